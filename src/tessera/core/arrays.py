@@ -1,0 +1,278 @@
+"""All cards of the cluster as arrays (devices x nodes), so that a request can be checked on every node at once.
+
+A copy of the ledger's numbers, never a second truth: the ledger writes it, `Ledger.audit` compares it. A node keeps its column
+while it is registered. `log` records which columns changed, so that a reader that remembers its place re-evaluates only those.
+Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them, only list them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.core.cards import Card
+from tessera.core.devices import MIG, Device
+from tessera.core.scoring import use_score
+
+MAX_DEVICES = 64
+"""cards a node; the largest machines sold have 16, a wider array would be mostly padding"""
+LOG_LIMIT = 100_000
+"""entries; a reader further behind starts afresh"""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class Sums:
+    """A node's totals over all its cards: what its score is made of."""
+
+    used: int = 0
+    slots: int = 0
+    used_cores: int = 0
+    cores: int = 0
+    used_memory: int = 0
+    memory: int = 0
+
+    def score(self) -> float:
+        return use_score(
+            used=self.used,
+            slots=self.slots,
+            used_cores=self.used_cores,
+            cores=self.cores,
+            used_memory=self.used_memory,
+            memory=self.memory,
+        )
+
+
+@dataclass(slots=True)
+class Column:
+    """Where a node is, and what is needed to change its column card by card."""
+
+    row: int
+    places: dict[str, int]
+    """uuid -> device position; empty for nodes that are too wide"""
+    sums: Sums = field(default_factory=Sums)
+    charged: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """uuid -> (slots, cores, memory) in use as the sums have them"""
+
+
+@dataclass(slots=True)
+class Kind:
+    """Cards that every rule about models and modes treats alike."""
+
+    vendor: str
+    sample: Device
+
+
+class CardArrays:
+    """The arrays and the names of their columns. Only the ledger changes them."""
+
+    def __init__(self, nodes: int = 64, devices: int = 8) -> None:
+        self.epoch = 0
+        """changes when a column appears, disappears or the arrays grow: remembered columns are void then"""
+        self.kinds: list[Kind] = []
+        self.names: list[str] = []
+        """by column; empty where the column is free"""
+        self.log: list[int] = []
+        self.log_start = 0
+        self.largest_card: dict[str, int] = {}
+        """vendor -> MiB of the largest card ever registered: an upper bound"""
+        self.mig_vendors: set[str] = set()
+        """vendors that ever registered a card in MIG mode"""
+        self._kind_ids: dict[tuple[str, str, str], int] = {}
+        self._columns: dict[str, Column] = {}
+        self._free: list[int] = []
+        self._places_by_uuid: dict[str, set[str]] = {}
+        """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
+        self._ranks: tuple[int, Ints] | None = None
+        self._allocate(devices, nodes)
+
+    def _allocate(self, devices: int, nodes: int) -> None:
+        shape = (devices, nodes)
+        self.kind: Ints = np.full(shape, -1, dtype=np.int64)
+        self.slots: Ints = np.zeros(shape, dtype=np.int64)
+        self.memory: Ints = np.zeros(shape, dtype=np.int64)
+        self.cores: Ints = np.zeros(shape, dtype=np.int64)
+        self.used: Ints = np.zeros(shape, dtype=np.int64)
+        self.used_memory: Ints = np.zeros(shape, dtype=np.int64)
+        self.used_cores: Ints = np.zeros(shape, dtype=np.int64)
+        self.sick: Bools = np.zeros(shape, dtype=np.bool_)
+        self.cordoned: Bools = np.zeros(shape, dtype=np.bool_)
+        self.present: Bools = np.zeros(nodes, dtype=np.bool_)
+        self.odd: Bools = np.zeros(nodes, dtype=np.bool_)
+        self.unavailable: Bools = np.zeros(nodes, dtype=np.bool_)
+        self.score: npt.NDArray[np.float64] = np.zeros(nodes, dtype=np.float64)
+
+    # -- reading
+
+    @property
+    def now(self) -> int:
+        """Position after the newest entry of the log."""
+        return self.log_start + len(self.log)
+
+    def changed_since(self, position: int) -> list[int] | None:
+        """Columns that changed after `position`, each once; None where the log no longer reaches back."""
+        if position < self.log_start:
+            return None
+        return list(dict.fromkeys(self.log[position - self.log_start :]))
+
+    def row(self, name: str) -> int:
+        """The node's column, or -1."""
+        column = self._columns.get(name)
+        return column.row if column is not None else -1
+
+    def places(self, uuids: Iterable[str]) -> tuple[Ints, Ints]:
+        """Where these cards are: device positions and columns."""
+        found = [
+            (self._columns[name].places[uuid], self._columns[name].row)
+            for uuid in uuids
+            for name in self._places_by_uuid.get(uuid, ())
+        ]
+        return np.array([d for d, _ in found], dtype=np.int64), np.array([n for _, n in found], dtype=np.int64)
+
+    @property
+    def ranks(self) -> Ints:
+        """By column, the node's place in the order of names: the tie-break."""
+        if self._ranks is None or self._ranks[0] != self.epoch:
+            ranks = np.zeros(len(self.names), dtype=np.int64)
+            for place, row in enumerate(sorted(range(len(self.names)), key=self.names.__getitem__)):
+                ranks[row] = place
+            self._ranks = (self.epoch, ranks)
+        return self._ranks[1]
+
+    # -- writing
+
+    def put(self, name: str, cards: Sequence[Card], *, unavailable: bool) -> None:
+        """Write a node's whole column."""
+        wide = len(cards) > MAX_DEVICES
+        self._forget_places(name)
+        column = self._columns.get(name)
+        if column is None:
+            column = self._columns[name] = Column(self._new_row(name), {})
+            self.epoch += 1
+        if not wide and len(cards) > len(self.kind):
+            self._grow(len(cards), self.kind.shape[1])
+        row = column.row
+        self._clear(row)
+        column.places, column.sums, column.charged = {}, Sums(), {}
+        for place, card in enumerate(cards):
+            device = card.device
+            self.largest_card[device.vendor] = max(self.largest_card.get(device.vendor, 0), device.memory)
+            column.sums.slots += device.slots
+            column.sums.cores += device.cores
+            column.sums.memory += device.memory
+            if device.mode == MIG:
+                self.mig_vendors.add(device.vendor)
+            if not wide:
+                column.places[device.uuid] = place
+                self._places_by_uuid.setdefault(device.uuid, set()).add(name)
+                self._put_card(row, place, card)
+        self.present[row] = True
+        self.odd[row] = wide or any(card.device.mode == MIG for card in cards)
+        self.unavailable[row] = unavailable
+        self._write_use(column, cards)
+
+    def update(self, name: str, cards: Iterable[Card]) -> None:
+        """Write the use of some cards of a node that is there."""
+        self._write_use(self._columns[name], cards)
+
+    def remove(self, name: str) -> None:
+        """Free a node's column."""
+        self._forget_places(name)
+        column = self._columns.pop(name, None)
+        if column is not None:
+            self._clear(column.row)
+            self.names[column.row] = ""
+            self._free.append(column.row)
+            self.epoch += 1
+            self._record(column.row)
+
+    # -- inside
+
+    def _put_card(self, row: int, place: int, card: Card) -> None:
+        device = card.device
+        self.kind[place, row] = self._kind_of(device)
+        self.slots[place, row] = device.slots
+        self.memory[place, row] = device.memory
+        self.cores[place, row] = device.cores
+        self.cordoned[place, row] = card.cordoned
+
+    def _write_use(self, column: Column, cards: Iterable[Card]) -> None:
+        row, sums = column.row, column.sums
+        for card in cards:
+            uuid = card.device.uuid
+            used, cores, memory = column.charged.get(uuid, (0, 0, 0))
+            sums.used += card.used - used
+            sums.used_cores += card.used_cores - cores
+            sums.used_memory += card.used_memory - memory
+            column.charged[uuid] = (card.used, card.used_cores, card.used_memory)
+            place = column.places.get(uuid)
+            if place is not None:
+                self.used[place, row] = card.used
+                self.used_memory[place, row] = card.used_memory
+                self.used_cores[place, row] = card.used_cores
+                self.sick[place, row] = not card.device.healthy or bool(card.held)
+        self.score[row] = sums.score()
+        self._record(row)
+
+    def _record(self, row: int) -> None:
+        self.log.append(row)
+        if len(self.log) > LOG_LIMIT:
+            drop = len(self.log) // 2
+            del self.log[:drop]
+            self.log_start += drop
+
+    def _kind_of(self, device: Device) -> int:
+        key = (device.vendor, device.model, device.mode)
+        number = self._kind_ids.get(key)
+        if number is None:
+            number = self._kind_ids[key] = len(self.kinds)
+            self.kinds.append(Kind(device.vendor, device))
+        return number
+
+    def _forget_places(self, name: str) -> None:
+        column = self._columns.get(name)
+        for uuid in column.places if column else ():
+            names = self._places_by_uuid[uuid]
+            names.discard(name)
+            if not names:
+                del self._places_by_uuid[uuid]
+
+    def _new_row(self, name: str) -> int:
+        if self._free:
+            row = self._free.pop()
+            self.names[row] = name
+            return row
+        if len(self.names) == self.kind.shape[1]:
+            self._grow(len(self.kind), 2 * self.kind.shape[1])
+        self.names.append(name)
+        return len(self.names) - 1
+
+    def _clear(self, row: int) -> None:
+        self.kind[:, row] = -1
+        for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores):
+            array[:, row] = 0
+        self.sick[:, row] = False
+        self.cordoned[:, row] = False
+        self.present[row] = self.odd[row] = self.unavailable[row] = False
+        self.score[row] = 0.0
+
+    def _grow(self, devices: int, nodes: int) -> None:
+        """Larger arrays with the same content; powers of two, so that growth is rare."""
+        devices = max(len(self.kind), 1 << (devices - 1).bit_length())
+        old = {name: getattr(self, name) for name in _ARRAYS}
+        self._allocate(devices, nodes)
+        for name, array in old.items():
+            target = getattr(self, name)
+            target[tuple(slice(0, size) for size in array.shape)] = array
+        self.epoch += 1
+
+
+_ARRAYS = (
+    "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores",
+    "sick", "cordoned", "present", "odd", "unavailable", "score",
+)  # fmt: skip

@@ -1,0 +1,84 @@
+"""Cards as one evaluation sees them: a device together with what is taken of it.
+
+Cards are cheap, mutable working copies. The ledger makes them for one node at a time, fitting charges them while it tries
+containers, and nobody keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.core.devices import Device, MigSlot, NodeFacts
+from tessera.core.grants import Use
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A pod that holds a part of a card."""
+
+    uid: str
+    settings: tuple[tuple[str, str], ...] = ()
+    """the pod's vendor settings (`Constraint.extra`), for rules about who may share with whom"""
+
+    def setting(self, name: str) -> str | None:
+        return next((value for key, value in self.settings if key == name), None)
+
+
+@dataclass(slots=True)
+class Card:
+    """A device and its use."""
+
+    device: Device
+    used: int = 0
+    """slots taken"""
+    used_memory: int = 0
+    used_cores: int = 0
+    mig: tuple[MigSlot, ...] = ()
+    """instances that exist or are promised"""
+    cordoned: bool = False
+    held: str = ""
+    """why the use of this card is not known exactly; a held card takes nothing new"""
+    tenants: tuple[Tenant, ...] = ()
+
+    @property
+    def free_memory(self) -> int:
+        return self.device.memory - self.used_memory
+
+    @property
+    def free_cores(self) -> int:
+        return self.device.cores - self.used_cores
+
+    def copy(self) -> Card:
+        return Card(
+            self.device,
+            self.used,
+            self.used_memory,
+            self.used_cores,
+            self.mig,
+            self.cordoned,
+            self.held,
+            self.tenants,
+        )
+
+    def take(self, use: Use, mig: MigSlot | None = None) -> None:
+        self.used += use.slots
+        self.used_memory += use.memory
+        self.used_cores += use.cores
+        if mig is not None:
+            self.mig = (*self.mig, mig)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node with the use of all its cards, in order of registration."""
+
+    facts: NodeFacts
+    cards: Sequence[Card]
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    def of_vendor(self, vendor: str) -> list[Card]:
+        return [card for card in self.cards if card.device.vendor == vendor]

@@ -1,0 +1,92 @@
+"""Physical cards as a node registered them.
+
+A `Device` is immutable: a changed registration is a new object. What is in use on a card is not here but in
+`cards.Card`, so that one registration can be shared by any number of evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+HAMI_CORE = "hami-core"
+MIG = "mig"
+MPS = "mps"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MigPlacement:
+    """Where an instance sits on the card: `size` memory slices from `start`."""
+
+    start: int
+    size: int
+
+    def overlaps(self, other: MigPlacement) -> bool:
+        return self.start < other.start + other.size and other.start < self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class MigProfile:
+    """A kind of MIG instance that a card offers, with every place it may be put."""
+
+    name: str
+    memory: int
+    """MiB"""
+    cores: int
+    """per cent of the card"""
+    slices: int
+    placements: tuple[MigPlacement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MigSlot:
+    """One concrete instance: a profile at a place."""
+
+    profile: str
+    placement: MigPlacement
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One physical card."""
+
+    uuid: str
+    vendor: str
+    """key of the vendor backend, e.g. `NVIDIA`; never the model"""
+    index: int = 0
+    slots: int = 1
+    """how many grants may share the card at once (`count` on the wire)"""
+    memory: int = 0
+    """MiB, after the node's scaling"""
+    cores: int = 100
+    """per cent units, normally 100; compute units or a bit mask for some vendors"""
+    model: str = ""
+    """model string (`type` on the wire), e.g. `NVIDIA A100-SXM4-80GB`"""
+    numa: int = 0
+    mode: str = ""
+    """`hami-core`, `mig`, `mps`, or empty where the node does not say"""
+    healthy: bool = True
+    mig_profiles: tuple[MigProfile, ...] = ()
+    links: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    """pair score towards other cards of the node, by their uuid"""
+    custom: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    """what only this vendor's own rules understand"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Everything the core knows about one node."""
+
+    name: str
+    devices: tuple[Device, ...] = ()
+    """in order of registration; uuids are unique"""
+    cordoned: frozenset[str] = frozenset()
+    """uuids that an administrator closed for new grants"""
+    traits: Mapping[str, str] = field(default_factory=lambda: NOTHING)
+    """node annotations that some vendor's rules read, by annotation key"""
+    problem: str = ""
+    """why the registration cannot be trusted; a node with a problem takes no new pods"""

@@ -1,0 +1,201 @@
+"""What is known about one shape of pod on every node, kept up to date with the ledger's log.
+
+A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays cannot decide
+(MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and the plain
+rule decides node by node, on demand and remembered until the node changes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.core import screen
+from tessera.core.arrays import Bools, Ints
+from tessera.core.fitting import Rooms, fit_pod
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.requests import PodRequest, Request
+
+AFRESH = 0.25
+"""share of changed columns from which judging everything is cheaper than picking columns"""
+
+UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
+
+
+@dataclass(slots=True)
+class Judged:
+    """One request of the shape on all columns."""
+
+    question: screen.Question
+    container: int
+    exact: bool
+    """False where the vendor has rules of its own: the codes say nothing then"""
+    codes: screen.Codes
+    counts: Ints
+    wording: screen.Wording
+
+    def fits(self, columns: Ints) -> Bools:
+        """Columns that take the request alone, as far as the arrays can tell."""
+        if self.exact:
+            return screen.fitting(self.codes[:, columns], self.counts[columns], self.question.request)
+        enough: Bools = self.counts[columns] >= self.question.request.count
+        return enough
+
+
+class Evaluation:
+    """One shape's memory."""
+
+    def __init__(self, ledger: Ledger, pod: PodRequest) -> None:
+        self._ledger = ledger
+        self._pod = pod
+        self._epoch = -1
+        self._seen = 0
+        self._judged: list[Judged] = []
+        self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
+        self.possible: Bools = np.zeros(0, dtype=np.bool_)
+        """by column: not ruled out by the arrays"""
+        self._exact: dict[int, Placement | Misfit] = {}
+        self._verdicts: dict[int, Misfit] = {}
+        self.changed = 0
+        """counts changes of any verdict already given: equal values mean equal refusals"""
+        self.scored = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
+
+    def catch_up(self) -> None:
+        """Judge what changed since the last time."""
+        if self.unknown_vendor is not None:
+            return
+        arrays = self._ledger.arrays
+        dirty = arrays.changed_since(self._seen) if self._epoch == arrays.epoch else None
+        if dirty is None or len(dirty) > AFRESH * len(arrays.names):
+            self._judge_all()
+        elif dirty:
+            self._judge_columns(dirty)
+        self._seen, self._epoch = arrays.now, arrays.epoch
+
+    def placement(self, row: int) -> Placement | Misfit:
+        """The plain rule's answer for a column, without quotas."""
+        answer = self._exact.get(row)
+        if answer is None:
+            answer = self._exact[row] = self.place(self._pod, row, {})
+        return answer
+
+    def place(self, pod: PodRequest, row: int, rooms: Rooms) -> Placement | Misfit:
+        """The plain rule, with quotas, not remembered."""
+        node = self._ledger.node(self._ledger.arrays.names[row])
+        return UNREGISTERED if node is None else fit_pod(node, pod, self._ledger.rules, rooms)
+
+    def vendor_score(self, row: int) -> float:
+        """The vendors' part of a node's score; 0 where the pod does not fit."""
+        answer = self.placement(row)
+        if isinstance(answer, Misfit):
+            return 0.0
+        node = self._ledger.node(answer.node)
+        assert node is not None  # it was just placed on
+        rules = self._ledger.rules
+        return sum(rules[v].node_score(node, self._pod, grants) for v, grants in answer.grants.items())
+
+    def misfits(self, rows: Ints) -> list[Misfit]:
+        """Why the pod does not fit these columns; only for columns where it does not."""
+        wanted = rows.tolist()
+        verdicts = self._verdicts
+        missing = [row for row in wanted if row not in verdicts]
+        if missing:
+            verdicts.update(zip(missing, self._word(missing), strict=True))
+        return [verdicts[row] for row in wanted]
+
+    def quota_misfits(
+        self, pod: PodRequest, rows: Ints, rooms: Rooms, *, request: Request, container: int, cards_paid: int
+    ) -> list[Misfit]:
+        """Why a short quota forbids these columns."""
+        judged = next(j for j in self._judged if j.question.request == request)
+        arrays = self._ledger.arrays
+        plain = arrays.odd[rows] | arrays.unavailable[rows] | (not judged.exact)
+        wording = screen.Wording(judged.question, container)
+        misfits = wording.misfits(judged.codes[:, rows], judged.counts[rows], cards_paid=cards_paid)
+        for i in np.flatnonzero(plain):
+            answer = self.place(pod, int(rows[i]), rooms)
+            assert isinstance(answer, Misfit)  # the quota is short everywhere
+            misfits[int(i)] = answer
+        return misfits
+
+    # -- inside
+
+    def _judge_all(self) -> None:
+        arrays, pod = self._ledger.arrays, self._pod
+        columns = slice(0, len(arrays.names))
+        mutex = "mutex" in {word.strip() for word in pod.device_policy.split(",")}
+        self._judged = []
+        for container, request in _distinct(pod):
+            rules = self._ledger.rules[request.vendor]
+            question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
+            counts = screen.card_counts(arrays, request.vendor, columns)
+            codes = screen.judge(arrays, question, columns)
+            wording = screen.Wording(question, container)
+            self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording))
+        self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
+        self._exact.clear()
+        self._verdicts.clear()
+        self.changed += 1
+        self._combine(np.arange(len(arrays.names), dtype=np.int64))
+
+    def _judge_columns(self, dirty: list[int]) -> None:
+        arrays = self._ledger.arrays
+        columns = np.array(dirty, dtype=np.int64)
+        for judged in self._judged:
+            judged.codes[:, columns] = screen.judge(arrays, judged.question, columns)
+            judged.counts[columns] = screen.card_counts(arrays, judged.question.rules.key, columns)
+        before = {row: self._verdicts.pop(row) for row in dirty if row in self._verdicts}
+        for row in dirty:
+            self._exact.pop(row, None)
+        self._combine(columns)
+        self._compare(before)
+
+    def _compare(self, before: dict[int, Misfit]) -> None:
+        """Give changed columns their new verdict and note whether it differs from the old one."""
+        for row, old in before.items():
+            if self.possible[row]:
+                self.changed += 1
+            elif self.misfits(np.array([row], dtype=np.int64))[0] != old:
+                self.changed += 1
+
+    def _combine(self, columns: Ints) -> None:
+        arrays = self._ledger.arrays
+        possible = np.ones(len(columns), dtype=np.bool_)
+        for judged in self._judged:
+            possible &= judged.fits(columns)
+        possible |= arrays.odd[columns]
+        possible &= arrays.present[columns] & ~arrays.unavailable[columns]
+        self.possible[columns] = possible
+
+    def _word(self, rows: list[int]) -> list[Misfit]:
+        """The plain rule's words, taken from the arrays wherever these are exact."""
+        arrays = self._ledger.arrays
+        columns = np.array(rows, dtype=np.int64)
+        words: dict[int, Misfit] = {}
+        plain = self.possible[columns] | arrays.odd[columns] | arrays.unavailable[columns] | ~arrays.present[columns]
+        left = np.flatnonzero(~plain)
+        for judged in self._judged:
+            fits = judged.fits(columns[left])
+            failing, left = left[~fits], left[fits]
+            codes, counts = judged.codes[:, columns[failing]], judged.counts[columns[failing]]
+            words.update(zip(failing.tolist(), judged.wording.misfits(codes, counts), strict=True))
+            if not judged.exact:
+                # The vendor's own rule comes before the requests that follow, and only the plain rule knows it.
+                break
+        for i in (*np.flatnonzero(plain).tolist(), *left.tolist()):
+            answer = self.placement(rows[i])
+            assert isinstance(answer, Misfit)  # callers ask only where the pod does not fit
+            words[i] = answer
+        return [words[i] for i in range(len(rows))]
+
+
+def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:
+    """Each different request once, with the first container that makes it."""
+    found: dict[Request, int] = {}
+    for position, container in enumerate(pod.containers):
+        for request in container.requests:
+            found.setdefault(request, position)
+    return [(position, request) for request, position in found.items()]

@@ -1,0 +1,170 @@
+"""Does a pod fit one node, and with which grants: the plain, exact rule.
+
+Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container alone
+on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy container by
+container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tessera.core import policies, quota
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import MIG
+from tessera.core.grants import Grants, Placement, Span
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.requests import PodRequest, Request, Role
+from tessera.core.rules import UNLIMITED, Ask, Room, Rules
+from tessera.core.scoring import device_score
+
+Rooms = Mapping[str, Room]
+"""what quotas leave the pod's namespace, by vendor; vendors without limits are left out"""
+
+
+def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
+    """The pod's placement on this node, or why there is none. Changes nothing."""
+    if node.facts.problem:
+        return node_misfit(Reason.NODE_UNAVAILABLE, detail=node.facts.problem)
+    for vendor in pod.vendors:
+        if vendor not in rules:
+            return node_misfit(Reason.VENDOR_UNKNOWN, vendor=vendor)
+    misfit = _refuse_by_quota(node, pod, rules, rooms)
+    if misfit is not None:
+        return misfit
+    alone = _each_alone(node, pod, rules, rooms)
+    if isinstance(alone, Misfit):
+        return alone
+    asking = sum(len(container.requests) for container in pod.containers)
+    grants = alone if asking == 1 else _together(node, pod, rules, rooms)
+    return grants if isinstance(grants, Misfit) else Placement(node.name, _by_vendor(pod, grants))
+
+
+Granted = dict[tuple[int, str], Grants]
+"""by container position and vendor"""
+
+
+def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
+    """One entry a container for every vendor, so that positions on the wire are the containers' own."""
+    return {
+        vendor: tuple(granted.get((position, vendor), ()) for position in range(len(pod.containers)))
+        for vendor in pod.vendors
+    }
+
+
+def make_ask(
+    node: NodeView,
+    pod: PodRequest,
+    request: Request,
+    cards: Sequence[Card],
+    *,
+    container: int,
+    earlier: tuple[Grants, ...] = (),
+    room: Room = UNLIMITED,
+) -> Ask:
+    """What a vendor is asked, with its cards in the order of the pod's device policy."""
+    ordered = policies.order_cards(
+        [card for card in cards if card.device.vendor == request.vendor],
+        pod.device_policy,
+        numa_bind=pod.numa_bind,
+        score=lambda card: device_score(card, request, pod.weights),
+    )
+    return Ask(
+        request=request,
+        pod=pod,
+        constraint=pod.constraint(request.vendor),
+        node=node.facts,
+        cards=ordered,
+        earlier=earlier,
+        room=room,
+        container=container,
+    )
+
+
+def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
+    """One vendor's answer, after the check that the node has enough cards at all."""
+    cards = ask.cards
+    if ask.request.count > len(cards) and not any(card.device.mode == MIG for card in cards):
+        return node_misfit(
+            Reason.NODE_INSUFFICIENT_DEVICE, vendor=rules.key, container=ask.container, total=len(cards)
+        )
+    return rules.fit(ask)
+
+
+def _refuse_by_quota(
+    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
+) -> Misfit | None:
+    for vendor in pod.vendors:
+        room = rooms.get(vendor, UNLIMITED)
+        short = quota.shortage(pod, vendor, room)
+        if short is None:
+            continue
+        position, cards_paid = short
+        request = next(r for r in pod.containers[position].requests if r.vendor == vendor)
+        ask = make_ask(node, pod, request, node.cards, container=position, room=room)
+        if not ask.cards:
+            return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=position)
+        return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
+    return None
+
+
+def _each_alone(
+    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
+) -> Granted | Misfit:
+    granted: Granted = {}
+    seen: dict[Request, Grants] = {}
+    for position, container in enumerate(pod.containers):
+        for request in container.requests:
+            grants = seen.get(request)
+            if grants is None:
+                room = rooms.get(request.vendor, UNLIMITED)
+                ask = make_ask(node, pod, request, node.cards, container=position, room=room)
+                answer = fit_request(rules[request.vendor], ask)
+                if isinstance(answer, Misfit):
+                    return answer
+                grants = seen[request] = answer
+            granted[position, request.vendor] = grants
+    return granted
+
+
+def _together(
+    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
+) -> Granted | Misfit:
+    """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
+    the app containers, since those start later."""
+    granted: Granted = {}
+    running = [card.copy() for card in node.cards]
+    spans = tuple(Span(container.role) for container in pod.containers)
+    for position, container in enumerate(pod.containers):
+        for request in container.requests:
+            vendor = request.vendor
+            earlier = tuple(granted.get((p, vendor), ()) for p in range(position))
+            room = _room_left(rooms.get(vendor, UNLIMITED), spans, earlier)
+            ask = make_ask(node, pod, request, running, container=position, earlier=earlier, room=room)
+            answer = fit_request(rules[vendor], ask)
+            if isinstance(answer, Misfit):
+                return answer
+            granted[position, vendor] = answer
+            _charge(running, rules[vendor], answer, lasting_only=container.role is Role.INIT)
+    return granted
+
+
+def _room_left(room: Room, spans: tuple[Span, ...], earlier: tuple[Grants, ...]) -> Room:
+    """The quota beside the containers that run at the same time; init containers run after one another."""
+    if room == UNLIMITED:
+        return room
+    beside = tuple(
+        grants if spans[position].role is not Role.INIT or any(g.mig for g in grants) else ()
+        for position, grants in enumerate(earlier)
+    )
+    held = quota.demand(spans, beside)
+    return room.less(held.memory, held.cores)
+
+
+def _charge(cards: Sequence[Card], rules: Rules, grants: Grants, *, lasting_only: bool) -> None:
+    by_uuid = {card.device.uuid: card for card in cards}
+    for grant in grants:
+        if lasting_only and grant.mig is None:
+            continue
+        card = by_uuid[grant.uuid]
+        card.take(rules.charge(card.device, grant), grant.mig)

@@ -1,0 +1,320 @@
+"""The ledger: every node's cards, every pod's grants, every namespace's quota.
+
+It has one writer and is changed one event at a time; an event touches one node. A pod's life in it:
+
+                    reserve                      bind
+        (absent) ------------> RESERVED -----------------> BOUND
+           ^  ^                 |    ^                      |  ^
+           |  |  release/expire |    | unbind (write failed)|  | observe: the API shows the pod on a node
+           |  +-----------------+    +----------------------+  | (from any state; what the API shows wins)
+           |                 release: deleted or ended         |
+           +---------------------------------------------------+
+
+A reservation that is never bound expires; while a bind is under way (BOUND) it does not. Grants count in every state,
+terminating pods included. `replay` builds the same ledger from API objects in any order. No clock: callers pass `now`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any
+
+from tessera.core.arrays import CardArrays
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.fitting import Rooms
+from tessera.core.grants import Placement, Span
+from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.quota import QuotaBook, QuotaFacts, demand
+from tessera.core.requests import PodRequest
+from tessera.core.rules import UNLIMITED, Rules
+
+
+class State(Enum):
+    """Where a pod is in its life."""
+
+    RESERVED = "reserved"
+    BOUND = "bound"
+
+
+@dataclass(slots=True)
+class PodEntry:
+    """A pod in the ledger."""
+
+    facts: PodFacts
+    state: State
+    deadline: float = 0.0
+    """when a reservation expires"""
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    """what is charged on the node's cards now, so that exactly this can be taken back"""
+
+
+@dataclass(slots=True)
+class NodeEntry:
+    """A node: its cards once it registered, and its pods even before that."""
+
+    facts: NodeFacts | None = None
+    devices: dict[str, Device] = field(default_factory=dict)
+    cards: dict[str, Card] = field(default_factory=dict)
+    pods: dict[str, PodEntry] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    """pods whose allocation cannot be read, and why"""
+
+    @property
+    def problem(self) -> str:
+        """Why the node as a whole takes nothing new."""
+        own = self.facts.problem if self.facts else ""
+        return own or (self.unread[min(self.unread)] if self.unread else "")
+
+
+class Ledger:
+    """See the module's text. All mutators keep `arrays` (the same numbers, laid out for many nodes at once) in step."""
+
+    def __init__(self, rules: Mapping[str, Rules]) -> None:
+        self.rules = rules
+        self.arrays = CardArrays()
+        self.quotas = QuotaBook()
+        self._nodes: dict[str, NodeEntry] = {}
+        self._pods: dict[str, PodEntry] = {}
+        self._reserved: dict[str, PodEntry] = {}
+
+    # -- what the API shows
+
+    def observe_node(self, facts: NodeFacts) -> None:
+        """A node registered, or its registration changed."""
+        node = self._nodes.setdefault(facts.name, NodeEntry())
+        if node.facts == facts:
+            return
+        node.facts = facts
+        node.cards = {
+            device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices
+        }
+        node.devices = {device.uuid: device for device in facts.devices}
+        for entry in node.pods.values():
+            entry.holdings = holdings(entry.facts, node.devices, self.rules)
+            self._charge(node, entry)
+        self._refresh(facts.name, node)
+
+    def forget_node(self, name: str) -> None:
+        """The node is gone, or no longer ours. Its pods stay until they are gone themselves."""
+        node = self._nodes.get(name)
+        if node is None or node.facts is None:
+            return
+        node.facts, node.cards, node.devices = None, {}, {}
+        for entry in node.pods.values():
+            entry.holdings = {}
+        self.arrays.remove(name)
+        self._tidy(name, node)
+
+    def observe_pod(self, facts: PodFacts) -> None:
+        """The API shows the pod on a node: that is the truth, whatever was reserved before."""
+        entry = self._pods.get(facts.uid)
+        if entry is not None and entry.facts == facts:
+            entry.state = State.BOUND
+            self._reserved.pop(facts.uid, None)
+            return
+        self.release(facts.uid)
+        self._add(PodEntry(facts, State.BOUND))
+
+    def release(self, uid: str) -> bool:
+        """The pod was deleted, ended, or its reservation is given up."""
+        entry = self._pods.pop(uid, None)
+        if entry is None:
+            return False
+        self._reserved.pop(uid, None)
+        self._charge_quota(entry.facts, sign=-1)
+        name = entry.facts.node
+        node = self._nodes[name]
+        del node.pods[uid]
+        was_unread = node.unread.pop(uid, None) is not None
+        touched = list(entry.holdings)
+        self._uncharge(node, entry)
+        if node.facts is not None:
+            self._refresh(name, node, None if was_unread else touched)
+        self._tidy(name, node)
+        return True
+
+    def observe_quota(self, facts: QuotaFacts) -> None:
+        self.quotas.set_quota(facts)
+
+    def forget_quota(self, namespace: str, name: str) -> None:
+        self.quotas.drop_quota(namespace, name)
+
+    # -- decisions
+
+    def reserve(self, pod: PodRequest, placement: Placement, *, deadline: float) -> None:
+        """Hold a placement until it is bound. Replaces an older reservation of the same pod."""
+        self.release(pod.uid)
+        self._add(PodEntry(facts_of(pod, placement), State.RESERVED, deadline))
+
+    def bind(self, uid: str) -> bool:
+        """The binding is being written: the reservation no longer expires."""
+        entry = self._reserved.pop(uid, None)
+        if entry is None:
+            return False
+        entry.state = State.BOUND
+        return True
+
+    def unbind(self, uid: str, *, deadline: float) -> bool:
+        """The write failed for sure: back to a reservation."""
+        entry = self._pods.get(uid)
+        if entry is None or entry.state is not State.BOUND:
+            return False
+        entry.state, entry.deadline = State.RESERVED, deadline
+        self._reserved[uid] = entry
+        return True
+
+    def expire(self, now: float) -> list[str]:
+        """Release reservations whose time is over; their uids, sorted."""
+        over = sorted(uid for uid, entry in self._reserved.items() if entry.deadline <= now)
+        for uid in over:
+            self.release(uid)
+        return over
+
+    # -- reading
+
+    def node(self, name: str) -> NodeView | None:
+        """The node and its cards as they are; not to be changed. None where nothing is registered."""
+        node = self._nodes.get(name)
+        if node is None or node.facts is None or not node.cards and not node.problem:
+            return None
+        problem = node.problem
+        facts = replace(node.facts, problem=problem) if problem != node.facts.problem else node.facts
+        return NodeView(facts, tuple(node.cards.values()))
+
+    def pod(self, uid: str) -> PodEntry | None:
+        return self._pods.get(uid)
+
+    def node_names(self) -> list[str]:
+        """Nodes that are registered, sorted."""
+        return sorted(name for name, node in self._nodes.items() if node.facts is not None)
+
+    def pods_on(self, name: str) -> list[PodEntry]:
+        node = self._nodes.get(name)
+        return [node.pods[uid] for uid in sorted(node.pods)] if node else []
+
+    def rooms(self, namespace: str, vendors: Iterable[str]) -> Rooms:
+        """What quotas leave, only for vendors that have a limit here."""
+        found = {v: self.quotas.room(namespace, self.rules[v]) for v in vendors if v in self.rules}
+        return {vendor: room for vendor, room in found.items() if room != UNLIMITED}
+
+    def state(self) -> dict[str, Any]:
+        """Everything that matters, in plain comparable form: two ledgers with equal state decide alike."""
+        return {
+            "nodes": {
+                name: {
+                    "facts": node.facts,
+                    "problem": node.problem,
+                    "cards": {
+                        uuid: (card.used, card.used_memory, card.used_cores, sorted(map(_slot_key, card.mig)))
+                        for uuid, card in node.cards.items()
+                    },
+                    "held": sorted(uuid for uuid, card in node.cards.items() if card.held),
+                    "tenants": {
+                        uuid: sorted(tenant.uid for tenant in card.tenants) for uuid, card in node.cards.items()
+                    },
+                }
+                for name, node in sorted(self._nodes.items())
+            },
+            "pods": {uid: (entry.state, entry.facts) for uid, entry in sorted(self._pods.items())},
+            "quotas": self.quotas.state(),
+        }
+
+    # -- inside
+
+    def _add(self, entry: PodEntry) -> None:
+        facts = entry.facts
+        self._pods[facts.uid] = entry
+        if entry.state is State.RESERVED:
+            self._reserved[facts.uid] = entry
+        self._charge_quota(facts, sign=1)
+        node = self._nodes.setdefault(facts.node, NodeEntry())
+        node.pods[facts.uid] = entry
+        if facts.problem:
+            node.unread[facts.uid] = facts.problem
+        if node.facts is not None:
+            entry.holdings = holdings(facts, node.devices, self.rules)
+            self._charge(node, entry)
+            self._refresh(facts.node, node, None if facts.problem else list(entry.holdings))
+
+    def _charge_quota(self, facts: PodFacts, *, sign: int) -> None:
+        for vendor, containers in facts.grants.items():
+            self.quotas.charge(facts.namespace, vendor, demand(facts.spans, containers), sign=sign)
+
+    def _charge(self, node: NodeEntry, entry: PodEntry) -> None:
+        for uuid, holding in entry.holdings.items():
+            card = node.cards[uuid]
+            card.take(holding.use)
+            card.mig += holding.mig
+            card.held = card.held or holding.held
+            card.tenants += (entry.facts.tenant(holding.vendor),)
+
+    def _uncharge(self, node: NodeEntry, entry: PodEntry) -> None:
+        uid = entry.facts.uid
+        for uuid, holding in entry.holdings.items():
+            card = node.cards[uuid]
+            card.used -= holding.use.slots
+            card.used_memory -= holding.use.memory
+            card.used_cores -= holding.use.cores
+            for slot in holding.mig:
+                mig = list(card.mig)
+                mig.remove(slot)
+                card.mig = tuple(mig)
+            card.tenants = tuple(tenant for tenant in card.tenants if tenant.uid != uid)
+            if holding.held:
+                card.held = self._held_by_others(node, uuid)
+        entry.holdings = {}
+
+    def _held_by_others(self, node: NodeEntry, uuid: str) -> str:
+        reasons = (entry.holdings[uuid].held for entry in node.pods.values() if uuid in entry.holdings)
+        return next(filter(None, reasons), "")
+
+    def _refresh(self, name: str, node: NodeEntry, touched: list[str] | None = None) -> None:
+        """Bring the arrays up to date: the whole node, or only the cards that one pod touched."""
+        if touched is not None:
+            self.arrays.update(name, [node.cards[uuid] for uuid in touched])
+        elif node.cards or node.problem:
+            self.arrays.put(name, list(node.cards.values()), unavailable=bool(node.problem))
+        else:
+            self.arrays.remove(name)
+
+    def _tidy(self, name: str, node: NodeEntry) -> None:
+        if node.facts is None and not node.pods:
+            del self._nodes[name]
+
+
+def _slot_key(slot: Any) -> tuple[str, int, int]:
+    return slot.profile, slot.placement.start, slot.placement.size
+
+
+def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
+    """A placement as the API will show it once it is bound."""
+    return PodFacts(
+        uid=pod.uid,
+        namespace=pod.namespace,
+        name=pod.name,
+        node=placement.node,
+        spans=tuple(Span(container.role) for container in pod.containers),
+        grants=placement.grants,
+        settings=tuple((key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants),
+    )
+
+
+def replay(
+    rules: Mapping[str, Rules],
+    *,
+    nodes: Iterable[NodeFacts] = (),
+    pods: Iterable[PodFacts] = (),
+    quotas: Iterable[QuotaFacts] = (),
+) -> Ledger:
+    """A ledger from what the API shows now, in whatever order it is given."""
+    ledger = Ledger(rules)
+    for node in nodes:
+        ledger.observe_node(node)
+    for pod in pods:
+        ledger.observe_pod(pod)
+    for quota in quotas:
+        ledger.observe_quota(quota)
+    return ledger

@@ -1,0 +1,99 @@
+"""Why something did not fit: values, never exceptions.
+
+`Reason` is a closed set; its values are HAMi's wire texts and the labels of metrics. A `CardMisfit` carries the numbers
+behind one card's refusal, a `Misfit` is the verdict on one node. Texts are short and shared: kube-scheduler counts equal
+texts together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """The closed set. Node reasons stand alone on the wire, card reasons as `<cards>/<total> <reason>`."""
+
+    NODE_UNREGISTERED = "node unregistered"
+    NODE_UNAVAILABLE = "node usage unavailable"
+    NODE_INSUFFICIENT_DEVICE = "NodeInsufficientDevice"
+    VENDOR_UNKNOWN = "Device type not found"
+
+    CARD_NOT_HEALTHY = "CardNotHealth"
+    CARD_UNHEALTHY = "CardUnhealthy"
+    CARD_CORDONED = "CardCordoned"
+    CARD_TYPE_MISMATCH = "CardTypeMismatch"
+    CARD_UUID_MISMATCH = "CardUuidMismatch"
+    NUMA_NOT_FIT = "NumaNotFit"
+    CARD_SLOTS_EXHAUSTED = "CardTimeSlicingExhausted"
+    EXCLUSIVE_CONFLICT = "ExclusiveDeviceAllocateConflict"
+    QUOTA_NOT_FIT = "ResourceQuotaNotFit"
+    CARD_INSUFFICIENT_MEMORY = "CardInsufficientMemory"
+    CARD_INSUFFICIENT_CORES = "CardInsufficientCore"
+    CARD_CORES_EXHAUSTED = "CardComputeUnitsExhausted"
+    MIG_INFEASIBLE = "CardMigTopologyInfeasible"
+    CUSTOM_RULE = "CardNotFoundCustomFilterRule"
+    TOO_FEW_CARDS = "AllocatedCardsInsufficientRequest"
+    QOS_MISMATCH = "CardQosPolicyMismatch"
+    APP_CLASS_MISMATCH = "CardAppClassMismatch"
+    MODE_NOT_FIT = "ModeNotFit"
+
+
+NODE_REASONS = frozenset(
+    {Reason.NODE_UNREGISTERED, Reason.NODE_UNAVAILABLE, Reason.NODE_INSUFFICIENT_DEVICE, Reason.VENDOR_UNKNOWN}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CardMisfit:
+    """Why one card was refused; the numbers are in the unit of what was short."""
+
+    uuid: str
+    reason: Reason
+    asked: int | None = None
+    free: int | None = None
+    total: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """Why a pod does not fit one node."""
+
+    counts: tuple[tuple[Reason, int], ...]
+    """how many cards were refused for each reason; a node reason stands alone with its count of missing cards or 0"""
+    total: int = 0
+    """cards of the requested vendor on the node"""
+    vendor: str = ""
+    container: int = 0
+    """position of the first container that did not fit"""
+    cards: tuple[CardMisfit, ...] = ()
+    """card by card where it was worked out; empty in the quick summary over many nodes"""
+    detail: str = ""
+    """one more sentence for people, e.g. what is wrong with the node's registration"""
+
+    @property
+    def text(self) -> str:
+        """HAMi's wire form: `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`, entries sorted as strings."""
+        first = self.counts[0][0] if self.counts else Reason.NODE_UNAVAILABLE
+        if first in NODE_REASONS:
+            return first.value
+        return ", ".join(sorted(f"{count}/{self.total} {reason.value}" for reason, count in self.counts))
+
+
+def node_misfit(reason: Reason, *, vendor: str = "", container: int = 0, total: int = 0, detail: str = "") -> Misfit:
+    return Misfit(((reason, 0),), total=total, vendor=vendor, container=container, detail=detail)
+
+
+def cards_misfit(
+    refused: Iterable[CardMisfit], *, total: int, vendor: str, taken: int = 0, container: int = 0
+) -> Misfit:
+    """The verdict on a node from its refused cards and the number of cards that would have done."""
+    cards = tuple(refused)
+    counts = Counter(card.reason for card in cards)
+    if taken:
+        counts[Reason.TOO_FEW_CARDS] += taken
+    return Misfit(
+        tuple(sorted(counts.items())), total=total, vendor=vendor, container=container, cards=cards
+    )

@@ -1,0 +1,69 @@
+"""The policies by name, and what the texts in annotations and flags mean.
+
+A device policy may be a comma list: the words that order cards apply in the order written, the others act inside fitting.
+Words that nobody knows order nothing; without any ordering word cards are spread. Equal cards: the one registered
+later comes first, as HAMi has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from tessera.core.cards import Card
+from tessera.core.policies import binpack, mutex, numa, spread, topology_aware
+from tessera.core.policies.base import CardKey, NodeRank, Policy
+
+POLICIES: Mapping[str, Policy] = MappingProxyType(
+    {module.POLICY.name: module.POLICY for module in (binpack, spread, mutex, numa, topology_aware)}
+)
+
+CHAINABLE = ("binpack", "spread", "numa")
+"""words that order cards inside a comma list"""
+
+
+def node_rank(text: str) -> NodeRank:
+    """How nodes are ranked; what is not a node policy behaves as binpack."""
+    policy = POLICIES.get(text, binpack.POLICY)
+    rank = policy.nodes or binpack.POLICY.nodes
+    assert rank is not None  # binpack ranks nodes
+    return rank
+
+
+def _by_numa(card: Card, _score: float) -> float:
+    return -card.device.numa
+
+
+def _by_low_numa(card: Card, _score: float) -> float:
+    return card.device.numa
+
+
+def _by_index(card: Card, _score: float) -> float:
+    return -card.device.index
+
+
+def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
+    if "," in text or text == "numa":
+        chain = [POLICIES[word] for part in text.split(",") if (word := part.strip()) in CHAINABLE]
+        keys = [policy.cards for policy in chain or [spread.POLICY] if policy.cards]
+        return [_by_numa, *keys, _by_index] if numa_bind else [*keys, _by_index]
+    policy = POLICIES.get(text, spread.POLICY)
+    key = policy.cards or spread.POLICY.cards
+    assert key is not None  # spread orders cards
+    if numa_bind:
+        return [_by_low_numa if policy.low_numa_first else _by_numa, key]
+    return [key, _by_numa]
+
+
+def order_cards(
+    cards: Sequence[Card], text: str, *, numa_bind: bool, score: Callable[[Card], float]
+) -> list[Card]:
+    """Cards of one vendor, best first. `cards` are in order of registration."""
+    keys = _card_keys(text, numa_bind=numa_bind)
+
+    def sort_key(position: int) -> tuple[float, ...]:
+        card = cards[position]
+        points = score(card)
+        return (*(key(card, points) for key in keys), -position)
+
+    return [cards[i] for i in sorted(range(len(cards)), key=sort_key)]

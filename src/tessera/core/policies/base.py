@@ -1,0 +1,53 @@
+"""What a policy may decide: how cards of a node are ordered, and how fitting nodes are ranked.
+
+A policy is a stateless strategy. Both halves are optional: `mutex` orders cards only; a policy that knows fragmentation would
+rank nodes from more than their score, which is why `rank` sees the whole `Ranking`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.core.cards import Card
+from tessera.core.requests import PodRequest
+
+if TYPE_CHECKING:
+    from tessera.core.arrays import CardArrays
+
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The nodes to be ranked for one pod, all before placing it."""
+
+    pod: PodRequest
+    rows: Rows
+    """their rows in `arrays`"""
+    scores: Floats
+    """their scores: use of slots, cores and memory, plus the vendors' parts"""
+    arrays: CardArrays
+
+
+CardKey = Callable[[Card, float], float]
+"""smaller is better; the number is the card's score for the request"""
+
+NodeRank = Callable[[Ranking], Floats]
+"""larger is better; equal values are decided by node name"""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One word that users may write as node or device policy."""
+
+    name: str
+    cards: CardKey | None = None
+    nodes: NodeRank | None = None
+    low_numa_first: bool = False
+    """with numa-bind: which NUMA node is tried first"""

@@ -1,0 +1,12 @@
+"""binpack: fill what is already in use, keep the rest whole."""
+
+from __future__ import annotations
+
+from tessera.core.policies.base import Policy
+
+POLICY = Policy(
+    "binpack",
+    cards=lambda _card, score: -score,
+    nodes=lambda ranking: ranking.scores,
+    low_numa_first=True,
+)

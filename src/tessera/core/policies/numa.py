@@ -1,0 +1,7 @@
+"""numa: cards of the same NUMA node one after the other, the highest first."""
+
+from __future__ import annotations
+
+from tessera.core.policies.base import Policy
+
+POLICY = Policy("numa", cards=lambda card, _score: -card.device.numa)

@@ -1,0 +1,7 @@
+"""spread: prefer what is least in use."""
+
+from __future__ import annotations
+
+from tessera.core.policies.base import Policy
+
+POLICY = Policy("spread", cards=lambda _card, score: score, nodes=lambda ranking: -ranking.scores)

@@ -1,0 +1,166 @@
+"""Namespace quotas on memory and cores.
+
+Kubernetes lets any number of ResourceQuota objects limit one resource; the strictest wins, so every object's limit is
+kept. What a pod counts is its effective use over all cards of a vendor (`demand`). A limit of 0 blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tessera.core.generic import refuse_capacity, refuse_identity, refuse_sharing
+from tessera.core.grants import Grants, Span, Use, effective_use
+from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
+from tessera.core.rules import UNLIMITED, Ask, Room, Rules
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaFacts:
+    """One ResourceQuota, reduced to limits of device resources."""
+
+    namespace: str
+    name: str
+    limits: Mapping[str, int]
+    """by resource name, in the unit the user wrote"""
+
+
+@dataclass(slots=True)
+class QuotaBook:
+    """Limits by object and use by pod; room is what the strictest limit leaves."""
+
+    _limits: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
+    """(namespace, resource) -> limit by quota object"""
+    _objects: dict[tuple[str, str], QuotaFacts] = field(default_factory=dict)
+    _used: dict[tuple[str, str], Use] = field(default_factory=dict)
+    """(namespace, vendor) -> use"""
+
+    def set_quota(self, facts: QuotaFacts) -> None:
+        self.drop_quota(facts.namespace, facts.name)
+        self._objects[facts.namespace, facts.name] = facts
+        for resource, limit in facts.limits.items():
+            self._limits.setdefault((facts.namespace, resource), {})[facts.name] = limit
+
+    def drop_quota(self, namespace: str, name: str) -> None:
+        old = self._objects.pop((namespace, name), None)
+        for resource in old.limits if old else ():
+            by_object = self._limits[namespace, resource]
+            del by_object[name]
+            if not by_object:
+                del self._limits[namespace, resource]
+
+    def charge(self, namespace: str, vendor: str, use: Use, *, sign: int = 1) -> None:
+        """Count a pod's use, or with sign -1 take it back."""
+        old = self._used.get((namespace, vendor), Use())
+        new = old.plus(use) if sign > 0 else old.minus(use)
+        if new == Use():
+            self._used.pop((namespace, vendor), None)
+        else:
+            self._used[namespace, vendor] = new
+
+    def limit(self, namespace: str, resource: str) -> int | None:
+        limits = self._limits.get((namespace, resource)) if resource else None
+        return min(limits.values()) if limits else None
+
+    def used(self, namespace: str, vendor: str) -> Use:
+        return self._used.get((namespace, vendor), Use())
+
+    def room(self, namespace: str, rules: Rules) -> Room:
+        memory = self.limit(namespace, rules.quota_memory)
+        cores = self.limit(namespace, rules.quota_cores)
+        if memory is None and cores is None:
+            return UNLIMITED
+        used = self.used(namespace, rules.key)
+        return Room(
+            None if memory is None else memory * max(rules.quota_factor, 1) - used.memory,
+            None if cores is None else cores - used.cores,
+        )
+
+    def state(self) -> tuple[object, object]:
+        """For comparing ledgers."""
+        return dict(self._objects), dict(self._used)
+
+
+def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
+    """What a pod counts against quotas of one vendor: its effective use over all cards together."""
+    return effective_use(
+        spans,
+        (
+            (position, Use(grant.slots, grant.memory, min(grant.cores, WHOLE_CARD_CORES)), grant.mig is not None)
+            for position, container in enumerate(grants)
+            for grant in container
+        ),
+    )
+
+
+def bounds(pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = False) -> tuple[Use, Use]:
+    """The least and the most that a pod can come to count, wherever it is placed.
+
+    They differ where memory is asked in per cent (of a card of at most `largest_card` MiB), and where some card is in
+    `mig` mode: MIG rounds a request up to a profile, at most the whole card, and keeps it for the life of the pod.
+    """
+    spans = tuple(Span(container.role) for container in pod.containers)
+    least, most = [], []
+    for position, container in enumerate(pod.containers):
+        for request in container.requests:
+            if request.vendor == vendor:
+                count, cores = request.count, min(request.cores, WHOLE_CARD_CORES)
+                least.append((position, Use(count, request.memory * count, cores * count), False))
+                memory = max(request.memory_on(largest_card), largest_card if mig else 0)
+                cores = WHOLE_CARD_CORES if mig else cores
+                most.append((position, Use(count, memory * count, cores * count), mig))
+    return effective_use(spans, least), effective_use(spans, most)
+
+
+def payable(room: Room, *, memory: int, cores: int) -> int | None:
+    """How many cards of this size the room pays for; None = any number."""
+    numbers = [
+        max(left, 0) // each if each > 0 else (None if left >= 0 else 0)
+        for left, each in ((room.memory, memory), (room.cores, cores))
+        if left is not None
+    ]
+    return min((n for n in numbers if n is not None), default=None)
+
+
+def shortage(pod: PodRequest, vendor: str, room: Room) -> tuple[int, int] | None:
+    """Where a pod needs more than `room` on any node: (container, how many of its cards could be paid), else None."""
+    least, _ = bounds(pod, vendor)
+    if room.allows(least.memory, least.cores):
+        return None
+    asking = [
+        (position, request)
+        for position, container in enumerate(pod.containers)
+        for request in container.requests
+        if request.vendor == vendor
+    ]
+    for position, request in asking:
+        cards = payable(room, memory=request.memory, cores=min(request.cores, WHOLE_CARD_CORES))
+        if cards is not None and cards < request.count:
+            return position, cards
+    return asking[0][0], 0
+
+
+def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
+    """The verdict on a node that a short quota forbids: cards that could not be used anyway keep their own reason."""
+    refused: list[CardMisfit] = []
+    taken = 0
+    for card in ask.cards:
+        misfit = refuse_identity(rules, ask, card) or refuse_sharing(ask, card)
+        if misfit is None and cards_paid > 0:
+            misfit = refuse_capacity(ask.request, card)
+            if misfit is None and taken < cards_paid:
+                taken += 1
+                continue
+        refused.append(
+            misfit
+            or CardMisfit(
+                card.device.uuid,
+                Reason.QUOTA_NOT_FIT,
+                asked=ask.request.memory_on(card.device.memory),
+                free=ask.room.memory,
+            )
+        )
+    return cards_misfit(
+        refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container
+    )

@@ -1,0 +1,114 @@
+"""What pods ask for, parsed once and independent of Kubernetes objects.
+
+`PodRequest.shape` is everything that decides where a pod fits: two pods of equal shape get the same answer
+from the same ledger, so answers can be remembered by shape. It must never hold an identity (uid, name, namespace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import Enum
+
+WHOLE_CARD_CORES = 100
+"""a request for this many cores (or more) means the whole card, whatever the card's own total is"""
+
+
+class Role(Enum):
+    """How a container's life overlaps with the others of its pod."""
+
+    INIT = "init"
+    """runs alone, before the app containers"""
+    SIDECAR = "sidecar"
+    """an init container with restartPolicy Always: runs from its start to the end of the pod"""
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one container asks of one vendor. Every amount is per card."""
+
+    vendor: str
+    count: int
+    memory: int = 0
+    """MiB; 0 where `percent` decides"""
+    percent: int = 0
+    """per cent of each card's memory; 0 = not given"""
+    cores: int = 0
+    """per cent units; `WHOLE_CARD_CORES` asks for the card alone"""
+
+    def memory_on(self, total: int) -> int:
+        """MiB this request takes on a card of `total` MiB: the one place where the two ways to ask are resolved."""
+        return self.memory if self.memory > 0 else total * self.percent // 100
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerAsk:
+    """One container and what it asks, at most one request a vendor, sorted by vendor."""
+
+    name: str
+    role: Role = Role.APP
+    requests: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """Which cards of one vendor a pod accepts. Empty tuples constrain nothing."""
+
+    use_models: tuple[str, ...] = ()
+    """lower-case substrings, one of which must occur in the model"""
+    avoid_models: tuple[str, ...] = ()
+    use_uuids: tuple[str, ...] = ()
+    avoid_uuids: tuple[str, ...] = ()
+    mode: str | None = None
+    """the pod's mode annotation; a card whose mode does not occur in it is refused"""
+    extra: tuple[tuple[str, str], ...] = ()
+    """further settings that only the vendor's own rules read, sorted by name"""
+
+    def setting(self, name: str) -> str | None:
+        return next((value for key, value in self.extra if key == name), None)
+
+
+UNCONSTRAINED = Constraint()
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How much slots, cores and memory count in a device's score."""
+
+    slot: int = 1
+    core: int = 1
+    memory: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """A pod as placement sees it."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: tuple[ContainerAsk, ...]
+    """one entry for every container, init containers first: positions are the wire's positions"""
+    constraints: tuple[tuple[str, Constraint], ...] = ()
+    """by vendor key, sorted; vendors without constraints are left out"""
+    numa_bind: bool = False
+    node_policy: str = "binpack"
+    device_policy: str = "spread"
+    weights: Weights = Weights()
+
+    @property
+    def asks_for_devices(self) -> bool:
+        return any(container.requests for container in self.containers)
+
+    @property
+    def vendors(self) -> tuple[str, ...]:
+        return tuple(sorted({r.vendor for c in self.containers for r in c.requests}))
+
+    def constraint(self, vendor: str) -> Constraint:
+        return next((c for key, c in self.constraints if key == vendor), UNCONSTRAINED)
+
+    @property
+    def shape(self) -> Hashable:
+        asks = tuple((c.role, c.requests) for c in self.containers)
+        return asks, self.constraints, self.numa_bind, self.device_policy, self.weights

@@ -1,0 +1,172 @@
+"""The generic card checks on many nodes at once.
+
+`judge` gives every card of the chosen columns a code: 0 where the card takes the request, otherwise the first check that refuses
+it. The order of the codes is the order of the checks in `generic`, which is the plain form of the same rule; a
+property test keeps the two equal. Quota, NUMA binding and MIG are not judged here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, Request
+from tessera.core.rules import Rules
+
+Codes = npt.NDArray[np.uint8]
+Columns = Ints | slice
+
+TAKES = 0
+ABSENT = 255
+"""no card here, or one of another vendor"""
+
+REASONS: tuple[Reason | None, ...] = (
+    None,
+    Reason.CARD_NOT_HEALTHY,
+    Reason.CARD_CORDONED,
+    Reason.CARD_TYPE_MISMATCH,
+    Reason.CARD_UUID_MISMATCH,
+    Reason.CARD_SLOTS_EXHAUSTED,
+    Reason.EXCLUSIVE_CONFLICT,
+    Reason.CARD_INSUFFICIENT_MEMORY,
+    Reason.CARD_INSUFFICIENT_CORES,
+    Reason.EXCLUSIVE_CONFLICT,
+    Reason.CARD_CORES_EXHAUSTED,
+)
+"""by code"""
+
+_SICK, _CORDONED, _MODEL, _UUID, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _EXHAUSTED = range(1, 11)
+BEFORE_QUOTA = _MUTEX
+"""codes up to this one are checked before quota"""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One request as many nodes are asked it."""
+
+    request: Request
+    constraint: Constraint
+    rules: Rules
+    mutex: bool
+
+
+def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
+    """Codes of all cards in `columns`, shape (devices, columns)."""
+    request, rules = question.request, question.rules
+    kind = arrays.kind[:, columns]
+    used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
+    total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
+    memory: Ints | int = request.memory if request.memory > 0 else total_memory * request.percent // 100
+    whole = (total_cores > 0) & (request.cores >= np.minimum(total_cores, WHOLE_CARD_CORES))
+    cores = np.where(whole, total_cores, request.cores)
+
+    codes = np.zeros(kind.shape, dtype=np.uint8)
+    # Later assignments win, so the checks run from the last to the first.
+    if request.cores == 0:
+        np.copyto(codes, _EXHAUSTED, where=(total_cores > 0) & (used_cores >= total_cores))
+    np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
+    np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
+    np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
+    if question.mutex:
+        np.copyto(codes, _MUTEX, where=used > 0)
+    np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
+    _refuse_uuids(arrays, question, columns, codes)
+    accepted = _accepted_kinds(arrays, question)[kind]
+    np.copyto(codes, _MODEL, where=accepted == _MODEL)
+    if rules.honours_cordon:
+        np.copyto(codes, _CORDONED, where=arrays.cordoned[:, columns])
+    np.copyto(codes, _SICK, where=arrays.sick[:, columns])
+    np.copyto(codes, ABSENT, where=accepted == ABSENT)
+    return codes
+
+
+def _accepted_kinds(arrays: CardArrays, question: Question) -> npt.NDArray[np.uint8]:
+    """By kind: 0, refused model, or another vendor. The last entry answers for places without a card (kind -1)."""
+    table = np.full(len(arrays.kinds) + 1, ABSENT, dtype=np.uint8)
+    for number, kind in enumerate(arrays.kinds):
+        if kind.vendor == question.rules.key:
+            accepted = question.rules.accepts_model(kind.sample, question.constraint)
+            table[number] = TAKES if accepted else _MODEL
+    return table
+
+
+def _refuse_uuids(arrays: CardArrays, question: Question, columns: Columns, codes: Codes) -> None:
+    constraint = question.constraint
+    if not constraint.use_uuids and not constraint.avoid_uuids:
+        return
+    refused = np.zeros(arrays.kind.shape, dtype=np.bool_)
+    if constraint.use_uuids:
+        refused[:] = True
+        refused[arrays.places(constraint.use_uuids)] = False
+    refused[arrays.places(constraint.avoid_uuids)] = True
+    np.copyto(codes, _UUID, where=refused[:, columns])
+
+
+def card_counts(arrays: CardArrays, vendor: str, columns: Columns) -> Ints:
+    """How many cards of a vendor each column has."""
+    table = np.zeros(len(arrays.kinds) + 1, dtype=np.int64)
+    for number, kind in enumerate(arrays.kinds):
+        table[number] = kind.vendor == vendor
+    counts: Ints = table[arrays.kind[:, columns]].sum(axis=0)
+    return counts
+
+
+def fitting(codes: Codes, counts: Ints, request: Request) -> Bools:
+    """Columns whose cards take the request alone."""
+    enough: Bools = (codes == TAKES).sum(axis=0) >= request.count
+    return enough & (counts >= request.count)
+
+
+class Wording:
+    """Misfits from columns of codes; equal columns share one object, which keeps answers about thousands of nodes small."""
+
+    def __init__(self, question: Question, container: int) -> None:
+        self._question = question
+        self._container = container
+        self._known: dict[tuple[bytes, int], Misfit] = {}
+
+    def misfits(self, codes: Codes, counts: Ints, *, cards_paid: int | None = None) -> list[Misfit]:
+        """One misfit a column. `cards_paid`: a quota is short and pays for only so many cards."""
+        ordered = np.sort(codes, axis=0)
+        columns = np.ascontiguousarray(ordered.T)
+        width = columns.shape[1]
+        data = columns.tobytes()
+        result = []
+        for i in range(len(columns)):
+            key = (data[i * width : (i + 1) * width], -1 if cards_paid is None else cards_paid)
+            misfit = self._known.get(key)
+            if misfit is None:
+                misfit = self._known[key] = self._word(key[0], int(counts[i]), cards_paid)
+            result.append(misfit)
+        return result
+
+    def _word(self, column: bytes, total: int, cards_paid: int | None) -> Misfit:
+        request, vendor = self._question.request, self._question.rules.key
+        if total == 0 or (cards_paid is None and total < request.count):
+            return node_misfit(
+                Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=self._container, total=total
+            )
+        numbers: dict[Reason, int] = {}
+        takes = 0
+        for code in column:
+            if code == ABSENT:
+                continue
+            if cards_paid == 0 and not TAKES < code <= BEFORE_QUOTA:
+                numbers[Reason.QUOTA_NOT_FIT] = numbers.get(Reason.QUOTA_NOT_FIT, 0) + 1
+            elif code == TAKES:
+                takes += 1
+            else:
+                reason = REASONS[code]
+                assert reason is not None  # only TAKES has none
+                numbers[reason] = numbers.get(reason, 0) + 1
+        taken = takes if cards_paid is None else min(takes, cards_paid)
+        if taken:
+            numbers[Reason.TOO_FEW_CARDS] = taken
+        if takes > taken:
+            numbers[Reason.QUOTA_NOT_FIT] = numbers.get(Reason.QUOTA_NOT_FIT, 0) + takes - taken
+        return Misfit(tuple(sorted(numbers.items())), total=total, vendor=vendor, container=self._container)
+

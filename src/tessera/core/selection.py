@@ -1,0 +1,237 @@
+"""Choosing a node among candidates: the best that fits, or the reason for every one.
+
+The cost follows the candidates and what changed since a pod of the same shape was last asked for, not the size of the cluster nor the
+number of running pods. Nodes are tried best first with the plain rule, so the answer is always one that
+`fitting.fit_pod` gives. Ties are decided by node name; the order of the candidates never matters.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tessera.core import policies, quota
+from tessera.core.arrays import Ints
+from tessera.core.evaluation import UNREGISTERED, Evaluation
+from tessera.core.fitting import Rooms
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.policies.base import Floats, Ranking
+from tessera.core.requests import PodRequest, Request
+
+SHAPES = 256
+"""remembered shapes; each costs a byte a card and request"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """Nodes to choose from, with their columns. Kept and reused by callers that are asked about the same nodes again."""
+
+    names: tuple[str, ...]
+    rows: Ints
+    """columns of the registered ones"""
+    registered: tuple[str, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selected:
+    """A placement and what it was chosen from."""
+
+    placement: Placement
+    rows: Ints
+    """columns that were not ruled out"""
+    scores: Floats
+    preference: Floats
+    """what the node policy made of the scores: larger is better"""
+    ranks: Ints
+    candidates: Candidates
+    names: Sequence[str]
+    """by column"""
+
+    @property
+    def fits(self) -> list[tuple[str, float]]:
+        """Nodes and scores, the chosen one last."""
+        order = np.lexsort((-self.ranks, self.preference))
+        return [(self.names[self.rows[i]], float(self.scores[i])) for i in order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Refused:
+    """No node fits: why, for every candidate. Equal reasons share one object."""
+
+    misfits: Mapping[str, Misfit]
+
+
+@dataclass(slots=True)
+class Memory:
+    """What is remembered of one shape: its evaluation, and the last refusal while nothing about it has changed."""
+
+    evaluation: Evaluation
+    refusal: tuple[Candidates, int, Refused] | None = None
+
+
+class Selector:
+    """Chooses on one ledger and remembers shapes."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._shapes: OrderedDict[Hashable, Memory] = OrderedDict()
+
+    def candidates(self, names: Sequence[str]) -> Candidates:
+        """Look the names up once."""
+        unique = tuple(dict.fromkeys(names))
+        arrays = self.ledger.arrays
+        rows = np.fromiter(map(arrays.row, unique), dtype=np.int64, count=len(unique))
+        known = rows >= 0
+        registered = unique if known.all() else tuple(n for n, k in zip(unique, known.tolist(), strict=True) if k)
+        return Candidates(unique, rows[known], registered, arrays.epoch)
+
+    def all_nodes(self) -> Candidates:
+        return self.candidates(self.ledger.node_names())
+
+    def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
+        """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""
+        ledger = self.ledger
+        if not isinstance(candidates, Candidates):
+            candidates = self.candidates(candidates)
+        elif candidates.epoch != ledger.arrays.epoch:
+            candidates = self.candidates(candidates.names)
+        memory = self._recall(pod)
+        evaluation = memory.evaluation
+        evaluation.catch_up()
+        if evaluation.unknown_vendor is not None:
+            unknown = node_misfit(Reason.VENDOR_UNKNOWN, vendor=evaluation.unknown_vendor)
+            return self._refused(candidates, [unknown] * len(candidates.rows))
+        rooms = ledger.rooms(pod.namespace, pod.vendors)
+        if rooms:
+            short = self._shortage(pod, rooms)
+            if short is not None:
+                return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
+            rooms = self._binding(pod, rooms)
+        rows = candidates.rows[evaluation.possible[candidates.rows]]
+        chosen = self._choose(pod, candidates, evaluation, rows, rooms)
+        if chosen is not None:
+            return chosen
+        return self._refuse(pod, candidates, memory, rooms)
+
+    # -- choosing
+
+    def _choose(
+        self, pod: PodRequest, candidates: Candidates, evaluation: Evaluation, rows: Ints, rooms: Rooms
+    ) -> Selected | None:
+        arrays = self.ledger.arrays
+        scores: Floats = arrays.score[rows]
+        if evaluation.scored:
+            scores = scores + np.array([evaluation.vendor_score(row) for row in rows.tolist()], dtype=np.float64)
+        rank = policies.node_rank(pod.node_policy)
+        preference = rank(Ranking(pod, rows, scores, arrays))
+        failed: list[int] = []
+        for i in _best_first(preference, arrays.ranks[rows]):
+            row = int(rows[i])
+            answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
+            if isinstance(answer, Placement):
+                left = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
+                return Selected(
+                    placement=replace(answer, score=float(scores[i])),
+                    rows=rows[left],
+                    scores=scores[left],
+                    preference=preference[left],
+                    ranks=arrays.ranks[rows[left]],
+                    candidates=candidates,
+                    names=arrays.names,
+                )
+            failed.append(i)
+        return None
+
+    # -- refusing
+
+    def _refuse(self, pod: PodRequest, candidates: Candidates, memory: Memory, rooms: Rooms) -> Refused:
+        evaluation = memory.evaluation
+        if rooms:
+            rows = candidates.rows.tolist()
+            return self._refused(candidates, [_misfit(evaluation.place(pod, row, rooms)) for row in rows])
+        known = memory.refusal
+        if known is not None and known[0] is candidates and known[1] == evaluation.changed:
+            return known[2]
+        refused = self._refused(candidates, evaluation.misfits(candidates.rows))
+        memory.refusal = (candidates, evaluation.changed, refused)
+        return refused
+
+    def _refused(self, candidates: Candidates, misfits: Sequence[Misfit]) -> Refused:
+        if len(candidates.registered) == len(candidates.names):
+            return Refused(dict(zip(candidates.names, misfits, strict=True)))
+        known = dict(zip(candidates.registered, misfits, strict=True))
+        return Refused({name: known.get(name, UNREGISTERED) for name in candidates.names})
+
+    # -- quota
+
+    def _shortage(self, pod: PodRequest, rooms: Rooms) -> tuple[Request, int, int] | None:
+        """The first vendor whose quota no placement could satisfy: (request, container, cards it pays for)."""
+        for vendor in pod.vendors:
+            short = quota.shortage(pod, vendor, rooms[vendor]) if vendor in rooms else None
+            if short is not None:
+                container, cards_paid = short
+                request = next(r for r in pod.containers[container].requests if r.vendor == vendor)
+                return request, container, cards_paid
+        return None
+
+    def _binding(self, pod: PodRequest, rooms: Rooms) -> Rooms:
+        """The quotas that could still refuse some placement."""
+        arrays = self.ledger.arrays
+        binding = {}
+        for vendor, room in rooms.items():
+            _, most = quota.bounds(
+                pod, vendor, largest_card=arrays.largest_card.get(vendor, 0), mig=vendor in arrays.mig_vendors
+            )
+            if not room.allows(most.memory, most.cores):
+                binding[vendor] = room
+        return binding
+
+    def _refuse_for_quota(
+        self,
+        pod: PodRequest,
+        candidates: Candidates,
+        evaluation: Evaluation,
+        rooms: Rooms,
+        short: tuple[Request, int, int],
+    ) -> Refused:
+        request, container, cards_paid = short
+        misfits = evaluation.quota_misfits(
+            pod, candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
+        )
+        return self._refused(candidates, misfits)
+
+    # -- memory
+
+    def _recall(self, pod: PodRequest) -> Memory:
+        shape = pod.shape
+        memory = self._shapes.get(shape)
+        if memory is None:
+            memory = self._shapes[shape] = Memory(Evaluation(self.ledger, pod))
+            if len(self._shapes) > SHAPES:
+                self._shapes.popitem(last=False)
+        else:
+            self._shapes.move_to_end(shape)
+        return memory
+
+
+def _misfit(answer: Placement | Misfit) -> Misfit:
+    assert isinstance(answer, Misfit)  # every node was just tried
+    return answer
+
+
+def _best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
+    """Positions from the best; sorting everything is put off until the first choice turns out not to do."""
+    if not len(preference):
+        return
+    best = np.flatnonzero(preference == preference.max())
+    first = int(best[np.argmin(ranks[best])])
+    yield first
+    for i in np.lexsort((ranks, -preference)).tolist():
+        if i != first:
+            yield i
