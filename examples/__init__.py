@@ -1,0 +1,1 @@
+"""Programs that use Tessera as a library."""

@@ -1,0 +1,1 @@
+"""Vendors of accelerators: one file each behind the interface in `base`; all that is vendor-specific is here."""

@@ -1,0 +1,142 @@
+"""AMD: memory in MiB, and cores in per cent that become a number of the card's compute units.
+
+A container that names no cores gets all of them, one that names no memory gets all of it. Compute units are what is
+written down and counted; at least one is always given. Only limits are read.
+"""
+
+from __future__ import annotations
+
+from tessera.core import generic
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants, Use
+from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
+from tessera.vendors.card_shares import request_of
+from tessera.vendors.choosing import first_fit, refuse_unpaid
+from tessera.vendors.counts import capacity_of
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.registered import registered_cards
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.objects import Node
+from tessera.wire.pod_devices import has_separator
+
+PERCENTAGE = "must be an integer percentage between 1 and 100"
+
+
+class AmdSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+
+
+CHART = AmdSection(
+    resource_count_name="amd.com/gpu",
+    resource_memory_name="amd.com/gpumem",
+    resource_core_name="amd.com/gpucores",
+)
+
+
+class Amd(Vendor):
+    key = "AMD"
+    keys = AnnotationKeys(
+        register="hami.io/node-amd-register",
+        to_allocate="hami.io/amd-devices-to-allocate",
+        allocated="hami.io/amd-devices-allocated",
+        use_models="amd.com/use-gputype",
+        avoid_models="amd.com/nouse-gputype",
+        use_uuids=("amd.com/use-gpu-uuid",),
+        avoid_uuids=("amd.com/nouse-gpu-uuid",),
+        lock=NODE_LOCK,
+    )
+
+    def __init__(self, section: AmdSection) -> None:
+        self.names = ResourceNames(
+            count=section.resource_count_name,
+            memory=section.resource_memory_name,
+            cores=section.resource_core_name,
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        if not super().mutate(container, pod):
+            for name in (self.names.memory, self.names.cores):
+                if container.text(name, limits_only=True) is not None:
+                    pod.warn(f"{name} has no effect without {self.names.count}")
+            return False
+        cores = container.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, limits_only=True)
+        return Denied(f"{self.names.cores} {PERCENTAGE}") if isinstance(cores, BadRequest) else True
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        limits = Resources(limits=resources.limits)
+        cores = limits.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, unit="per cent")
+        found = request_of(limits, self.names, vendor=self.key, mib_per_unit=1, default_cores=WHOLE_CARD_CORES)
+        return cores if isinstance(found, Request) and isinstance(cores, BadRequest) else found
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        """What is registered, as long as the device plugin offers cards: a registration outlives its plugin."""
+        if self.names.count:
+            offered = capacity_of(node, self.names.count)
+            if isinstance(offered, NodeProblem):
+                return offered
+            if offered == 0:
+                return ()
+        return registered_cards(node, self.keys.register, vendor=self.key)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        return first_fit(self, ask, lambda card: self._judge(card, ask))
+
+    def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
+        refusal = generic.refuse_identity(self, ask, card) or generic.refuse_sharing(ask, card)
+        if refusal is not None:
+            return refusal
+        grant = self.grant(card, ask)
+        return refuse_unpaid(ask.room, grant) or _refuse_capacity(card, grant) or grant
+
+    def grant(self, card: Card, ask: Ask) -> Grant:
+        device = card.device
+        return Grant(
+            uuid=device.uuid,
+            vendor=self.key,
+            memory=ask.request.memory_on(device.memory),
+            cores=compute_units(device.cores, ask.request.cores),
+            index=device.index,
+            word="" if device.model == self.key or has_separator(device.model) else device.model,
+        )
+
+    def charge(self, device: Device, grant: Grant) -> Use:
+        return Use(slots=grant.slots, memory=grant.memory, cores=grant.cores)
+
+
+def compute_units(total: int, percent: int) -> int:
+    """Units for a part of a card of `total`: rounded down, but at least one."""
+    return max(1, min(total, total * percent // 100))
+
+
+def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
+    device = card.device
+    if card.free_memory < grant.memory:
+        return CardMisfit(
+            device.uuid,
+            Reason.CARD_INSUFFICIENT_MEMORY,
+            asked=grant.memory,
+            free=card.free_memory,
+            total=device.memory,
+        )
+    if card.free_cores < grant.cores:
+        return CardMisfit(
+            device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=grant.cores, free=card.free_cores, total=device.cores
+        )
+    if card.used > 0 and grant.cores == device.cores:
+        return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=grant.cores, total=device.cores)
+    return None
+
+
+def build(section: AmdSection, switches: Switches) -> list[Vendor]:
+    return [Amd(section)]
+
+
+FAMILY = Family(section="amd", schema=AmdSection, chart=CHART, build=build)

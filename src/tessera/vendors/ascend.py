@@ -1,0 +1,265 @@
+"""Huawei Ascend NPUs: one backend for every kind of chip in the configuration.
+
+A pod takes whole chips, one template of a chip, or (soft split, by annotation) any part of it. Chips of the 910 line
+prefer one network; the 910C of a super pod comes in modules of two chips that are only given together.
+Not here: the chips themselves and their templates (`ascend_templates`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tessera.core import generic
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.core.rules import Ask
+from tessera.vendors.ascend_templates import CHART, AscendSection, Chip, upgrade_vnpus
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, ResourceNames, Switches, Vendor
+from tessera.vendors.card_shares import MOST_MIB_OF_A_CARD, request_of
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.preferring import take_first
+from tessera.vendors.registered import registered_cards
+from tessera.wire.gojson import encode
+from tessera.wire.objects import Node
+
+__all__ = ["FAMILY", "Ascend", "upgrade_vnpus"]
+
+MODE = "huawei.com/vnpu-mode"
+SOFT = "hami-core"
+SOFT_NODE = "hami-vnpu-core"
+"""node annotation: `true` where the node takes soft-split pods"""
+VISIBLE = "ASCEND_VISIBLE_DEVICES"
+
+NETWORKED = "Ascend910"
+"""chips whose word starts so register the network they are in"""
+NETWORK = "NetworkID"
+NETWORK_WEIGHT = 10
+PAIRED = "Ascend910C"
+SOFT_CORES = 100
+"""per cent, as soft split counts; nodes register the number of AI cores, which nobody can ask for"""
+
+
+class Ascend(Vendor):
+    """One kind of chip."""
+
+    def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
+        word = chip.common_word
+        self.chip = chip
+        self.key = word
+        self.soft_split = soft_split
+        self.siblings = tuple(siblings)
+        """count resources of all kinds of chips"""
+        self.pairs = word == PAIRED and chip.super_pod
+        self.scores_nodes = word.startswith(NETWORKED)
+        self.names = ResourceNames(
+            count=chip.resource_name, memory=chip.resource_memory_name, cores=chip.resource_core_name
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+        self.quota_factor = max(chip.memory_factor, 1)
+        self.keys = AnnotationKeys(
+            register=f"hami.io/node-register-{word}",
+            handshake=f"hami.io/node-handshake-{word}",
+            to_allocate=f"hami.io/{word}-devices-to-allocate",
+            allocated=f"hami.io/{word}-devices-allocated",
+            use_uuids=(f"hami.io/use-{word}-uuid",),
+            avoid_uuids=(f"hami.io/no-use-{word}-uuid",),
+            settings=(MODE,),
+            traits=(SOFT_NODE,),
+            lock="hami.io/mutex.lock",
+        )
+
+    # -- admission
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        count = container.amount(self.names.count, limits_only=True)
+        if count is None:
+            self._hide(container)
+            return False
+        if isinstance(count, BadRequest) or count == 0:
+            return True
+        if self.pairs and count == 1:
+            self._round_to_pair(container, pod)
+        elif self.pairs and count % 2:
+            return Denied(f"{self.key} device request must be 1 or 2*n, got {count}")
+        soft = pod.annotations.get(MODE) == SOFT
+        cores = container.amount(self.names.cores)
+        if cores and not isinstance(cores, BadRequest) and not soft:
+            return Denied(f"{self.names.cores} is only supported in {SOFT} (soft split) mode")
+        denied = self._complete_memory(container, pod, count=count, soft=soft)
+        if denied is not None:
+            return denied
+        if pod.runtime_class is None and self.chip.runtime_class_name:
+            pod.runtime_class = self.chip.runtime_class_name
+        return True
+
+    def _hide(self, container: ContainerDraft) -> None:
+        """Show no chips to a container that asks for none of any kind."""
+        if self.chip.overwrite_env and all(container.text(name, limits_only=True) is None for name in self.siblings):
+            container.set_env(VISIBLE, "")
+
+    def _round_to_pair(self, container: ContainerDraft, pod: PodDraft) -> None:
+        container.set_limit(self.names.count, 2)
+        if self.names.count in container.requests:
+            container.set_both(self.names.count, 2)
+        pod.warn(f"{self.names.count}: 1 was raised to 2, because a module holds two chips")
+
+    def _complete_memory(self, container: ContainerDraft, pod: PodDraft, *, count: int, soft: bool) -> Denied | None:
+        """Write down what the container will have of each chip."""
+        name, factor, whole = self.names.memory, self.quota_factor, self.chip.memory_allocatable
+        asked = container.amount(name, limits_only=True, most=MOST_MIB_OF_A_CARD // factor)
+        if isinstance(asked, BadRequest) or not name:
+            return None
+        if asked is None:
+            units = min(whole, max(whole // factor, 1))
+        elif soft:
+            units = asked
+        else:
+            template = self.chip.template(asked * factor)
+            if template is None:
+                return Denied(f"{name} {asked} is invalid")
+            # A module counts as one: a pod that was raised to two chips must pass again.
+            if count > (2 if self.pairs else 1) and template.memory != whole:
+                return Denied("vNPU not supported for multiple devices")
+            units = template.memory if factor == 1 else max(asked, template.memory // factor)
+            if units != asked:
+                pod.warn(f"{name}: {asked} became {units}, the next size that {self.key} can be cut to")
+        container.set_both(name, units)
+        return None
+
+    # -- requests
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        asked = request_of(resources, self.names, vendor=self.key, mib_per_unit=self.quota_factor, default_cores=0)
+        if isinstance(asked, Request) and self.pairs and asked.count > 1 and asked.count % 2:
+            return BadRequest(
+                self.names.count, str(asked.count), "chips come in modules of two: write 1 or an even number"
+            )
+        return asked
+
+    # -- nodes
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        found = registered_cards(node, self.keys.register, vendor=self.key)
+        if isinstance(found, NodeProblem):
+            return found
+        return tuple(replace(device, cores=SOFT_CORES) for device in found)
+
+    # -- placement
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        if _soft(ask.constraint):
+            if not self._takes_soft(ask.node):
+                return cards_misfit(
+                    [CardMisfit(card.device.uuid, Reason.MODE_NOT_FIT) for card in ask.cards],
+                    total=len(ask.cards),
+                    vendor=self.key,
+                    container=ask.container,
+                )
+        else:
+            ask = self._cut(ask)
+        refused: list[CardMisfit] = []
+        fitting: list[Card] = []
+        for card in ask.cards:
+            misfit = generic.refuse(self, ask, card)
+            if misfit is None:
+                fitting.append(card)
+            else:
+                refused.append(misfit)
+        if ask.request.count > 1:
+            if self.scores_nodes and all(_network(card.device) is not None for card in ask.cards):
+                fitting = _by_network(fitting)
+            if self.pairs:
+                fitting, single = _by_pair(fitting, one_numa=ask.pod.numa_bind)
+                refused += [CardMisfit(card.device.uuid, Reason.TOO_FEW_CARDS) for card in single]
+        return take_first(self, ask, fitting, refused)
+
+    def _takes_soft(self, node: NodeFacts) -> bool:
+        said = node.traits.get(SOFT_NODE)
+        return self.soft_split if said is None else said == "true"
+
+    def _cut(self, ask: Ask) -> Ask:
+        """The request as the chip will be cut for it; a pod that passed the webhook asks so already."""
+        template = self.chip.template(ask.request.memory) if ask.request.memory else None
+        return ask if template is None else replace(ask, request=replace(ask.request, memory=template.memory))
+
+    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        if not self.scores_nodes:
+            return 0.0
+        networks = {card.device.uuid: _network(card.device) for card in node.of_vendor(self.key)}
+        score = 0.0
+        for container in grants:
+            sizes = Counter(networks.get(grant.uuid) for grant in container)
+            if None in sizes:
+                return 0.0
+            if sizes:
+                score += max(sizes.values()) / len(container)
+        return score * NETWORK_WEIGHT
+
+    # -- binding
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        soft = _soft(bound.pod.constraint(self.key))
+        given = [self._given(grant, soft=soft) for container in bound.grants for grant in container]
+        return {
+            **super().annotations(bound),
+            "predicate-time": str(int(bound.now)),
+            f"huawei.com/{self.key}": encode(given),
+        }
+
+    def _given(self, grant: Grant, *, soft: bool) -> dict[str, str | int]:
+        """One slice as Huawei's plugin reads it: what is zero is left out."""
+        template = None if soft else self.chip.template(grant.memory)
+        name = template.name if template else ""
+        fields: dict[str, str | int] = {"UUID": grant.uuid, "temp": name, "memory": grant.memory, "core": grant.cores}
+        return {key: value for key, value in fields.items() if value}
+
+
+def _soft(constraint: Constraint) -> bool:
+    return constraint.setting(MODE) == SOFT
+
+
+def _network(device: Device) -> int | None:
+    """The network that a chip is in, where its node says so."""
+    value = device.custom.get(NETWORK)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if value == value // 1 else None
+
+
+def _by_network(cards: Sequence[Card]) -> list[Card]:
+    """The network with most of the cards first; the order inside stays."""
+    sizes = Counter(_network(card.device) for card in cards)
+
+    def rank(card: Card) -> tuple[int, int]:
+        network = _network(card.device)
+        return -sizes[network], network or 0
+
+    return sorted(cards, key=rank)
+
+
+def _by_pair(cards: Sequence[Card], *, one_numa: bool) -> tuple[list[Card], list[Card]]:
+    """The cards of complete modules, module by module, and those whose other half is missing."""
+    modules: dict[tuple[int, int], dict[int, Card]] = {}
+    for card in cards:
+        device = card.device
+        half = modules.setdefault((device.index // 2, device.numa if one_numa else 0), {})
+        half.setdefault(device.index, card)
+    paired = [card for module in modules.values() if len(module) == 2 for card in module.values()]
+    chosen = {card.device.uuid for card in paired}
+    return paired, [card for card in cards if card.device.uuid not in chosen]
+
+
+def build(section: AscendSection, switches: Switches) -> list[Vendor]:
+    if not switches.ascend:
+        return []
+    counts = tuple(chip.resource_name for chip in section.configs)
+    return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
+
+
+FAMILY = Family(section="vnpus", schema=AscendSection, chart=CHART, build=build)

@@ -1,0 +1,164 @@
+"""The interface of a vendor: everything Tessera knows about a kind of card, in one object.
+
+`Vendor` adds the borders (resource names, admission, requests, registration, annotations) to the decision half in
+`core.rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to make vendors from it.
+The registry finds it there; nothing else has to be touched to add a vendor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.core.rules import Rules
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
+from tessera.wire.objects import Node
+from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of the config sections: a missing key has the field's default, camelCase on the wire."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceNames:
+    """What pods write under `resources`; an empty name is never matched."""
+
+    count: str = ""
+    memory: str = ""
+    cores: str = ""
+    others: tuple[str, ...] = ()
+    """further names that the extender manages"""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.count, self.memory, self.cores, *self.others) if name)
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationKeys:
+    """Annotations that a vendor reads or writes; empty = it has none of that kind."""
+
+    register: str = ""
+    """node: what the node agent registered"""
+    handshake: str = ""
+    to_allocate: str = ""
+    allocated: str = ""
+    use_models: str = ""
+    avoid_models: str = ""
+    use_uuids: tuple[str, ...] = ()
+    avoid_uuids: tuple[str, ...] = ()
+    mode: str = ""
+    settings: tuple[str, ...] = ()
+    """pod annotations that end up in `Constraint.extra`"""
+    traits: tuple[str, ...] = ()
+    """node annotations that `node_score` or `fit` read (`NodeFacts.traits`)"""
+    lock: str = ""
+    """node annotation that serialises handover where this vendor's plugin needs it"""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProblem:
+    """A registration that cannot be read. Its node is held: unknown is never free."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A placement about to be written down."""
+
+    pod: PodRequest
+    node: str
+    grants: tuple[Grants, ...]
+    """this vendor's, one entry a container"""
+    now: float
+    """unix time in seconds"""
+    devices: Mapping[str, Device]
+    """this vendor's cards of the node by uuid"""
+
+
+class Vendor(Rules):
+    """One backend. Subclasses fill in names and keys and override what differs."""
+
+    names: ResourceNames = ResourceNames()
+    keys: AnnotationKeys = AnnotationKeys()
+
+    # -- admission
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        """Complete one container's request. True where the container asks for this vendor."""
+        return container.text(self.names.count, limits_only=True) is not None
+
+    # -- requests
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        """What a container asks; None = nothing of this vendor."""
+        raise NotImplementedError
+
+    def constraint(self, annotations: Mapping[str, str]) -> Constraint:
+        """Which cards the pod accepts, from its annotations."""
+        keys = self.keys
+        return Constraint(
+            use_models=words(annotations, keys.use_models, lower=True),
+            avoid_models=words(annotations, keys.avoid_models, lower=True),
+            use_uuids=_joined(annotations, keys.use_uuids),
+            avoid_uuids=_joined(annotations, keys.avoid_uuids),
+            mode=annotations.get(keys.mode) if keys.mode else None,
+            extra=tuple(sorted((key, annotations[key]) for key in keys.settings if key in annotations)),
+        )
+
+    # -- nodes
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        """The cards that a node has, from its annotations or its capacity; empty = none of this vendor."""
+        raise NotImplementedError
+
+    # -- binding
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        """What the binding writes for this vendor. The default: both device annotations."""
+        text = self.encode(bound.grants)
+        return {key: text for key in (self.keys.to_allocate, self.keys.allocated) if key}
+
+    def encode(self, grants: Iterable[Grants]) -> str:
+        return encode_pod_devices(
+            [[DeviceEntry(g.uuid, g.word or self.key, g.memory, g.cores) for g in container] for container in grants]
+        )
+
+    def decode(self, entry: DeviceEntry) -> Grant:
+        """A grant from an entry of the allocated annotation."""
+        word = entry.word if entry.word != self.key else ""
+        return Grant(uuid=entry.uuid, vendor=self.key, memory=entry.memory, cores=entry.cores, word=word)
+
+
+def _joined(annotations: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
+    """Members of several lists that mean the same."""
+    return tuple(sorted({word for key in keys for word in words(annotations, key)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """Command-line switches that decide which vendors exist."""
+
+    ascend: bool = False
+    iluvatar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A section of device-config.yaml and the vendors that it configures."""
+
+    section: str
+    schema: Any
+    """type of the section: a `Section`, or a list of them"""
+    chart: Any
+    """the section as the chart ships it"""
+    build: Callable[[Any, Switches], list[Vendor]]
+    """vendors from a decoded section; called with the schema's empty value where the file has no such section"""

@@ -1,0 +1,32 @@
+"""Biren: whole or shared cards by number alone."""
+
+from __future__ import annotations
+
+from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
+from tessera.vendors.counted import Counted, CountedSection
+from tessera.wire.keys import NODE_LOCK
+
+
+class Biren(Counted):
+    key = "Biren"
+    keys = AnnotationKeys(
+        register="hami.io/node-biren-register",
+        handshake="hami.io/node-handshake-biren",
+        to_allocate="hami.io/Biren-devices-to-allocate",
+        allocated="hami.io/Biren-devices-allocated",
+        use_uuids=("birentech.com/use-gpuuuid",),
+        avoid_uuids=("birentech.com/nouse-gpuuuid",),
+        lock=NODE_LOCK,
+    )
+
+
+def build(section: CountedSection, switches: Switches) -> list[Vendor]:
+    return [Biren(section)]
+
+
+FAMILY = Family(
+    section="biren",
+    schema=CountedSection,
+    chart=CountedSection(resource_count_name="birentech.com/gpu"),
+    build=build,
+)

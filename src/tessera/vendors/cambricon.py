@@ -1,0 +1,103 @@
+"""Cambricon MLU: cards follow from the node's capacity, memory is counted in units of 256 MiB.
+
+Cambricon's own node agent learns a pod's slice from one annotation (`CAMBRICON_DSMLU_PROFILE`), which has room for one
+card of one container; it serialises handover with a lock of its own.
+"""
+
+from __future__ import annotations
+
+from tessera.core.devices import Device
+from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.vendors.base import (
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Section,
+    Switches,
+    Vendor,
+)
+from tessera.vendors.capacity import cards_from_capacity
+from tessera.vendors.card_shares import request_of
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.wire.objects import Node
+
+MIB_PER_UNIT = 256
+CORES_PER_CARD = 100
+
+PROFILE = "CAMBRICON_DSMLU_PROFILE"
+"""`<card index>_<cores>_<memory units>`"""
+
+ASSIGNED = ("CAMBRICON_DSMLU_ASSIGNED", "CAMBRICON_DSMLU_ASSIGHED")
+"""HAMi before v2.8 misspelt the key, and agents of that time wait for it: both are written"""
+
+
+class CambriconSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+
+
+CHART = CambriconSection(
+    resource_count_name="cambricon.com/vmlu",
+    resource_memory_name="cambricon.com/mlu.smlu.vmemory",
+    resource_core_name="cambricon.com/mlu.smlu.vcore",
+)
+
+
+class Cambricon(Vendor):
+    key = "MLU"
+    arrays_exact = True
+    quota_factor = MIB_PER_UNIT
+    keys = AnnotationKeys(
+        to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
+        allocated="hami.io/cambricon-mlu-devices-allocated",
+        use_uuids=("cambricon.com/use-gpuuuid",),
+        avoid_uuids=("cambricon.com/nouse-gpuuuid",),
+        lock="cambricon.com/dsmlu.lock",
+    )
+
+    def __init__(self, section: CambriconSection) -> None:
+        self.names = ResourceNames(
+            count=section.resource_count_name,
+            memory=section.resource_memory_name,
+            cores=section.resource_core_name,
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return request_of(
+            resources,
+            self.names,
+            vendor=self.key,
+            mib_per_unit=MIB_PER_UNIT,
+            default_cores=WHOLE_CARD_CORES,
+        )
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return cards_from_capacity(
+            node,
+            vendor=self.key,
+            stem="cambricon-mlu",
+            cores_name=self.names.cores,
+            memory_name=self.names.memory,
+            cores_per_card=CORES_PER_CARD,
+            mib_per_unit=MIB_PER_UNIT,
+        )
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        written = super().annotations(bound)
+        first = next((grant for container in bound.grants for grant in container), None)
+        if first is not None:
+            written.update(dict.fromkeys(ASSIGNED, "false"))
+            written[PROFILE] = f"{first.index}_{first.cores}_{first.memory // MIB_PER_UNIT}"
+        return written
+
+
+def build(section: CambriconSection, switches: Switches) -> list[Vendor]:
+    return [Cambricon(section)]
+
+
+FAMILY = Family(section="cambricon", schema=CambriconSection, chart=CHART, build=build)

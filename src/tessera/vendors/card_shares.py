@@ -1,0 +1,50 @@
+"""The request that most vendors share: a number of cards, with memory and cores of each of them.
+
+An amount that cannot be honoured is always a `BadRequest` with advice, never a container that asks for nothing.
+Defaults of the webhook (missing counts, whole cards) are not here: what is written is what is read.
+"""
+
+from __future__ import annotations
+
+from tessera.core.requests import Request
+from tessera.vendors.base import ResourceNames
+from tessera.vendors.drafts import BadRequest, Resources
+
+MOST_MIB_OF_A_CARD = 2**24
+"""16 TiB, far above any card: a larger figure was meant as bytes (`gpumem: 1Gi`)"""
+
+WHOLE_MEMORY = 100
+"""per cent of a card's memory that a container gets where it names no amount"""
+
+
+def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int | BadRequest:
+    """Memory in MiB; 0 where it is not named."""
+    unit = "MiB" if mib_per_unit == 1 else f"units of {mib_per_unit} MiB"
+    units = resources.amount(name, most=MOST_MIB_OF_A_CARD // mib_per_unit, unit=unit)
+    if isinstance(units, BadRequest):
+        return units
+    return (units or 0) * mib_per_unit
+
+
+def request_of(
+    resources: Resources, names: ResourceNames, *, vendor: str, mib_per_unit: int, default_cores: int
+) -> Request | BadRequest | None:
+    """All the memory of each card where no amount is named; None where no card is asked for."""
+    count = resources.amount(names.count)
+    if count is None or count == 0:
+        return None
+    if isinstance(count, BadRequest):
+        return count
+    memory = memory_of(resources, names.memory, mib_per_unit=mib_per_unit)
+    if isinstance(memory, BadRequest):
+        return memory
+    cores = resources.amount(names.cores)
+    if isinstance(cores, BadRequest):
+        return cores
+    return Request(
+        vendor=vendor,
+        count=count,
+        memory=memory,
+        percent=0 if memory else WHOLE_MEMORY,
+        cores=default_cores if cores is None else cores,
+    )

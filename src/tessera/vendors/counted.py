@@ -1,0 +1,56 @@
+"""Vendors of which a pod asks for a number of cards and nothing else.
+
+Cards are registered by a node agent and shared by slots alone; memory and cores are written down as 0. Registered cores
+are replaced by a fixed number, so that only slots decide how full a card looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.core import generic
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.requests import Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import NodeProblem, ResourceNames, Section, Vendor
+from tessera.vendors.card_shares import WHOLE_MEMORY
+from tessera.vendors.choosing import first_fit
+from tessera.vendors.counts import cards_asked
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.registered import registered_cards
+from tessera.wire.objects import Node
+
+CORES = 100
+"""per cent, whatever the node agent says"""
+
+
+class CountedSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+
+
+class Counted(Vendor):
+    def __init__(self, section: CountedSection) -> None:
+        self.names = ResourceNames(count=section.resource_count_name)
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = cards_asked(resources, self.names.count)
+        if count is None or isinstance(count, BadRequest):
+            return count
+        return Request(vendor=self.key, count=count, percent=WHOLE_MEMORY)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        found = registered_cards(node, self.keys.register, vendor=self.key)
+        return found if isinstance(found, NodeProblem) else tuple(replace(device, cores=CORES) for device in found)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        return first_fit(self, ask, lambda card: self.judge(card, ask))
+
+    def judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
+        refusal = generic.refuse_identity(self, ask, card) or generic.refuse_sharing(ask, card)
+        return refusal or self.grant(card, ask)
+
+    def grant(self, card: Card, ask: Ask) -> Grant:
+        return Grant(uuid=card.device.uuid, vendor=self.key, memory=0, cores=0, index=card.device.index)

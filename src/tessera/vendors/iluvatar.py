@@ -1,0 +1,157 @@
+"""Iluvatar: one vendor a chip (section `iluvatars`), and the single one of HAMi v2.4 to v2.7 (section `iluvatar`).
+
+Memory is counted in units of 256 MiB. Several cards are always whole ones: the webhook asks for all their cores. The
+old vendor exists only where an old file configures it, and writes the annotations that the agents of its time read.
+"""
+
+from __future__ import annotations
+
+from tessera.core.devices import Device
+from tessera.core.requests import Request
+from tessera.vendors.base import (
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Section,
+    Switches,
+    Vendor,
+)
+from tessera.vendors.capacity import cards_from_capacity
+from tessera.vendors.card_shares import request_of
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.registered import registered_cards
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.objects import Node
+
+MIB_PER_UNIT = 256
+CORES_PER_CARD = 100
+CONTAINER_NAME_ENV = "SOL_CONTINER_NAME"
+NANOSECONDS = 1_000_000_000
+
+
+class OldIluvatarSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+
+
+class IluvatarChip(OldIluvatarSection, frozen=True, kw_only=True):
+    chip_name: str = ""
+    common_word: str = ""
+    """key of the vendor and part of its annotations; empty = the chip's name"""
+
+
+def _chart_chip(name: str) -> IluvatarChip:
+    return IluvatarChip(
+        chip_name=name,
+        common_word=name,
+        resource_count_name=f"iluvatar.ai/{name}-vgpu",
+        resource_memory_name=f"iluvatar.ai/{name}.vMem",
+        resource_core_name=f"iluvatar.ai/{name}.vCore",
+    )
+
+
+CHART = tuple(_chart_chip(name) for name in ("MR-V100", "MR-V50", "BI-V150", "BI-V100"))
+
+
+class Iluvatar(Vendor):
+    """What both generations share."""
+
+    arrays_exact = True
+    quota_factor = MIB_PER_UNIT
+
+    def __init__(self, section: OldIluvatarSection) -> None:
+        self.names = ResourceNames(
+            count=section.resource_count_name,
+            memory=section.resource_memory_name,
+            cores=section.resource_core_name,
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        count = container.amount(self.names.count, limits_only=True)
+        if isinstance(count, int) and count > 1 and self.names.cores:
+            # Both, since the apiserver has already copied a limit that is replaced here into the requests.
+            container.set_both(self.names.cores, count * CORES_PER_CARD)
+        return count is not None
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return request_of(resources, self.names, vendor=self.key, mib_per_unit=MIB_PER_UNIT, default_cores=0)
+
+
+class IluvatarChips(Iluvatar):
+    """Cards of one chip, registered by a node agent."""
+
+    def __init__(self, section: IluvatarChip) -> None:
+        super().__init__(section)
+        self.key = section.common_word or section.chip_name
+        if not self.key:
+            raise ValueError("iluvatars: every entry needs a commonWord or a chipName")
+        self.keys = AnnotationKeys(
+            register=f"hami.io/node-{self.key}-register",
+            handshake=f"hami.io/node-handshake-{self.key}",
+            to_allocate=f"hami.io/{self.key}-devices-to-allocate",
+            allocated=f"hami.io/{self.key}-devices-allocated",
+            use_uuids=(f"hami.io/use-{self.key}-uuid",),
+            avoid_uuids=(f"hami.io/no-use-{self.key}-uuid",),
+            lock=NODE_LOCK,
+        )
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        asks = super().mutate(container, pod)
+        if asks is True and CONTAINER_NAME_ENV not in container.env:
+            container.set_env(CONTAINER_NAME_ENV, container.name)
+        return asks
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return registered_cards(node, self.keys.register, vendor=self.key)
+
+
+class OldIluvatar(Iluvatar):
+    """Cards of any chip, from the node's capacity (HAMi v2.4 to v2.7)."""
+
+    key = "Iluvatar"
+    keys = AnnotationKeys(
+        to_allocate="hami.io/iluvatar-vgpu-devices-to-allocate",
+        allocated="hami.io/iluvatar-vgpu-devices-allocated",
+        use_uuids=("iluvatar.ai/use-gpuuuid",),
+        avoid_uuids=("iluvatar.ai/nouse-gpuuuid",),
+    )
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return cards_from_capacity(
+            node,
+            vendor=self.key,
+            stem="iluvatar",
+            cores_name=self.names.cores,
+            memory_name=self.names.memory,
+            cores_per_card=CORES_PER_CARD,
+            mib_per_unit=MIB_PER_UNIT,
+        )
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        written = super().annotations(bound)
+        written["iluvatar.ai/gpu-assigned"] = "false"
+        written["iluvatar.ai/predicate-time"] = str(round(bound.now * NANOSECONDS))
+        for position, grants in enumerate(bound.grants):
+            if grants:
+                indexes = ",".join(str(grant.index) for grant in grants)
+                written[f"iluvatar.ai/predicate-gpu-idx-{position}"] = indexes
+        return written
+
+
+def build_chips(section: tuple[IluvatarChip, ...], switches: Switches) -> list[Vendor]:
+    return [IluvatarChips(chip) for chip in section] if switches.iluvatar else []
+
+
+def build_old(section: OldIluvatarSection, switches: Switches) -> list[Vendor]:
+    return [OldIluvatar(section)] if section.resource_count_name else []
+
+
+FAMILIES = (
+    Family(section="iluvatars", schema=tuple[IluvatarChip, ...], chart=CHART, build=build_chips),
+    Family(section="iluvatar", schema=OldIluvatarSection, chart=OldIluvatarSection(), build=build_old),
+)

@@ -1,0 +1,126 @@
+"""MetaX: the family, and its whole GPUs.
+
+A node only says how many whole GPUs it has, so their ids are made up here and MetaX's own plugin chooses the real ones.
+A whole GPU is never shared. Not here: sGPU slices, which MetaX's plugin registers by uuid (`metax_sgpu`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from tessera.core import generic
+from tessera.core.cards import NodeView
+from tessera.core.devices import Device
+from tessera.core.grants import Grants
+from tessera.core.misfits import Misfit
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
+from tessera.vendors.card_shares import WHOLE_MEMORY
+from tessera.vendors.counts import cards_asked, cards_by_capacity
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.metax_sgpu import MetaxSgpu
+from tessera.wire.objects import Node
+
+CARD_MEMORY = 65536
+"""MiB that every whole GPU counts for; the node does not say"""
+
+LOSSES = "metax-tech.com/gpu.topology.losses"
+SCORES = "metax-tech.com/gpu.topology.scores"
+BEST_SCORE = 2000
+"""what a node gets whose topology loses nothing"""
+WORST_LOSS = 2**31 - 1
+"""larger values are not topology losses"""
+
+
+class MetaxSection(Section, frozen=True, kw_only=True):
+    """`metax` of device-config.yaml."""
+
+    resource_count_name: str = ""
+    resource_v_count_name: str = ""
+    resource_v_memory_name: str = ""
+    resource_v_core_name: str = ""
+    sgpu_topology_aware: bool = False
+
+
+CHART = MetaxSection(
+    resource_count_name="metax-tech.com/gpu",
+    resource_v_count_name="metax-tech.com/sgpu",
+    resource_v_memory_name="metax-tech.com/vmemory",
+    resource_v_core_name="metax-tech.com/vcore",
+)
+
+
+class MetaxGpu(Vendor):
+    """Whole GPUs, one container each."""
+
+    key = "Metax-GPU"
+    scores_nodes = True
+    keys = AnnotationKeys(
+        to_allocate="hami.io/metax-gpu-devices-to-allocate",
+        allocated="hami.io/metax-gpu-devices-allocated",
+        traits=(LOSSES, SCORES),
+    )
+
+    def __init__(self, count_name: str) -> None:
+        self.names = ResourceNames(count=count_name)
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = cards_asked(resources, self.names.count)
+        if count is None or isinstance(count, BadRequest):
+            return count
+        return Request(vendor=self.key, count=count, percent=WHOLE_MEMORY, cores=WHOLE_CARD_CORES)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        count = cards_by_capacity(node, self.names.count)
+        if isinstance(count, NodeProblem):
+            return count
+        return tuple(
+            Device(uuid=f"{node.name}-metax-{i}", vendor=self.key, index=i, memory=CARD_MEMORY, model=self.key)
+            for i in range(count)
+        )
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        """Cards that earlier containers of the pod had come first: what an init container used, the app uses again.
+
+        HAMi up to v2.10 refuses all other cards here, so that a pod with two GPU containers never fits.
+        """
+        before = {grant.uuid for grants in ask.earlier for grant in grants}
+        if before:
+            ask = replace(ask, cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
+        return generic.fit(self, ask)
+
+    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        key = SCORES if pod.node_policy == "spread" else LOSSES
+        text = node.facts.traits.get(key)
+        if text is None:
+            return 0.0
+        cards = {grant.uuid for container in grants for grant in container}
+        return float(BEST_SCORE - _loss(text, len(cards)))
+
+
+def _loss(text: str, count: int) -> int:
+    """What taking `count` cards loses; a value that cannot be understood counts as 0."""
+    try:
+        losses = msgspec.json.decode(text, type=dict[str, int])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return 0
+    loss = losses.get(str(count), 0)
+    return loss if abs(loss) <= WORST_LOSS else 0
+
+
+def build(section: MetaxSection, switches: Switches) -> list[Vendor]:
+    slices = ResourceNames(
+        count=section.resource_v_count_name,
+        memory=section.resource_v_memory_name,
+        cores=section.resource_v_core_name,
+    )
+    return [
+        MetaxGpu(section.resource_count_name),
+        MetaxSgpu(slices, topology_aware=section.sgpu_topology_aware),
+    ]
+
+
+FAMILY = Family(section="metax", schema=MetaxSection, chart=CHART, build=build)

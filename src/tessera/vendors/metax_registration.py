@@ -1,0 +1,75 @@
+"""Cards that MetaX's plugin registers for sGPU: a JSON array of its own (`metax-tech.com/node-gpu-devices`).
+
+Understood as a whole or refused as a whole. The plugin also writes what is still available; that is not read, because
+the ledger knows it sooner.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from tessera.core.devices import Device
+from tessera.vendors.drafts import INT32_MAX
+from tessera.wire.errors import WireError
+from tessera.wire.gojson import convert, decode_array, fold, key_table
+from tessera.wire.pod_devices import has_separator
+from tessera.wire.quoting import quoted
+
+QOS_POLICY = "QosPolicy"
+MODEL = "Model"
+LINK_ZONE = "LinkZone"
+"""keys of `Device.custom`"""
+
+Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
+
+
+class Registered(Struct, frozen=True, kw_only=True, rename="camel"):
+    """One card on the wire; what is missing is zero, and a card that does not say that it is healthy is not."""
+
+    uuid: str = ""
+    model: str = ""
+    total_dev_count: Amount = 0
+    total_compute: Amount = 0
+    total_v_ram: Amount = 0
+    """MiB"""
+    numa: Annotated[int, Meta(ge=-1, le=INT32_MAX)] = 0
+    healthy: bool = False
+    qos_policy: str = ""
+    link_zone: Annotated[int, Meta(ge=-INT32_MAX, le=INT32_MAX)] = 0
+    """cards in one zone (above 0) are linked directly"""
+
+
+KEYS = key_table(Registered)
+
+
+def read_cards(text: str, *, vendor: str) -> tuple[Device, ...]:
+    """The cards in the order of the annotation, which is also their index."""
+    what = "the registration"
+    devices: dict[str, Device] = {}
+    for index, member in enumerate(decode_array(text, what)):
+        card = convert(fold(member, KEYS), Registered, f"card {index} of {what}")
+        if not card.uuid or has_separator(card.uuid):
+            raise WireError(
+                f"card {index} of {what} has the uuid {quoted(card.uuid)}, which pod annotations cannot carry"
+            )
+        if card.uuid in devices:
+            raise WireError(f"card {quoted(card.uuid)} is registered twice")
+        devices[card.uuid] = _device(card, index=index, vendor=vendor)
+    return tuple(devices.values())
+
+
+def _device(card: Registered, *, index: int, vendor: str) -> Device:
+    return Device(
+        uuid=card.uuid,
+        vendor=vendor,
+        index=index,
+        slots=card.total_dev_count,
+        memory=card.total_v_ram,
+        cores=card.total_compute,
+        model=vendor,
+        numa=max(card.numa, 0),
+        healthy=card.healthy,
+        custom={QOS_POLICY: card.qos_policy, MODEL: card.model, LINK_ZONE: card.link_zone},
+    )

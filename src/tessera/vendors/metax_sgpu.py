@@ -1,0 +1,213 @@
+"""MetaX sGPU: slices of a card that share it under one quality-of-service policy.
+
+All that run on a card at the same time have the same policy, and pods with an app class (online, offline) never share
+with pods without (`metax_sharing`). Both follow from the pods that hold the card now: nothing to remember or to expire.
+Not here: whole GPUs (`metax`) and the form of the registration (`metax_registration`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.core import generic
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.card_shares import WHOLE_MEMORY
+from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.metax_registration import read_cards
+from tessera.vendors.metax_sharing import (
+    APP_CLASS,
+    BEST_EFFORT,
+    OFFLINE,
+    ONLINE,
+    POLICIES,
+    QOS,
+    class_allows,
+    linkage,
+    linked_first,
+    qos_allows,
+    quietest_first,
+    quietness,
+)
+from tessera.vendors.preferring import take_first
+from tessera.wire.errors import WireError
+from tessera.wire.gobool import parse_bool
+from tessera.wire.gojson import encode
+from tessera.wire.objects import Node
+from tessera.wire.quantity import NotAQuantity, Whole, read
+
+TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
+
+MIB_PER_GIB = 1024
+BYTES_PER_MIB = 2**20
+NANOSECONDS = 1_000_000_000
+NODE_WEIGHT = 10_000
+"""lifts these scores above the node's use, which counts up to 30"""
+CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHAUSTED})
+"""what does not hold an online pod back: it takes no share of the cores"""
+
+
+class MetaxSgpu(Vendor):
+    """Slices by memory and cores."""
+
+    key = "Metax-SGPU"
+    scores_nodes = True
+    quota_factor = MIB_PER_GIB
+    keys = AnnotationKeys(
+        register="metax-tech.com/node-gpu-devices",
+        to_allocate="hami.io/metax-sgpu-devices-to-allocate",
+        allocated="hami.io/metax-sgpu-devices-allocated",
+        use_uuids=("metax-tech.com/use-gpuuuid",),
+        avoid_uuids=("metax-tech.com/nouse-gpuuuid",),
+        settings=(APP_CLASS, QOS, TOPOLOGY_AWARE),
+        lock="hami.io/mutex.lock",
+    )
+
+    def __init__(self, names: ResourceNames, *, topology_aware: bool = False) -> None:
+        self.names = names
+        self.quota_memory = names.memory
+        self.quota_cores = names.cores
+        self.topology_aware = topology_aware
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        count = container.amount(self.names.count, limits_only=True)
+        if not count or isinstance(count, BadRequest):
+            return count is not None
+        app_class = pod.annotations.get(APP_CLASS)
+        if app_class is not None:
+            if app_class not in (ONLINE, OFFLINE):
+                return Denied(f"{APP_CLASS} must be set one of [{ONLINE}, {OFFLINE}]")
+            if count != 1:
+                return Denied("app-class pod must request single device")
+        if app_class == ONLINE:
+            return True
+        if pod.annotations.setdefault(QOS, BEST_EFFORT) not in POLICIES:
+            return Denied(f"{QOS} must be set one of [{', '.join(POLICIES)}]")
+        if (
+            container.text(self.names.memory, limits_only=True) is not None
+            and container.text(self.names.cores, limits_only=True) is None
+        ):
+            pod.warn(f"a container without {self.names.cores} has its card alone, whatever memory it asks for")
+        return True
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = resources.amount(self.names.count, limits_only=True)
+        if count is None or count == 0:
+            return None
+        if isinstance(count, BadRequest):
+            return count
+        memory = self._memory(resources)
+        if isinstance(memory, BadRequest):
+            return memory
+        cores = resources.amount(self.names.cores, limits_only=True)
+        if isinstance(cores, BadRequest):
+            return cores
+        return Request(
+            vendor=self.key,
+            count=count,
+            memory=memory,
+            percent=0 if memory else WHOLE_MEMORY,
+            cores=WHOLE_CARD_CORES if cores is None else cores,
+        )
+
+    def _memory(self, resources: Resources) -> int | BadRequest:
+        """MiB: a plain number is in GiB, one with a unit in bytes. 0 where it is not named."""
+        text = resources.text(self.names.memory, limits_only=True)
+        if text is None:
+            return 0
+        advice = "write a whole number of GiB such as 4, or an amount with a unit such as 4096Mi"
+        match read(text):
+            case Whole(value) if value >= 0:
+                plain = not any(character.isalpha() for character in str(text))
+                memory = value * MIB_PER_GIB if plain else value // BYTES_PER_MIB
+                # Less than 1 MiB must not become 0, which means all of the card.
+                if memory <= INT32_MAX and (memory > 0 or value == 0):
+                    return memory
+            case NotAQuantity(reason):
+                advice = f"{reason}; {advice}"
+        return BadRequest(self.names.memory, str(text), advice)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        text = node.annotations.get(self.keys.register, "")
+        if not text.strip():
+            return ()
+        try:
+            return read_cards(text, vendor=self.key)
+        except WireError as error:
+            return NodeProblem(f"{self.keys.register}: {error}")
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        online = ask.constraint.setting(APP_CLASS) == ONLINE
+        if online:
+            ask = replace(ask, request=replace(ask.request, cores=0))
+        own = {grant.uuid for grants in ask.earlier for grant in grants}
+        refused: list[CardMisfit] = []
+        fitting: list[Card] = []
+        for card in ask.cards:
+            misfit = self._refuse(ask, card, online=online, own=card.device.uuid in own)
+            if misfit is None:
+                fitting.append(card)
+            else:
+                refused.append(misfit)
+        return take_first(self, ask, self._best_first(ask, fitting), refused)
+
+    def _refuse(self, ask: Ask, card: Card, *, online: bool, own: bool) -> CardMisfit | None:
+        """The checks of one card; `own` cards are shared with earlier containers of the same pod."""
+        uuid = card.device.uuid
+        if not card.device.healthy or card.held:
+            return CardMisfit(uuid, Reason.CARD_UNHEALTHY)
+        if card.used > 0 and not own:
+            if not class_allows(ask.constraint, card):
+                return CardMisfit(uuid, Reason.APP_CLASS_MISMATCH)
+            if not online and ask.request.cores < WHOLE_CARD_CORES and not qos_allows(ask.constraint, card):
+                return CardMisfit(uuid, Reason.QOS_MISMATCH)
+        if not self.accepts_uuid(uuid, ask.constraint):
+            return CardMisfit(uuid, Reason.CARD_UUID_MISMATCH)
+        late = generic.refuse_sharing(ask, card) or generic.refuse_capacity(ask.request, card)
+        return None if online and late is not None and late.reason in CORE_REASONS else late
+
+    def _best_first(self, ask: Ask, fitting: list[Card]) -> list[Card]:
+        """The vendor's preference before the policy's order, where there is a choice."""
+        count = ask.request.count
+        app_class = ask.constraint.setting(APP_CLASS)
+        if len(fitting) <= count:
+            return fitting
+        if app_class == ONLINE:
+            return quietest_first(fitting)
+        if app_class is None and ask.request.cores >= WHOLE_CARD_CORES:
+            return linked_first(fitting, count)
+        return fitting
+
+    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        weight = -NODE_WEIGHT if pod.node_policy == "spread" else NODE_WEIGHT
+        constraint = pod.constraint(self.key)
+        cards = node.of_vendor(self.key)
+        if constraint.setting(APP_CLASS) == ONLINE:
+            chosen = {grant.uuid for container in grants for grant in container}
+            return float(weight * sum(quietness(card) for card in cards if card.device.uuid in chosen))
+        alone = {grant.uuid for container in grants for grant in container if grant.cores >= WHOLE_CARD_CORES}
+        if alone and self._topology_aware(constraint):
+            return float(weight * linkage(cards, alone))
+        return 0.0
+
+    def _topology_aware(self, constraint: Constraint) -> bool:
+        wish = parse_bool(constraint.setting(TOPOLOGY_AWARE) or "")
+        return self.topology_aware if wish is None else wish
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        given = [[_given(grant) for grant in container] for container in bound.grants]
+        return {
+            **super().annotations(bound),
+            "metax-tech.com/gpu-devices-allocated": encode(given),
+            "metax-tech.com/predicate-time": str(round(bound.now * NANOSECONDS)),
+        }
+
+
+def _given(grant: Grant) -> dict[str, str | int]:
+    """One slice as MetaX's own plugin reads it."""
+    return {"uuid": grant.uuid, "compute": grant.cores, "vRam": grant.memory}

@@ -1,0 +1,99 @@
+"""Who may share an sGPU card with whom, and which of the possible cards suits best.
+
+Everything is read from the pods that hold a card now (`Card.tenants`) and from the link zones that the node registered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.requests import Constraint
+from tessera.vendors.metax_registration import LINK_ZONE, QOS_POLICY
+
+QOS = "metax-tech.com/sgpu-qos-policy"
+APP_CLASS = "metax-tech.com/sgpu-app-class"
+
+ONLINE, OFFLINE = "online", "offline"
+BEST_EFFORT = "best-effort"
+POLICIES = (BEST_EFFORT, "fixed-share", "burst-share")
+
+LINKED_PAIR = 10
+"""score of two cards in one link zone"""
+
+
+class Company(NamedTuple):
+    """How many pods of each app class hold a card."""
+
+    online: int
+    offline: int
+
+    @property
+    def only_offline(self) -> bool:
+        return self.offline > 0 and self.online == 0
+
+
+def company(card: Card) -> Company:
+    classes = Counter(tenant.setting(APP_CLASS) for tenant in card.tenants)
+    return Company(online=classes[ONLINE], offline=classes[OFFLINE])
+
+
+def class_allows(constraint: Constraint, card: Card) -> bool:
+    """Pods with an app class stay among themselves; beside an online pod an offline one would only be suspended."""
+    app_class = constraint.setting(APP_CLASS)
+    present = company(card)
+    if any(present) != (app_class in (ONLINE, OFFLINE)):
+        return False
+    return not (app_class == OFFLINE and present.online)
+
+
+def qos_allows(constraint: Constraint, card: Card) -> bool:
+    """The policy of the pods that hold the card decides; what the node registered, where they do not say."""
+    asked = constraint.setting(QOS) or BEST_EFFORT
+    held = {t.setting(QOS) for t in card.tenants if t.setting(APP_CLASS) != ONLINE} - {None, ""}
+    return held <= {asked} if held else card.device.custom.get(QOS_POLICY) in (None, "", asked)
+
+
+def quietest_first(cards: Sequence[Card]) -> list[Card]:
+    """For an online pod: few online pods, and rather none at all than only offline ones, which it would suspend."""
+    return sorted(cards, key=lambda card: (company(card).only_offline, company(card)))
+
+
+def quietness(card: Card) -> int:
+    """How good a card is for an online pod: 0 or less."""
+    present = company(card)
+    if present.only_offline:
+        return -100 * present.offline
+    return -20 * present.online - 2 * present.offline
+
+
+def linked_first(cards: Sequence[Card], count: int) -> list[Card]:
+    """For whole cards: the smallest link zone that holds all, else small zones first and unlinked cards last."""
+    sizes = Counter(_zone(card.device) for card in cards)
+
+    def rank(card: Card) -> tuple[bool, bool, int, int]:
+        zone = _zone(card.device)
+        return zone == 0, sizes[zone] < count, sizes[zone], zone
+
+    return sorted(cards, key=rank)
+
+
+def linkage(cards: Iterable[Card], chosen: set[str]) -> int:
+    """Links inside the chosen set count tenfold, links to unused cards that it breaks count against it."""
+    unused = [card.device for card in cards if card.used == 0]
+    taken = _pairs(device for device in unused if device.uuid in chosen)
+    rest = _pairs(device for device in unused if device.uuid not in chosen)
+    return 10 * taken - (_pairs(unused) - taken - rest)
+
+
+def _zone(device: Device) -> int:
+    """0 = not linked."""
+    return max(0, int(device.custom.get(LINK_ZONE, 0)))
+
+
+def _pairs(devices: Iterable[Device]) -> int:
+    sizes = Counter(_zone(device) for device in devices)
+    return sum(LINKED_PAIR * size * (size - 1) // 2 for zone, size in sizes.items() if zone)

@@ -1,0 +1,143 @@
+"""Moore Threads: a card has 16 cores and 96 units of memory, 512 MiB each; amounts in a pod are sums over its cards.
+
+Several cards are always whole ones, one card may be cut at fixed sizes. All containers of a pod that use MThreads share
+the cards of the first of them: MThreads' node agent learns one list of cards for the whole pod.
+"""
+
+from __future__ import annotations
+
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.misfits import Reason
+from tessera.core.requests import Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import (
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Section,
+    Switches,
+    Vendor,
+)
+from tessera.vendors.capacity import cards_from_capacity
+from tessera.vendors.card_shares import WHOLE_MEMORY
+from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.wire.objects import Node
+
+MIB_PER_UNIT = 512
+CORES_PER_CARD = 16
+UNITS_PER_CARD = 96
+SLICES = (2, 4, 8, 16, 32, 64, 96)
+"""memory of a part of a card, in units"""
+
+NANOSECONDS = 1_000_000_000
+CARDS_ANNOTATION = "mthreads.com/request-gpu-num"
+
+
+class MThreadsSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+
+
+CHART = MThreadsSection(
+    resource_count_name="mthreads.com/vgpu",
+    resource_memory_name="mthreads.com/sgpu-memory",
+    resource_core_name="mthreads.com/sgpu-core",
+)
+
+
+class MThreads(Vendor):
+    key = "Mthreads"
+    quota_factor = MIB_PER_UNIT
+    keys = AnnotationKeys(
+        allocated="hami.io/mthreads-vgpu-devices-allocated",
+        use_uuids=("mthreads.ai/use-gpuuuid",),
+        avoid_uuids=("mthreads.ai/nouse-gpuuuid",),
+    )
+
+    def __init__(self, section: MThreadsSection) -> None:
+        self.names = ResourceNames(
+            count=section.resource_count_name,
+            memory=section.resource_memory_name,
+            cores=section.resource_core_name,
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        # Any integer is read here, so that zero and less get the vendor's own sentence.
+        count = container.amount(self.names.count, least=-INT32_MAX)
+        if count is None or isinstance(count, BadRequest):
+            return count is not None
+        if count <= 0:
+            return Denied(f"{self.names.count} must be greater than 0")
+        if count > 1:
+            self._take_whole(container, count)
+            pod.annotations[CARDS_ANNOTATION] = str(count)
+        elif container.text(self.names.memory, limits_only=True) is None:
+            self._take_whole(container, count)
+        elif container.amount(self.names.memory, limits_only=True) not in SLICES:
+            return Denied(f"sGPU memory request value is invalid, valid values are {list(SLICES)}")
+        return True
+
+    def _take_whole(self, container: ContainerDraft, count: int) -> None:
+        """Set all cores and memory, in both places: the apiserver has already copied limits into requests."""
+        if self.names.cores:
+            container.set_both(self.names.cores, count * CORES_PER_CARD)
+        if self.names.memory:
+            container.set_both(self.names.memory, count * UNITS_PER_CARD)
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = resources.amount(self.names.count)
+        if count is None or count == 0:
+            return None
+        if isinstance(count, BadRequest):
+            return count
+        units = resources.amount(self.names.memory, most=INT32_MAX // MIB_PER_UNIT, unit=f"units of {MIB_PER_UNIT} MiB")
+        if isinstance(units, BadRequest):
+            return units
+        cores = resources.amount(self.names.cores)
+        if isinstance(cores, BadRequest):
+            return cores
+        memory = (units or 0) * MIB_PER_UNIT // count
+        return Request(
+            vendor=self.key,
+            count=count,
+            memory=memory,
+            percent=0 if memory else WHOLE_MEMORY,
+            cores=(cores or 0) // count,
+        )
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return cards_from_capacity(
+            node,
+            vendor=self.key,
+            stem="mthreads",
+            cores_name=self.names.cores,
+            memory_name=self.names.memory,
+            cores_per_card=CORES_PER_CARD,
+            mib_per_unit=MIB_PER_UNIT,
+        )
+
+    def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
+        earlier = {grant.uuid for grants in ask.earlier for grant in grants}
+        return Reason.CUSTOM_RULE if earlier and card.device.uuid not in earlier else None
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        written = super().annotations(bound)
+        for grants in bound.grants:
+            if grants:
+                written["mthreads.com/gpu-index"] = ",".join(str(grant.index) for grant in grants)
+        written["mthreads.com/predicate-time"] = str(round(bound.now * NANOSECONDS))
+        written["mthreads.com/predicate-node"] = bound.node
+        return written
+
+
+def build(section: MThreadsSection, switches: Switches) -> list[Vendor]:
+    return [MThreads(section)]
+
+
+FAMILY = Family(section="mthreads", schema=MThreadsSection, chart=CHART, build=build)

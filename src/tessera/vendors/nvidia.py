@@ -1,0 +1,201 @@
+"""NVIDIA: shares by memory and cores, whole cards and MIG instances.
+
+Admission says aloud what surprises people (a plain count means the whole card, memory beats percentage) and touches
+only containers that ask for a card. Which MIG instance is chosen and how is not here but in `core.mig`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.core.devices import Device
+from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.vendors import nvidia_mig
+from tessera.vendors.base import (
+    AnnotationKeys,
+    Bound,
+    Family,
+    NodeProblem,
+    ResourceNames,
+    Switches,
+    Vendor,
+)
+from tessera.vendors.card_shares import WHOLE_MEMORY, memory_of
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.nvidia_section import CHART, NvidiaSection
+from tessera.vendors.registered import registered_cards
+from tessera.wire.errors import WireError
+from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
+from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.objects import Node
+from tessera.wire.pair_scores import decode_pair_scores
+from tessera.wire.quoting import shortened
+
+PRIORITY_ENV = "CUDA_TASK_PRIORITY"
+CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
+VISIBLE_ENV = "NVIDIA_VISIBLE_DEVICES"
+PAIR_SCORES = "hami.io/node-nvidia-score"
+
+POLICY_EFFECTS = {
+    "force": "is enforced even while the card is idle",
+    "disable": "is not enforced",
+}
+"""what an administrator's core policy makes of a container's share of cores"""
+
+
+class Nvidia(Vendor):
+    key = "NVIDIA"
+    arrays_exact = True
+    honours_cordon = True
+    keys = AnnotationKeys(
+        register="hami.io/node-nvidia-register",
+        handshake="hami.io/node-handshake",
+        to_allocate="hami.io/vgpu-devices-to-allocate",
+        allocated="hami.io/vgpu-devices-allocated",
+        use_models="nvidia.com/use-gputype",
+        avoid_models="nvidia.com/nouse-gputype",
+        use_uuids=("nvidia.com/use-gpuuuid",),
+        avoid_uuids=("nvidia.com/nouse-gpuuuid",),
+        mode="nvidia.com/vgpu-mode",
+        lock=NODE_LOCK,
+    )
+
+    def __init__(self, section: NvidiaSection) -> None:
+        nvidia_mig.validate(section.mig_profile_allowlist)
+        self.section = section
+        self.percentage = section.resource_memory_percentage_name
+        self.priority = section.resource_priority_name
+        self.names = ResourceNames(
+            count=section.resource_count_name,
+            memory=section.resource_memory_name,
+            cores=section.resource_core_name,
+            others=(self.percentage, self.priority),
+        )
+        self.quota_memory = self.names.memory
+        self.quota_cores = self.names.cores
+        self.quota_factor = max(section.memory_factor, 1)
+
+    # -- admission
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        percent = container.text(self.percentage)
+        if percent is not None and isinstance(container.amount(self.percentage, most=WHOLE_MEMORY), BadRequest):
+            return Denied(
+                f"invalid {self.percentage} value {shortened(str(percent))} in container {container.name}: "
+                f"must be an integer between 0 and {WHOLE_MEMORY}"
+            )
+        if not self._asks(container):
+            if self.section.overwrite_env:
+                container.set_env(VISIBLE_ENV, "none")
+            return False
+        priority = container.amount(self.priority, limits_only=True)
+        if isinstance(priority, BadRequest):
+            return Denied(f"container {container.name}: {priority.text}")
+        if priority is not None:
+            container.set_env(PRIORITY_ENV, str(priority))
+        self._complete_cores(container, pod)
+        self._apply_core_policy(container, pod)
+        if percent is not None and container.amount(self.names.memory) not in (None, 0):
+            pod.warn(f"container {container.name}: {self.names.memory} decides, {self.percentage} beside it is ignored")
+        if pod.runtime_class is None and self.section.runtime_class_name:
+            pod.runtime_class = self.section.runtime_class_name
+        return True
+
+    def _asks(self, container: ContainerDraft) -> bool:
+        """Whether the container gets a card; adds the default count to one that names only parts of a card."""
+        count = container.amount(self.names.count)
+        if count is not None:
+            return count != 0
+        parts = (self.names.memory, self.percentage, self.names.cores)
+        default = self.section.default_gpu_num
+        if not default or not self.names.count or all(container.text(n, limits_only=True) is None for n in parts):
+            return False
+        container.set_limit(self.names.count, default)
+        return True
+
+    def _complete_cores(self, container: ContainerDraft, pod: PodDraft) -> None:
+        """A card without a share of its memory or cores is a whole card."""
+        name = self.names.cores
+        if not name or container.text(name) is not None:
+            return
+        if container.text(self.percentage) is not None:
+            whole = container.amount(self.percentage) == WHOLE_MEMORY
+        else:
+            whole = container.text(self.names.memory) is None
+        if whole:
+            container.set_limit(name, WHOLE_CARD_CORES)
+            pod.warn(
+                f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) that nobody shares; "
+                f"ask for {' or '.join(n for n in (self.names.memory, name) if n)} to share them"
+            )
+
+    def _apply_core_policy(self, container: ContainerDraft, pod: PodDraft) -> None:
+        policy = self.section.gpu_core_policy
+        effect = POLICY_EFFECTS.get(policy)
+        if effect is None:
+            return
+        container.set_env(CORE_POLICY_ENV, policy)
+        if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
+            pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
+
+    # -- requests
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = resources.amount(self.names.count)
+        if count is None or count == 0:
+            return None
+        if isinstance(count, BadRequest):
+            return count
+        memory = memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
+        if isinstance(memory, BadRequest):
+            return memory
+        percent = resources.amount(self.percentage)
+        if isinstance(percent, BadRequest):
+            return percent
+        cores = resources.amount(self.names.cores)
+        if isinstance(cores, BadRequest):
+            return cores
+        if not memory and not percent:
+            memory = self.section.default_memory
+        return Request(
+            vendor=self.key,
+            count=count,
+            memory=memory,
+            percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY),
+            cores=self.section.default_cores if cores is None else cores,
+        )
+
+    # -- nodes
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        cards = registered_cards(node, self.keys.register, vendor=self.key)
+        scores = node.annotations.get(PAIR_SCORES)
+        if isinstance(cards, NodeProblem) or not scores:
+            return cards
+        try:
+            links = decode_pair_scores(scores)
+        except WireError:
+            # Scores only order cards that fit anyway: without them the cards remain usable.
+            return cards
+        return tuple(replace(card, links=links[card.uuid]) if card.uuid in links else card for card in cards)
+
+    # -- binding
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        written = super().annotations(bound)
+        allocations = [
+            MigAllocation(container=position, device=index, uuid=grant.uuid, slot=grant.mig)
+            for position, grants in enumerate(bound.grants)
+            for index, grant in enumerate(grants)
+            if grant.mig is not None
+        ]
+        if allocations:
+            written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
+        return written
+
+
+def build(section: NvidiaSection, switches: Switches) -> list[Vendor]:
+    return [Nvidia(section)]
+
+
+FAMILY = Family(section="nvidia", schema=NvidiaSection, chart=CHART, build=build)

@@ -1,0 +1,175 @@
+"""Pods of the API as the core sees them: what they ask (`pod_request`) and what they hold (`pod_facts`).
+
+Asking fails closed: a value that cannot be honoured refuses the pod. Holding fails safe: what is readable counts, what is not holds the
+node, and where positions cannot be trusted every container counts as running to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tessera.core.grants import Grant, Grants, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request, Role, Weights
+from tessera.vendors.base import Vendor
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.wire import keys
+from tessera.wire.errors import WireError
+from tessera.wire.gobool import parse_bool
+from tessera.wire.mig import MigAllocation, decode_mig_allocations, split_legacy_uuid
+from tessera.wire.objects import Container, Pod
+from tessera.wire.pod_devices import salvage_pod_devices
+from tessera.wire.scoring_weights import decode_scoring_weights
+
+SIDECAR_POLICY = "Always"
+ENDED = frozenset({"Succeeded", "Failed"})
+
+
+@dataclass(frozen=True, slots=True)
+class BadPod:
+    """A pod whose request cannot be honoured as written."""
+
+    container: str
+    """empty where the fault is in an annotation"""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDefaults:
+    """What the flags say where a pod says nothing."""
+
+    node: str = "binpack"
+    device: str = "spread"
+
+
+def pod_request(
+    pod: Pod, vendors: Mapping[str, Vendor], defaults: PolicyDefaults = PolicyDefaults()
+) -> PodRequest | BadPod:
+    """The pod's request, or what is wrong with it. Every container has its entry, asking or not."""
+    asks = []
+    for container, role in _containers(pod):
+        requests = _requests(container, vendors)
+        if isinstance(requests, BadPod):
+            return requests
+        asks.append(ContainerAsk(container.name, role, requests))
+    annotations = pod.annotations
+    weights = _weights(annotations)
+    if isinstance(weights, BadPod):
+        return weights
+    asked = sorted({request.vendor for ask in asks for request in ask.requests})
+    constraints = ((key, vendors[key].constraint(annotations)) for key in asked)
+    return PodRequest(
+        uid=pod.metadata.uid,
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        containers=tuple(asks),
+        constraints=tuple((key, constraint) for key, constraint in constraints if constraint != Constraint()),
+        numa_bind=parse_bool(annotations.get(keys.NUMA_BIND, "")) or False,
+        node_policy=annotations.get(keys.NODE_POLICY, defaults.node),
+        device_policy=annotations.get(keys.DEVICE_POLICY, defaults.device),
+        weights=weights,
+    )
+
+
+def _containers(pod: Pod) -> list[tuple[Container, Role]]:
+    init = [
+        (container, Role.SIDECAR if container.restart_policy == SIDECAR_POLICY else Role.INIT)
+        for container in pod.init_containers
+    ]
+    return [*init, *((container, Role.APP) for container in pod.app_containers)]
+
+
+def _requests(container: Container, vendors: Mapping[str, Vendor]) -> tuple[Request, ...] | BadPod:
+    limits, requests = container.resources.limits or {}, container.resources.requests or {}
+    if not limits and not requests:
+        return ()
+    resources = Resources(limits, requests)
+    found = []
+    for key in sorted(vendors):
+        answer = vendors[key].request(resources)
+        if isinstance(answer, BadRequest):
+            return BadPod(container.name, answer.text)
+        if answer is not None:
+            found.append(answer)
+    return tuple(found)
+
+
+def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
+    text = annotations.get(keys.SCORING_WEIGHTS)
+    if text is None:
+        return Weights()
+    try:
+        return decode_scoring_weights(text)
+    except WireError as error:
+        return BadPod("", str(error))
+
+
+def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
+    """What the pod holds on its node; None where it holds nothing: not bound, ended, or without an allocation.
+
+    Annotations of a pod that is not bound are nobody's word yet: the binding writes them and the node together.
+    """
+    if not pod.spec.node_name or pod.status.phase in ENDED:
+        return None
+    annotations = pod.annotations
+    written = {key: vendors[key] for key in sorted(vendors) if vendors[key].keys.allocated in annotations}
+    if not written:
+        return None
+    spans = _spans(pod)
+    reservations, problems = _reservations(annotations)
+    grants: dict[str, tuple[Grants, ...]] = {}
+    for key, vendor in written.items():
+        entries, unreadable = salvage_pod_devices(annotations[vendor.keys.allocated])
+        problems += unreadable
+        if len(entries) < len(spans):
+            # HAMi leaves out entries of containers without devices: positions mean nothing then.
+            spans = ()
+        grants[key] = tuple(
+            tuple(_granted(vendor.decode(entry), reservations, (c, d)) for d, entry in enumerate(container))
+            for c, container in enumerate(entries)
+        )
+    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+    return PodFacts(
+        uid=pod.metadata.uid,
+        namespace=pod.metadata.namespace,
+        name=pod.metadata.name,
+        node=pod.spec.node_name,
+        spans=spans,
+        grants=grants,
+        stray_mig=tuple((stray.uuid, stray.slot) for stray in reservations.values()),
+        settings=tuple((key, extra) for key, v in written.items() if (extra := v.constraint(annotations).extra)),
+        problem=f"the allocation of pod {name} cannot be read: {problems[0]}" if problems else "",
+    )
+
+
+def _spans(pod: Pod) -> tuple[Span, ...]:
+    """When each container runs; an init container that ended well does not run again."""
+    ended = {
+        status.name
+        for status in pod.status.init_container_statuses or []
+        if status.state.terminated is not None and status.state.terminated.exit_code == 0
+    }
+    return tuple(Span(role, role is Role.INIT and container.name in ended) for container, role in _containers(pod))
+
+
+Reservations = dict[tuple[int, int], MigAllocation]
+"""by container and device position"""
+
+
+def _reservations(annotations: Mapping[str, str]) -> tuple[Reservations, list[str]]:
+    try:
+        allocations = decode_mig_allocations(annotations.get(keys.MIG_ALLOCATIONS, ""))
+    except WireError as error:
+        return {}, [str(error)]
+    return {(a.container, a.device): a for a in allocations}, []
+
+
+def _granted(grant: Grant, reservations: Reservations, place: tuple[int, int]) -> Grant:
+    """The grant with the reservation that belongs to it, which is taken out; what remains in the end is stray."""
+    uuid, _ = split_legacy_uuid(grant.uuid)
+    reservation = reservations.get(place)
+    if reservation is not None and reservation.uuid == uuid:
+        del reservations[place]
+        return replace(grant, uuid=uuid, mig=reservation.slot)
+    return replace(grant, uuid=uuid) if uuid != grant.uuid else grant

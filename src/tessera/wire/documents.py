@@ -1,0 +1,186 @@
+"""A configuration file as a tree that remembers where every value was written, and the error that lists all its problems.
+
+`yaml_source` and `json_source` build the tree, `strict` turns it into typed values. A tree is immutable and bounded in depth
+and size, also through YAML aliases: whoever walks one needs no limits of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tessera.wire.errors import WireError
+
+MAX_BYTES = 2**20
+"""bytes of a file; as much as a ConfigMap can hold"""
+
+MAX_DEPTH = 32
+"""levels of nesting; real files have fewer than ten"""
+
+MAX_ITEMS = 200_000
+"""values in a file, those behind aliases counted as often as they are used"""
+
+MAX_PROBLEMS = 50
+"""problems reported for one file; a file with more needs another look anyway"""
+
+EXCERPT = 40
+"""characters of a value that are quoted in a problem"""
+
+ScalarValue = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One plain value; `text` is how the file spells it."""
+
+    value: ScalarValue
+    line: int
+    text: str
+    quoted: bool = False
+
+    size = 1
+    depth = 0
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return "nothing"
+        return f"the text {excerpt(self.text)}" if isinstance(self.value, str) else clipped(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    items: tuple[Item, ...]
+    line: int
+    size: int
+    depth: int
+
+    def __str__(self) -> str:
+        return "a list"
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    text: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Keys and values in the order of the file; a key occurs once."""
+
+    entries: tuple[tuple[Key, Item], ...]
+    line: int
+    size: int
+    depth: int
+
+    def __str__(self) -> str:
+        return "a table of keys"
+
+
+Item = Scalar | Listing | Table
+
+
+def listing(items: Iterable[Item], line: int) -> Listing:
+    members = tuple(items)
+    return Listing(members, line, 1 + sum(m.size for m in members), 1 + max((m.depth for m in members), default=0))
+
+
+def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
+    members = tuple(entries)
+    return Table(members, line, 1 + sum(m.size for _, m in members), 1 + max((m.depth for _, m in members), default=0))
+
+
+def excerpt(text: str) -> str:
+    """A quoted, one-line, bounded rendering of text from outside."""
+    shown = text[:EXCERPT].encode("unicode_escape").decode("ascii") if not text.isprintable() else text[:EXCERPT]
+    return f'"{shown}…"' if len(text) > EXCERPT else f'"{shown}"'
+
+
+def clipped(text: str) -> str:
+    return excerpt(text)[1:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a file."""
+
+    file: str
+    line: int
+    """1-based; 0 where the whole file is meant"""
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{place}: {self.path}: {self.text}" if self.path else f"{place}: {self.text}"
+
+
+class ConfigError(WireError):
+    """A file that cannot be used, with everything that is wrong in it."""
+
+    def __init__(self, problems: Iterable[Problem], *, unlisted: int = 0) -> None:
+        self.problems = tuple(problems)
+        lines = [str(problem) for problem in self.problems]
+        if unlisted:
+            lines.append(f"and {unlisted} more problems")
+        super().__init__("\n".join(lines))
+
+
+class Report:
+    """Collects the problems of one file while it is read."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._problems: list[Problem] = []
+        self._unlisted = 0
+
+    @property
+    def full(self) -> bool:
+        """Further problems are only counted: no need to word them well."""
+        return len(self._problems) >= MAX_PROBLEMS
+
+    def __bool__(self) -> bool:
+        return bool(self._problems)
+
+    def add(self, text: str, *, line: int = 0, path: str = "") -> None:
+        if self.full:
+            self._unlisted += 1
+        else:
+            self._problems.append(Problem(self.file, line, path, text))
+
+    def fatal(self, text: str, *, line: int = 0, path: str = "") -> ConfigError:
+        """The error to raise where reading cannot go on."""
+        self.add(text, line=line, path=path)
+        return self.error()
+
+    def error(self) -> ConfigError:
+        return ConfigError(sorted(self._problems, key=lambda problem: problem.line), unlisted=self._unlisted)
+
+    def check(self) -> None:
+        """Raise if anything was reported."""
+        if self:
+            raise self.error()
+
+
+Upgrade = Callable[[Item], Item]
+"""brings an old form of a section into today's, before it is decoded"""
+
+
+def measured(text: str, report: Report) -> str:
+    """`text` without a byte-order mark, if it is short enough and proper Unicode."""
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise report.fatal("the file is not valid UTF-8", line=1 + text.count("\n", 0, error.start)) from error
+    if size > MAX_BYTES:
+        raise report.fatal(f"the file has {size} bytes; at most {MAX_BYTES} are read")
+    return text.removeprefix("\ufeff")
+
+
+def bounded(item: Item, report: Report) -> Item:
+    """`item`, unless aliases made it too deep or too large."""
+    if item.depth > MAX_DEPTH:
+        raise report.fatal(f"nested more than {MAX_DEPTH} levels deep", line=item.line)
+    if item.size > MAX_ITEMS:
+        raise report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
+    return item

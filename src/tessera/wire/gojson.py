@@ -1,0 +1,66 @@
+"""JSON as Go programs read it: keys match whatever their case, unknown keys and nulls do not count.
+
+Only the envelope is here; what the values must be is the business of each format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from tessera.wire.errors import WireError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def decode_array(text: str, what: str) -> list[Any]:
+    """The members of a JSON array; `null` has none."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WireError(f"{what} is not valid JSON: {error}") from error
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise WireError(f"{what} must be a JSON array, not {type(value).__name__}")
+    return value
+
+
+def encode(value: Any) -> str:
+    """Compact JSON."""
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeError as error:
+        raise WireError(f"cannot be written as JSON: {error}") from error
+
+
+def key_table(kind: type[msgspec.Struct]) -> Mapping[str, str]:
+    """From lower case to the name on the wire, for `fold`."""
+    return MappingProxyType({name.lower(): name for name in kind.__struct_encode_fields__})
+
+
+def fold(value: Any, keys: Mapping[str, str]) -> Any:
+    """An object with the known keys only, spelled as on the wire; anything else as it is."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        keys[lowered]: member
+        for key, member in value.items()
+        if member is not None and (lowered := key.lower()) in keys
+    }
+
+
+def fold_each(value: Any, keys: Mapping[str, str]) -> Any:
+    """`fold` over a list; anything else as it is."""
+    return [fold(member, keys) for member in value] if isinstance(value, list) else value
+
+
+def convert(value: Any, kind: type[T], what: str) -> T:
+    """A checked struct from a folded object."""
+    try:
+        return msgspec.convert(value, type=kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise WireError(f"{what}: {error}") from error

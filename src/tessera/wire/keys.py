@@ -1,0 +1,66 @@
+"""Names of annotations and labels that belong to no vendor. Vendors' own names are in their modules."""
+
+from __future__ import annotations
+
+# -- pod: the decision
+
+ASSIGNED_NODE = "hami.io/vgpu-node"
+"""annotation, and a label of the same name and value"""
+ASSIGNED_TIME = "hami.io/vgpu-time"
+"""unix seconds, decimal"""
+BIND_PHASE = "hami.io/bind-phase"
+BIND_TIME = "hami.io/bind-time"
+"""unix seconds, decimal"""
+MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
+RETRY = "tessera.io/retry"
+"""patched on a pending pod to make kube-scheduler ask again"""
+
+PHASE_ALLOCATING = "allocating"
+PHASE_SUCCESS = "success"
+PHASE_FAILED = "failed"
+
+# -- pod: wishes
+
+NODE_POLICY = "hami.io/node-scheduler-policy"
+DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
+SCORING_WEIGHTS = "hami.io/device-scoring-weights"
+NUMA_BIND = "nvidia.com/numa-bind"
+"""in spite of its name it holds for cards of every vendor"""
+POD_GROUP = "scheduling.x-k8s.io/pod-group"
+"""label; not empty on members of a group"""
+
+# -- pod: a container's slice, read by its own environment through fieldRef
+
+_SLICE = "tessera.io/c{container}.{field}"
+
+
+def visible_devices(container: int) -> str:
+    return _SLICE.format(container=container, field="visible-devices")
+
+
+def memory_limit(container: int, device: int) -> str:
+    return _SLICE.format(container=container, field=f"memory-limit-{device}")
+
+
+def core_limit(container: int) -> str:
+    return _SLICE.format(container=container, field="core-limit")
+
+
+# -- node
+
+NODE_LOCK = "hami.io/mutex.lock"
+DEVICE_CORDON = "hami.io/device-cordon"
+"""comma list of uuids that take no new grants"""
+AGENT = "tessera.io/agent"
+"""how the agent on this node hands slices over"""
+
+# -- labels of the installation
+
+WEBHOOK = "hami.io/webhook"
+WEBHOOK_IGNORE = "ignore"
+"""on a pod or a namespace: the webhook does not look at it"""
+SCHEDULER_ROLE = "hami.io/scheduler-role"
+ROLE_LEADER = "leader"
+ROLE_FOLLOWER = "follower"
+COMPONENT = "app.kubernetes.io/component"
+SCHEDULER_COMPONENT = "hami-scheduler"

@@ -1,0 +1,44 @@
+"""The `hami.io/node-nvidia-score` annotation: how well each two cards of a node are linked.
+
+Unreadable scores are no reason to lose the node's cards: whoever reads a registration goes on without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
+
+from tessera.wire import gojson
+from tessera.wire.errors import WireError
+from tessera.wire.integers import INT32_MAX
+from tessera.wire.quoting import quoted
+
+PairScore = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+
+
+class _Row(msgspec.Struct, frozen=True):
+    uuid: str = ""
+    score: dict[str, PairScore] = {}
+
+
+_ROW_KEYS = gojson.key_table(_Row)
+
+
+def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
+    """Scores by the two uuids; one direction each, as the plugin wrote them."""
+    scores: dict[str, Mapping[str, int]] = {}
+    for position, raw in enumerate(gojson.decode_array(text, "the pair score annotation")):
+        row = gojson.convert(gojson.fold(raw, _ROW_KEYS), _Row, f"pair score {position}")
+        if not row.uuid:
+            raise WireError(f"pair score {position} has no uuid")
+        if row.uuid in scores:
+            raise WireError(f"device {quoted(row.uuid)} has two rows of pair scores")
+        scores[row.uuid] = row.score
+    return scores
+
+
+def encode_pair_scores(scores: Mapping[str, Mapping[str, int]]) -> str:
+    """Rows in the order given, the scores of a row sorted by uuid."""
+    return gojson.encode([{"uuid": uuid, "score": dict(sorted(row.items()))} for uuid, row in scores.items()])

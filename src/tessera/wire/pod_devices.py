@@ -1,0 +1,97 @@
+"""The `…-devices-to-allocate` and `…-devices-allocated` annotations of a pod: which slices its containers got.
+
+One entry for every container, init containers first, so positions are what counts. An encoded value decodes to itself.
+Plugins of HAMi append further empty entries when they hand devices out: compare positions, never lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tessera.wire.errors import WireError
+from tessera.wire.integers import INT32_MAX, counter
+from tessera.wire.quoting import quoted
+
+CONTAINER_END = ";"
+DEVICE_END = ":"
+FIELD_SEPARATOR = ","
+_SEPARATORS = frozenset(CONTAINER_END + DEVICE_END + FIELD_SEPARATOR)
+_FIELDS = 4
+
+
+class DeviceEntry(NamedTuple):
+    """One card's slice as it is written down."""
+
+    uuid: str
+    word: str
+    """the vendor's key, or the model where a vendor writes that"""
+    memory: int
+    """MiB"""
+    cores: int
+
+
+def has_separator(text: str) -> bool:
+    """Whether the text would fall apart inside this annotation."""
+    return not _SEPARATORS.isdisjoint(text)
+
+
+def encode_pod_devices(containers: Sequence[Sequence[DeviceEntry]]) -> str:
+    return "".join("".join(_encoded(entry) for entry in container) + CONTAINER_END for container in containers)
+
+
+def decode_pod_devices(text: str) -> list[list[DeviceEntry]]:
+    """The entries of every container; one unreadable entry refuses the whole text."""
+    containers, problems = salvage_pod_devices(text)
+    if problems:
+        raise WireError(problems[0])
+    return containers
+
+
+def salvage_pod_devices(text: str) -> tuple[list[list[DeviceEntry]], list[str]]:
+    """What can be read, each entry at its container's position, and a sentence for everything that cannot."""
+    problems: list[str] = []
+    containers = [list(_readable(piece, problems)) for piece in text.split(CONTAINER_END)]
+    if not containers[-1]:
+        containers.pop()
+    return containers, problems
+
+
+def _readable(container: str, problems: list[str]) -> Iterable[DeviceEntry]:
+    for piece in container.split(DEVICE_END):
+        try:
+            entry = _decoded(piece)
+        except WireError as error:
+            problems.append(f"{error}")
+        else:
+            if entry is not None:
+                yield entry
+
+
+def _decoded(piece: str) -> DeviceEntry | None:
+    """One device; None for what HAMi's own versions wrote without meaning a device."""
+    if FIELD_SEPARATOR not in piece:
+        return None
+    fields = piece.split(FIELD_SEPARATOR)
+    if len(fields) < _FIELDS:
+        raise WireError(
+            "pod annotation format error, missing fields, do not use nodeName in task spec:"
+            f" {quoted(piece)} has {len(fields)} of {_FIELDS} fields"
+        )
+    uuid, word, memory, cores = fields[:_FIELDS]
+    if not uuid:
+        return None
+    try:
+        return DeviceEntry(uuid, word, counter(memory, "memory"), counter(cores, "core"))
+    except WireError as error:
+        raise WireError(f"{error} (device {quoted(uuid)})") from error
+
+
+def _encoded(entry: DeviceEntry) -> str:
+    if not entry.uuid or has_separator(entry.uuid) or has_separator(entry.word):
+        raise WireError(
+            f"device {quoted(entry.uuid)} of type {quoted(entry.word)} cannot be written in a pod annotation"
+        )
+    if not (0 <= entry.memory <= INT32_MAX and 0 <= entry.cores <= INT32_MAX):
+        raise WireError(f"device {quoted(entry.uuid)}: {entry.memory} MiB and {entry.cores} cores are out of range")
+    return FIELD_SEPARATOR.join((entry.uuid, entry.word, str(entry.memory), str(entry.cores))) + DEVICE_END

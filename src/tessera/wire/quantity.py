@@ -1,0 +1,98 @@
+"""Kubernetes quantities (`3000`, `2Gi`, `1500m`, `3e3`) as exact numbers.
+
+A text means the same before and after an apiserver rewrote it in canonical form: parts below one nano round away
+from zero and binary sizes stop at the largest int64. Never a float inside, and any text is answered at once.
+Not here: which amounts a resource allows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+INT64_MIN = -(2**63)
+INT64_MAX = 2**63 - 1
+
+MAX_LENGTH = 64
+"""characters; the longest canonical text of a value that fits int64 has 33: sign, 19 digits, point, 9 digits, suffix"""
+MAX_EXPONENT = 128
+"""decimal; with at most 64 digits before it, anything larger is beyond int64 and anything smaller is below one nano"""
+NANO = 10**9
+"""parts of a unit; Kubernetes keeps nothing finer"""
+
+_GRAMMAR = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<whole>[0-9]+)(?:\.(?P<part>[0-9]*))?|\.(?P<only_part>[0-9]+))"
+    r"(?:(?P<binary>[KMGTPE])i|[eE](?P<exponent>[+-]?[0-9]+)|(?P<decimal>[numkMGTPE]?))"
+)
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
+_DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number that fits int64: what Kubernetes' `AsInt64` answers."""
+
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotWhole:
+    """A valid quantity that has a fraction or lies beyond int64; exponents above `MAX_EXPONENT` count as that one."""
+
+    value: Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class NotAQuantity:
+    """Text that Kubernetes would refuse."""
+
+    reason: str
+
+
+def read(text: str | int | float) -> Whole | NotWhole | NotAQuantity:
+    """What a quantity amounts to. A JSON number is read from its shortest decimal text."""
+    if isinstance(text, bool):
+        return NotAQuantity("true and false are not quantities")
+    if isinstance(text, int):
+        return _sorted_in(Fraction(text))
+    return _read_text(text if isinstance(text, str) else repr(text))
+
+
+def round_up(text: str | int | float) -> int | NotAQuantity:
+    """The next whole number away from zero, held within int64: what Kubernetes' `Value` answers."""
+    answer = read(text)
+    if isinstance(answer, NotAQuantity):
+        return answer
+    return max(INT64_MIN, min(_away_from_zero(Fraction(answer.value)), INT64_MAX))
+
+
+def _read_text(text: str) -> Whole | NotWhole | NotAQuantity:
+    if len(text) > MAX_LENGTH:
+        return NotAQuantity(f"more than {MAX_LENGTH} characters")
+    found = _GRAMMAR.fullmatch(text)
+    if found is None:
+        return NotAQuantity("not a Kubernetes quantity")
+    part = found["part"] or found["only_part"] or ""
+    value = Fraction(int((found["whole"] or "") + part), 10 ** len(part))
+    if found["binary"]:
+        value = min(value * _BINARY[found["binary"]], Fraction(INT64_MAX))
+    else:
+        value *= _power_of_ten(found["exponent"] or _DECIMAL[found["decimal"] or ""])
+    value = Fraction(_away_from_zero(value * NANO), NANO)
+    return _sorted_in(-value if found["sign"] == "-" else value)
+
+
+def _power_of_ten(exponent: str | int) -> Fraction:
+    bounded = max(-MAX_EXPONENT, min(int(exponent), MAX_EXPONENT))
+    return Fraction(10) ** bounded
+
+
+def _away_from_zero(value: Fraction) -> int:
+    return -(-value.numerator // value.denominator) if value > 0 else value.numerator // value.denominator
+
+
+def _sorted_in(value: Fraction) -> Whole | NotWhole:
+    if value.denominator == 1 and INT64_MIN <= value <= INT64_MAX:
+        return Whole(value.numerator)
+    return NotWhole(value)

@@ -1,0 +1,19 @@
+"""Foreign text inside messages: quoted, escaped and cut to a bearable length."""
+
+from __future__ import annotations
+
+import json
+
+MAX_QUOTED = 120
+"""characters; enough for any name, short enough for an event"""
+
+
+def shortened(text: str) -> str:
+    """The text itself, or its beginning where it is too long for a message."""
+    return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
+
+
+def quoted(text: str) -> str:
+    """In double quotes, with controls, quotes and backslashes escaped: the form of Go's `%q` for ordinary text."""
+    printable = shortened(text).encode("utf-8", "replace").decode("utf-8")
+    return json.dumps(printable, ensure_ascii=False)

@@ -1,0 +1,173 @@
+"""YAML text to a `documents` tree, event by event, without recursion and without building what the tree will not hold.
+
+Stops at the first level too deep and the first value too many. Knows the plain values of YAML 1.2 plus yes/no/on/off, as the
+Go libraries read them. Tags, merge keys and several documents are refused: no configuration file of ours needs them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from tessera.wire.documents import (
+    MAX_DEPTH,
+    MAX_ITEMS,
+    Item,
+    Key,
+    Report,
+    Scalar,
+    ScalarValue,
+    bounded,
+    excerpt,
+    listing,
+    measured,
+    table,
+)
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml where PyYAML was built with it: ten times faster, same events"""
+
+_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
+_TRUE = frozenset({"true", "yes", "on"})
+_FALSE = frozenset({"false", "no", "off"})
+_INT = re.compile(r"[-+]?(0|[1-9][0-9]*)\Z", re.ASCII)
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z", re.ASCII)
+_SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
+
+_DIGITS = 40
+"""longest spelling read as a number; what is longer fits no field and would only cost time"""
+
+
+def plain_value(text: str) -> ScalarValue:
+    """What an unquoted word means."""
+    if text in _NULLS:
+        return None
+    if len(text) > _DIGITS:
+        return text
+    word = text if text.islower() else text.lower() if text.isupper() or text.istitle() else ""
+    if word in _TRUE or word in _FALSE:
+        return word in _TRUE
+    if _INT.match(text):
+        return int(text)
+    if _FLOAT.match(text) and not _leading_zero(text):
+        return float(text)
+    if _SPECIAL.match(text):
+        return float(text.lower().replace(".", "", 1))
+    return text
+
+
+def _leading_zero(text: str) -> bool:
+    """012 is octal to some readers and twelve to others: leave it a text, which no number field accepts."""
+    digits = text.lstrip("+-")
+    return digits.isdigit() and digits.startswith("0") and len(digits) > 1
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or table whose end has not been seen."""
+
+    line: int
+    anchor: str | None
+    is_table: bool
+    items: list[Item] = field(default_factory=list)
+    entries: dict[str, tuple[Key, Item]] = field(default_factory=dict)
+    key: Key | None = None
+    bad_key: bool = False
+    """the key was refused: its value is read and dropped"""
+
+
+def read_yaml(text: str, report: Report) -> Item:
+    """The tree of the one document in `text`. Duplicate keys and the like go to `report`; raises `ConfigError` where
+    the text cannot be followed any further."""
+    reader = _Reader(report)
+    try:
+        for event in yaml.parse(measured(text, report), Loader=_LOADER):
+            reader.take(event)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        said = ", ".join(part for part in (error.context, error.problem) if part)
+        raise report.fatal(f"not valid YAML: {said}", line=mark.line + 1 if mark else 0) from error
+    except yaml.reader.ReaderError as error:
+        line = 1 + text.count("\n", 0, error.position)
+        raise report.fatal(f"not valid YAML: {error.reason}", line=line) from error
+    return reader.root
+
+
+class _Reader:
+    def __init__(self, report: Report) -> None:
+        self.root: Item = Scalar(None, 0, "")
+        self._report = report
+        self._open: list[_Open] = []
+        self._anchors: dict[str, Item] = {}
+        self._documents = 0
+        self._count = 0
+
+    def take(self, event: yaml.Event) -> None:
+        line = event.start_mark.line + 1
+        match event:
+            case yaml.DocumentStartEvent():
+                self._documents += 1
+                if self._documents > 1:
+                    raise self._report.fatal("a second document starts here; write one file a document", line=line)
+            case yaml.ScalarEvent():
+                self._untagged(event.tag, line)
+                plain = event.implicit[0]
+                value = plain_value(event.value) if plain else event.value
+                self._add(Scalar(value, line, event.value, quoted=not plain), event.anchor)
+            case yaml.AliasEvent():
+                self._alias(event.anchor, line)
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                self._untagged(event.tag, line)
+                if len(self._open) >= MAX_DEPTH:
+                    raise self._report.fatal(f"nested more than {MAX_DEPTH} levels deep", line=line)
+                self._open.append(_Open(line, event.anchor, isinstance(event, yaml.MappingStartEvent)))
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                closed = self._open.pop()
+                made = table(closed.entries.values(), closed.line) if closed.is_table else None
+                self._add(made or listing(closed.items, closed.line), closed.anchor)
+
+    def _untagged(self, tag: str | None, line: int) -> None:
+        if tag is not None:
+            self._report.add(f"the tag {excerpt(tag)} is not supported; write the value alone", line=line)
+
+    def _alias(self, anchor: str, line: int) -> None:
+        item = self._anchors.get(anchor)
+        if item is None:
+            self._report.add(f"*{anchor} is used here but &{anchor} is not defined before", line=line)
+        self._add(item or Scalar(None, line, ""), None)
+
+    def _add(self, item: Item, anchor: str | None) -> None:
+        self._count += 1
+        if self._count > MAX_ITEMS:
+            raise self._report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
+        bounded(item, self._report)
+        if anchor is not None:
+            self._anchors[anchor] = item
+        if not self._open:
+            self.root = item
+            return
+        parent = self._open[-1]
+        if not parent.is_table:
+            parent.items.append(item)
+        elif parent.key is None and not parent.bad_key:
+            self._begin_entry(parent, item)
+        else:
+            if parent.key is not None:
+                parent.entries[parent.key.text] = (parent.key, item)
+            parent.key, parent.bad_key = None, False
+
+    def _begin_entry(self, parent: _Open, item: Item) -> None:
+        parent.bad_key = True
+        if not isinstance(item, Scalar):
+            self._report.add(f"{item} cannot be a key", line=item.line)
+        elif item.text == "<<" and not item.quoted:
+            self._report.add("merge keys (<<) are not supported; write the keys out", line=item.line)
+        elif item.text in parent.entries:
+            first = parent.entries[item.text][0].line
+            self._report.add(f"the key {excerpt(item.text)} is given twice, first in line {first}", line=item.line)
+        else:
+            parent.bad_key = False
+            parent.key = Key(item.text, item.line)
