@@ -187,6 +187,10 @@ class Ledger:
     def pod(self, uid: str) -> PodEntry | None:
         return self._pods.get(uid)
 
+    def pods(self) -> list[PodEntry]:
+        """All pods, sorted by uid."""
+        return [self._pods[uid] for uid in sorted(self._pods)]
+
     def node_names(self) -> list[str]:
         """Nodes that are registered, sorted."""
         return sorted(name for name, node in self._nodes.items() if node.facts is not None)

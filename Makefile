@@ -1,0 +1,111 @@
+# Needs git, make and Python 3.11 or later; everything else goes into .venv, at locked versions.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+FUZZ_READY := $(VENV)/.ready-fuzz
+PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install
+
+# The first interpreter that is new enough; `make test PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+# Only `make lock` needs uv; it gets its own copy, so that locks do not differ between contributors.
+UV_VERSION := 0.13.7
+
+# Seconds for each fuzz target.
+FUZZ_SECONDS ?= 20
+
+# Per cent of lines and branches of core, wire and vendors that the tests must reach.
+COVERAGE := 95
+
+SUITES = $(wildcard tests/unit tests/property tests/contract)
+TYPED = src tests $(if $(wildcard bench/*.py),bench) $(if $(wildcard examples/*.py),examples)
+
+define heading
+@printf '\n==> %s\n' "$(1)"
+endef
+
+.PHONY: help demo test check format types layers fuzz bench e2e lock clean
+
+help: ## say what every verb does
+	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(READY) ## place pods on simulated GPU nodes and show who got which slice, or why not
+	@$(BIN)/python -m examples.first_slices
+
+test: $(READY) ## run the tests, with the branch coverage of core, wire and vendors
+	@$(BIN)/python -m pytest $(SUITES) --cov=tessera.core --cov=tessera.wire --cov=tessera.vendors \
+		--cov-branch --cov-report=term-missing --cov-fail-under=$(COVERAGE)
+
+check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
+	$(call heading,format)
+	@$(BIN)/ruff format --check .
+	$(call heading,lint)
+	@$(BIN)/ruff check .
+	@$(MAKE) types layers fuzz
+
+types: $(READY)
+	$(call heading,types)
+	@$(BIN)/mypy $(TYPED)
+
+layers: $(READY)
+	$(call heading,layers)
+	@$(BIN)/lint-imports --no-logo
+
+format: $(READY) ## rewrite the sources in the one format, and repair what the linter can repair
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+fuzz: $(FUZZ_READY) ## feed random bytes to every decoder, FUZZ_SECONDS=20 each
+	$(call heading,fuzz)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || { \
+		echo "skipped: atheris, the fuzzer, has no build for this machine and Python"; exit 0; }; \
+	for target in $(sort $(wildcard tests/fuzz/fuzz_*.py)); do \
+		name=$$(basename $$target .py); seeds=tests/fuzz/corpus/$$name; mkdir -p .fuzz/$$name; \
+		[ -d $$seeds ] || seeds=; \
+		printf '%s for $(FUZZ_SECONDS) s ... ' $$name; \
+		if $(BIN)/python $$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 \
+			-artifact_prefix=.fuzz/$$name- .fuzz/$$name $$seeds >.fuzz/$$name.log 2>&1; \
+		then sed -n 's/^stat::number_of_executed_units: */inputs without an uncaught exception: /p' .fuzz/$$name.log; \
+		else echo failed; tail -n 60 .fuzz/$$name.log; exit 1; fi; \
+	done
+
+bench: $(READY) ## measure the decision core; fails when a budget is broken
+	@$(BIN)/python -m bench.core --check
+
+e2e: $(READY) ## run the end-to-end tests
+	@$(BIN)/python -m pytest tests/e2e
+
+lock: $(READY) ## resolve the dependencies again (uv.lock) and export requirements/
+	@$(PIP) uv==$(UV_VERSION)
+	@$(BIN)/uv lock --upgrade
+	@$(BIN)/uv export --quiet --frozen --no-header --no-annotate --no-emit-project --no-emit-index-url \
+		--group dev --output-file requirements/dev.txt
+	@$(BIN)/uv export --quiet --frozen --no-header --no-annotate --no-emit-project --no-emit-index-url \
+		--only-group fuzz --output-file requirements/fuzz.txt
+
+clean: ## remove everything that these verbs made
+	rm -rf $(VENV) .coverage .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A new environment each time the dependencies change, so that nothing of an older lock stays behind.
+$(READY): pyproject.toml requirements/dev.txt
+	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11 or later found; name one with PYTHON=/path/to/python"; exit 1; }
+	@echo "==> $(VENV): a fresh environment with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear $(VENV) || { \
+		echo "make: Python's venv module does not work here; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "==> $(VENV): $$(grep -c == requirements/dev.txt) locked packages (about half a minute)"
+	@$(PIP) --require-hashes --requirement requirements/dev.txt
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(FUZZ_READY): $(READY) requirements/fuzz.txt
+	@echo "==> $(VENV): the fuzzer"
+	@$(PIP) --require-hashes --requirement requirements/fuzz.txt
+	@touch $@

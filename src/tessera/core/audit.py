@@ -1,0 +1,113 @@
+"""Checks that a ledger is true to itself, and says what is not.
+
+Run at start, by a metric in production and after every step of the property tests. Two kinds of finding: `broken` means a bug in
+the accounting; `overcommitted` means that the cluster itself shows more granted than there is, which a foreign
+scheduler or a changed registration can cause.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+from tessera.core.cards import Card, NodeView
+from tessera.core.grants import Use
+from tessera.core.holdings import Holding, holdings
+from tessera.core.ledger import Ledger
+from tessera.core.quota import demand
+from tessera.core.scoring import node_score
+
+BROKEN = "broken"
+OVERCOMMITTED = "overcommitted"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, and where."""
+
+    kind: str
+    node: str
+    card: str
+    text: str
+
+
+def audit(ledger: Ledger) -> list[Finding]:
+    """All findings, sorted by node; empty is good."""
+    found: list[Finding] = []
+    for name in ledger.node_names():
+        view = ledger.node(name)
+        if view is not None:
+            found.extend(_audit_node(ledger, view))
+    found.extend(_audit_quota(ledger))
+    return found
+
+
+def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
+    devices = {card.device.uuid: card.device for card in view.cards}
+    by_card: dict[str, list[Holding]] = defaultdict(list)
+    for entry in ledger.pods_on(view.name):
+        fresh = holdings(entry.facts, devices, ledger.rules)
+        if fresh != entry.holdings:
+            yield Finding(BROKEN, view.name, "", f"pod {entry.facts.uid} is charged {entry.holdings}, not {fresh}")
+        for uuid, holding in fresh.items():
+            by_card[uuid].append(holding)
+    for card in view.cards:
+        for kind, text in _audit_card(card, by_card[card.device.uuid]):
+            yield Finding(kind, view.name, card.device.uuid, text)
+    yield from _audit_arrays(ledger, view)
+
+
+def _audit_card(card: Card, held: list[Holding]) -> Iterator[tuple[str, str]]:
+    device = card.device
+    total = Use()
+    for holding in held:
+        total = total.plus(holding.use)
+    if total != Use(card.used, card.used_memory, card.used_cores):
+        yield BROKEN, f"card shows {card.used, card.used_memory, card.used_cores}, its pods hold {tuple(total)}"
+    for what, used, capacity in (
+        ("slots", card.used, device.slots),
+        ("MiB", card.used_memory, device.memory),
+        ("cores", card.used_cores, device.cores),
+    ):
+        if used > capacity:
+            yield OVERCOMMITTED, f"{used} of {capacity} {what} granted"
+    if len(held) > 1 and any(0 < device.cores <= holding.use.cores for holding in held):
+        yield OVERCOMMITTED, "a pod that has the whole card shares it"
+    places = [slot.placement for slot in card.mig]
+    if any(a.overlaps(b) for a, b in combinations(places, 2)):
+        yield OVERCOMMITTED, "MIG instances overlap"
+
+
+def _audit_arrays(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
+    arrays = ledger.arrays
+    row = arrays.row(view.name)
+    if row < 0:
+        yield Finding(BROKEN, view.name, "", "node has no column")
+        return
+    if arrays.score[row] != node_score(view.cards):
+        yield Finding(BROKEN, view.name, "", f"score {arrays.score[row]}, not {node_score(view.cards)}")
+    if bool(arrays.unavailable[row]) != bool(view.facts.problem):
+        yield Finding(BROKEN, view.name, "", "the arrays disagree about whether the node is available")
+    for card in view.cards:
+        devices, columns = arrays.places([card.device.uuid])
+        for place in devices[columns == row]:
+            shown = (arrays.used[place, row], arrays.used_memory[place, row], arrays.used_cores[place, row])
+            if shown != (card.used, card.used_memory, card.used_cores):
+                yield Finding(BROKEN, view.name, card.device.uuid, f"arrays show {shown}")
+            if bool(arrays.sick[place, row]) != (not card.device.healthy or bool(card.held)):
+                yield Finding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's health")
+
+
+def _audit_quota(ledger: Ledger) -> Iterator[Finding]:
+    expected: dict[tuple[str, str], Use] = defaultdict(Use)
+    for entry in ledger.pods():
+        facts = entry.facts
+        for vendor, containers in facts.grants.items():
+            key = (facts.namespace, vendor)
+            expected[key] = expected[key].plus(demand(facts.spans, containers))
+    for (namespace, vendor), use in sorted(expected.items()):
+        if ledger.quotas.used(namespace, vendor) != use:
+            text = f"quota use of {namespace} is {ledger.quotas.used(namespace, vendor)}, its pods count {use}"
+            yield Finding(BROKEN, "", "", text)

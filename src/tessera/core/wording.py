@@ -1,0 +1,41 @@
+"""Sentences about decisions: HAMi's event texts, bounded, because Kubernetes cuts an event's message at 1024 characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tessera.core.misfits import NODE_REASONS, Reason
+from tessera.core.selection import Refused, Selected
+
+NAMED_NODES = 16
+"""nodes named in one sentence; the rest are counted"""
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_NODES
+    return ",".join(names) if more <= 0 else ",".join((*names[:NAMED_NODES], f"... {more} more"))
+
+
+def success_text(selected: Selected) -> str:
+    """Which node was found, and among which: worst to best, the best ones where there are many."""
+    fits = selected.fits
+    shown = [f"{name}:{score:.2f}" for name, score in fits[-NAMED_NODES:]]
+    if len(fits) > NAMED_NODES:
+        shown.insert(0, f"{len(fits) - NAMED_NODES} more ...")
+    refused = len(selected.candidates.names) - len(fits)
+    return (
+        f"find fit node({selected.placement.node}), {refused} nodes not fit, {len(fits)} nodes fit({','.join(shown)})"
+    )
+
+
+def failure_texts(refused: Refused) -> list[str]:
+    """One sentence for each card reason, then the sum."""
+    by_reason: dict[Reason, list[str]] = {}
+    for name, misfit in refused.misfits.items():
+        for reason, _ in misfit.counts:
+            if reason not in NODE_REASONS:
+                by_reason.setdefault(reason, []).append(name)
+    texts = [
+        f"{len(names)} nodes {reason.value}({_listed(sorted(names))})" for reason, names in sorted(by_reason.items())
+    ]
+    return [*texts, f"no available node, {len(refused.misfits)} nodes do not meet"]

@@ -1,0 +1,81 @@
+"""Every annotation decoder against arbitrary text: a value or a WireError, and values survive a rewrite."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from datetime import UTC
+from typing import Any
+
+import atheris
+
+with atheris.instrument_imports(include=["tessera.wire"]):
+    from tessera.wire.errors import WireError
+    from tessera.wire.gobool import parse_bool
+    from tessera.wire.handshake import decode_handshake
+    from tessera.wire.mig import decode_mig_allocations, encode_mig_allocations, split_legacy_uuid
+    from tessera.wire.node_lock import decode_node_lock, encode_node_lock
+    from tessera.wire.pair_scores import decode_pair_scores, encode_pair_scores
+    from tessera.wire.pod_devices import decode_pod_devices, encode_pod_devices, salvage_pod_devices
+    from tessera.wire.quantity import read, round_up
+    from tessera.wire.registration import decode_registration, encode_registration_json
+    from tessera.wire.scoring_weights import decode_scoring_weights, encode_scoring_weights
+
+
+def decode_nvidia(text: str) -> object:
+    return decode_registration(text, vendor="NVIDIA")
+
+
+REWRITTEN: tuple[tuple[Callable[[str], Any], Callable[[Any], str]], ...] = (
+    (decode_pod_devices, encode_pod_devices),
+    (decode_nvidia, encode_registration_json),
+    (decode_pair_scores, encode_pair_scores),
+    (decode_scoring_weights, encode_scoring_weights),
+)
+"""decoders whose value is the same after encoding and decoding it again"""
+
+
+def never_refuses(text: str) -> None:
+    read(text)
+    round_up(text)
+    parse_bool(text)
+    split_legacy_uuid(text)
+    salvage_pod_devices(text)
+    decode_handshake(text, zone=UTC)
+
+
+def refuses_or_survives_a_rewrite(text: str, *, is_unicode: bool) -> None:
+    for decode, encode in REWRITTEN:
+        try:
+            value = decode(text)
+        except WireError:
+            continue
+        if is_unicode:
+            assert decode(encode(value)) == value, (decode, value)
+
+
+def refuses_or_has_a_canonical_form(text: str) -> None:
+    try:
+        allocations = decode_mig_allocations(text)
+    except WireError:
+        pass
+    else:
+        assert set(decode_mig_allocations(encode_mig_allocations(allocations))) == set(allocations)
+    try:
+        lock = decode_node_lock(text)
+    except WireError:
+        return
+    encode_node_lock(lock)
+
+
+def one_input(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    is_unicode = text == data.decode("utf-8", "replace")
+    never_refuses(text)
+    refuses_or_survives_a_rewrite(text, is_unicode=is_unicode)
+    refuses_or_has_a_canonical_form(text)
+
+
+if __name__ == "__main__":
+    atheris.Setup(sys.argv, one_input)
+    atheris.Fuzz()

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.requests import Constraint, Request
+from tessera.vendors.base import NodeProblem, Switches
+from tessera.vendors.biren import FAMILY, Biren
+from tessera.vendors.drafts import BadRequest, Resources
+from tests.support.asking import World, devices, mutated, node, taken
+
+GPU = "birentech.com/gpu"
+
+
+@pytest.fixture
+def vendor() -> Biren:
+    (built,) = FAMILY.build(FAMILY.chart, Switches())
+    assert isinstance(built, Biren)
+    return built
+
+
+def card(uuid: str, *, used: int = 0, slots: int = 2, numa: int = 0, healthy: bool = True) -> Card:
+    index = int(uuid[-1])
+    return Card(Device(uuid, "Biren", index, slots, 1000, 100, numa=numa, healthy=healthy), used=used)
+
+
+def test_a_missing_section_leaves_a_vendor_that_no_pod_can_name() -> None:
+    (vendor,) = FAMILY.build(msgspec.convert({}, FAMILY.schema), Switches())
+    assert vendor.names.all == ()
+    assert vendor.request(Resources(limits={"": 1, GPU: 1})) is None
+    assert mutated(vendor, {"": 1})[0] is False
+
+
+def test_the_section_is_read_by_its_keys() -> None:
+    section = msgspec.convert({"resourceCountName": "x/y", "unknown": 1}, FAMILY.schema)
+    assert FAMILY.build(section, Switches())[0].names.all == ("x/y",)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [({GPU: 1}, Request("Biren", 1, percent=100)), ({GPU: "2"}, Request("Biren", 2, percent=100)), ({GPU: 0}, None), ({}, None)],
+)
+def test_a_request(vendor: Biren, limits: dict[str, Any], expected: Request | None) -> None:
+    assert vendor.request(Resources(limits=limits)) == expected
+    assert vendor.request(Resources(requests=limits)) == expected
+
+
+@pytest.mark.parametrize("value", [-1, "500m", 2**31, "2Gi", "many", "１"])
+def test_a_number_that_cannot_be_honoured(vendor: Biren, value: Any) -> None:
+    answer = vendor.request(Resources(limits={GPU: value}))
+    assert isinstance(answer, BadRequest)
+    assert "write a whole number of cards" in answer.text
+
+
+def test_admission_only_looks_for_the_limit(vendor: Biren) -> None:
+    assert mutated(vendor, {GPU: 1})[0] is True
+    assert mutated(vendor, {}, {GPU: 1})[0] is False
+
+
+def test_registered_cards_count_one_hundred_cores(vendor: Biren) -> None:
+    text = '[{"id":"B0","count":4,"devmem":32768,"devcore":7,"type":"Biren-106","health":true}]'
+    assert devices(vendor, node(annotations={"hami.io/node-biren-register": text})) == (
+        Device("B0", "Biren", 0, 4, 32768, 100, "Biren-106"),
+    )
+
+
+def test_a_node_without_registration_has_no_cards(vendor: Biren) -> None:
+    assert devices(vendor, node()) == ()
+
+
+def test_a_registration_that_cannot_be_read_is_a_problem(vendor: Biren) -> None:
+    found = vendor.devices(node(annotations={"hami.io/node-biren-register": "[{"}))
+    assert isinstance(found, NodeProblem)
+    assert "hami.io/node-biren-register" in found.text
+
+
+def test_lists_of_uuids(vendor: Biren) -> None:
+    annotations = {"birentech.com/use-gpuuuid": "B1, B0", "birentech.com/nouse-gpuuuid": "B0"}
+    assert vendor.constraint(annotations) == Constraint(use_uuids=("B0", "B1"), avoid_uuids=("B0",))
+    cards = [card("B0"), card("B1"), card("B2")]
+    assert World(vendor, cards, annotations=annotations).indexes(**{GPU: 1}) == [1]
+    assert World(vendor, cards, annotations=annotations).refusal(**{GPU: 2}) == (
+        "1/3 AllocatedCardsInsufficientRequest, 2/3 CardUuidMismatch"
+    )
+
+
+def test_the_first_cards_win_and_nothing_but_a_slot_is_taken(vendor: Biren) -> None:
+    cards = [card("B2"), card("B0"), card("B1")]
+    world = World(vendor, cards)
+    grants = world.grants(**{GPU: 2})
+    text = "B2,Biren,0,0:B0,Biren,0,0:;"
+    assert world.written(grants) == {
+        "hami.io/Biren-devices-to-allocate": text,
+        "hami.io/Biren-devices-allocated": text,
+    }
+    assert [(c.used, c.used_memory, c.used_cores) for c in taken(vendor, cards, grants)] == [(1, 0, 0), (1, 0, 0), (0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("cards", "policy", "count", "expected"),
+    [
+        ([card("B0", healthy=False)], "spread", 1, "1/1 CardNotHealth"),
+        ([card("B0", used=2)], "spread", 1, "1/1 CardTimeSlicingExhausted"),
+        ([card("B0", used=1), card("B1")], "mutex", 2, "1/2 AllocatedCardsInsufficientRequest, 1/2 ExclusiveDeviceAllocateConflict"),
+        ([card("B0")], "spread", 2, "NodeInsufficientDevice"),
+    ],
+)  # fmt: skip
+def test_refusals(vendor: Biren, cards: list[Card], policy: str, count: int, expected: str) -> None:
+    assert World(vendor, cards, policy).refusal(**{GPU: count}) == expected
+
+
+def test_numa_binding_takes_the_first_numa_node_that_has_enough(vendor: Biren) -> None:
+    cards = [card("B0", numa=0), card("B1", numa=1), card("B2", numa=1)]
+    assert World(vendor, cards).indexes(**{GPU: 2}) == [0, 1]
+    assert World(vendor, cards, numa_bind=True).indexes(**{GPU: 2}) == [1, 2]
+    assert World(vendor, cards, numa_bind=True).refusal(**{GPU: 3}) == "3/3 NumaNotFit"
+
+
+def test_keys_of_the_handover(vendor: Biren) -> None:
+    assert (vendor.keys.handshake, vendor.keys.lock) == ("hami.io/node-handshake-biren", "hami.io/mutex.lock")

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.core.cards import Card
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.grants import Grant, Grants
+from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import Bound, NodeProblem, Switches
+from tessera.vendors.cambricon import FAMILY, Cambricon, CambriconSection
+from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
+from tessera.wire.objects import Metadata, Node, NodeStatus
+
+MLU = "cambricon.com/vmlu"
+MEM = "cambricon.com/mlu.smlu.vmemory"
+CORES = "cambricon.com/mlu.smlu.vcore"
+DEVICES = ("hami.io/cambricon-mlu-devices-to-allocate", "hami.io/cambricon-mlu-devices-allocated")
+POD = PodRequest(uid="u", namespace="ns", name="p", containers=())
+
+
+@pytest.fixture
+def vendor() -> Cambricon:
+    return Cambricon(FAMILY.chart)
+
+
+def node(**capacity: Any) -> Node:
+    return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
+
+
+def bound(*grants: Grants) -> Bound:
+    return Bound(pod=POD, node="n1", grants=grants, now=0.0, devices={})
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({MLU: 1, MEM: 4, CORES: 10}, Request("MLU", 1, memory=1024, cores=10)),
+        ({MLU: "1"}, Request("MLU", 1, percent=100, cores=100)),
+        ({MLU: 2, MEM: 0}, Request("MLU", 2, percent=100, cores=100)),
+        ({MLU: 1, CORES: 0}, Request("MLU", 1, percent=100, cores=0)),
+        ({MLU: 0, MEM: 4}, None),
+        ({MEM: 4}, None),
+        ({}, None),
+    ],
+)
+def test_a_request(vendor: Cambricon, limits: dict[str, Any], expected: Request | None) -> None:
+    assert vendor.request(Resources(limits=limits)) == expected
+    assert vendor.request(Resources(requests=limits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("limits", "resource"),
+    [
+        ({MLU: -1}, MLU),
+        ({MLU: "1500m"}, MLU),
+        ({MLU: 1, MEM: "4Gi"}, MEM),
+        ({MLU: 1, MEM: -4}, MEM),
+        ({MLU: 1, CORES: "0.5"}, CORES),
+    ],
+)
+def test_an_amount_that_cannot_be_honoured(vendor: Cambricon, limits: dict[str, Any], resource: str) -> None:
+    answer = vendor.request(Resources(limits=limits))
+    assert isinstance(answer, BadRequest)
+    assert answer.resource == resource
+
+
+def test_advice_on_memory_names_the_unit(vendor: Cambricon) -> None:
+    answer = vendor.request(Resources(limits={MLU: 1, MEM: "4Gi"}))
+    assert isinstance(answer, BadRequest)
+    assert "units of 256 MiB" in answer.advice
+
+
+def test_admission_only_detects(vendor: Cambricon) -> None:
+    draft = ContainerDraft(limits={MLU: 1})
+    assert vendor.mutate(draft, PodDraft()) is True
+    assert draft == ContainerDraft(limits={MLU: 1})
+    assert vendor.mutate(ContainerDraft(requests={MLU: 1}), PodDraft()) is False
+
+
+@pytest.mark.parametrize(
+    ("capacity", "count", "memory"),
+    [
+        ({CORES: "200", MEM: "640"}, 2, 81920),
+        ({CORES: 250, MEM: 640}, 3, 65536),
+        ({CORES: 100}, 1, 0),
+    ],
+)
+def test_cards_follow_from_the_capacity(vendor: Cambricon, capacity: dict[str, Any], count: int, memory: int) -> None:
+    assert vendor.devices(node(**capacity)) == tuple(
+        Device(f"n1-cambricon-mlu-{i}", "MLU", index=i, slots=100, memory=memory, cores=100, model="MLU")
+        for i in range(count)
+    )
+
+
+@pytest.mark.parametrize("capacity", [{}, {CORES: "0", MEM: "0"}, {MEM: 640}, {"cpu": "4"}])
+def test_a_node_without_capacity_has_no_cards(vendor: Cambricon, capacity: dict[str, Any]) -> None:
+    assert vendor.devices(node(**capacity)) == ()
+
+
+@pytest.mark.parametrize(
+    ("capacity", "resource"),
+    [
+        ({CORES: "-100", MEM: 640}, CORES),
+        ({CORES: "many", MEM: 640}, CORES),
+        ({CORES: 100, MEM: "1500m"}, MEM),
+        ({CORES: 2**31 - 1, MEM: 640}, CORES),
+        ({CORES: 100, MEM: 2**31 - 1}, MEM),
+    ],
+)
+def test_a_capacity_that_cannot_be_true_is_a_problem_of_the_node(
+    vendor: Cambricon, capacity: dict[str, Any], resource: str
+) -> None:
+    problem = vendor.devices(node(**capacity))
+    assert isinstance(problem, NodeProblem)
+    assert resource in problem.text
+
+
+def test_a_vendor_without_names_sees_and_asks_nothing() -> None:
+    vendor = Cambricon(CambriconSection())
+    assert vendor.names.all == ()
+    assert vendor.devices(node(**{"": 100, CORES: 100})) == ()
+    assert vendor.request(Resources(limits={MLU: 1, "": 1})) is None
+    assert vendor.mutate(ContainerDraft(limits={"": 1}), PodDraft()) is False
+
+
+def test_a_share_is_written_for_the_agent_of_cambricon(vendor: Cambricon) -> None:
+    cards = vendor.devices(node(**{CORES: 200, MEM: 640}))
+    assert isinstance(cards, tuple)
+    request = Request("MLU", 1, memory=1024, cores=10)
+    ask = Ask(request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=[Card(cards[1])])
+    grants = vendor.fit(ask)
+    assert isinstance(grants, tuple)
+    text = "n1-cambricon-mlu-1,MLU,1024,10:;"
+    assert vendor.annotations(bound(grants)) == {
+        DEVICES[0]: text,
+        DEVICES[1]: text,
+        "CAMBRICON_DSMLU_ASSIGNED": "false",
+        "CAMBRICON_DSMLU_ASSIGHED": "false",
+        "CAMBRICON_DSMLU_PROFILE": "1_10_4",
+    }
+
+
+def test_the_profile_is_that_of_the_first_container_with_a_card(vendor: Cambricon) -> None:
+    first = Grant("n1-cambricon-mlu-0", "MLU", 2560, 20)
+    second = Grant("n1-cambricon-mlu-1", "MLU", 256, 5, index=1)
+    assert vendor.annotations(bound((), (first,), (second,)))["CAMBRICON_DSMLU_PROFILE"] == "0_20_10"
+
+
+def test_a_pod_without_a_card_has_no_profile(vendor: Cambricon) -> None:
+    assert vendor.annotations(bound(())) == dict.fromkeys(DEVICES, ";")
+
+
+def test_a_pod_says_which_cards_it_accepts(vendor: Cambricon) -> None:
+    constraint = vendor.constraint({"cambricon.com/use-gpuuuid": "a", "cambricon.com/nouse-gpuuuid": "b"})
+    assert (constraint.use_uuids, constraint.avoid_uuids) == (("a",), ("b",))
+
+
+def test_the_family_builds_one_vendor() -> None:
+    (vendor,) = FAMILY.build(FAMILY.chart, Switches())
+    assert (vendor.key, vendor.arrays_exact, vendor.keys.lock) == ("MLU", True, "cambricon.com/dsmlu.lock")
+    assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 256)
+    assert vendor.names.all == (MLU, MEM, CORES)

@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Grant, Grants, Placement
+from tessera.core.misfits import Misfit
+from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
+from tessera.vendors.base import Bound, NodeProblem, Switches
+from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
+from tessera.vendors.metax import CHART, FAMILY, LOSSES, SCORES, MetaxGpu, MetaxSection
+from tessera.wire.objects import Metadata, Node, NodeStatus
+
+VENDOR = MetaxGpu("metax-tech.com/gpu")
+WHOLE = Request(vendor="Metax-GPU", count=1, percent=100, cores=100)
+
+
+def node(capacity: dict[str, Any]) -> Node:
+    return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
+
+
+def view(cards: int, traits: dict[str, str] | None = None) -> NodeView:
+    devices = VENDOR.devices(node({"metax-tech.com/gpu": str(cards)}))
+    assert isinstance(devices, tuple)
+    facts = NodeFacts("n1", devices=devices, traits=traits or {})
+    return NodeView(facts, [Card(device) for device in devices])
+
+
+def pod(*roles: Role, node_policy: str = "binpack") -> PodRequest:
+    asks = tuple(ContainerAsk(f"c{i}", role, (WHOLE,)) for i, role in enumerate(roles))
+    return PodRequest("u", "ns", "p", asks, node_policy=node_policy)
+
+
+def place(node_view: NodeView, request: PodRequest) -> list[list[str]] | str:
+    answer = fit_pod(node_view, request, {VENDOR.key: VENDOR}, {})
+    if isinstance(answer, Misfit):
+        return answer.text
+    return [[grant.uuid for grant in container] for container in answer.grants[VENDOR.key]]
+
+
+def test_the_family_builds_whole_gpus_and_slices_from_one_section() -> None:
+    assert [vendor.key for vendor in FAMILY.build(CHART, Switches())] == ["Metax-GPU", "Metax-SGPU"]
+    assert [vendor.names.all for vendor in FAMILY.build(CHART, Switches())] == [
+        ("metax-tech.com/gpu",),
+        ("metax-tech.com/sgpu", "metax-tech.com/vmemory", "metax-tech.com/vcore"),
+    ]
+
+
+def test_a_missing_section_builds_vendors_whose_names_never_match() -> None:
+    for vendor in FAMILY.build(MetaxSection(), Switches()):
+        container = ContainerDraft(limits={"metax-tech.com/gpu": 1, "metax-tech.com/sgpu": 1})
+        assert vendor.mutate(container, PodDraft()) is False
+        assert vendor.request(container) is None
+        assert vendor.devices(node({"metax-tech.com/gpu": 4})) == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"metax-tech.com/gpu": "2"}, Request(vendor="Metax-GPU", count=2, percent=100, cores=100)),
+        ({"metax-tech.com/gpu": "0"}, None),
+        ({}, None),
+        ({"nvidia.com/gpu": 1}, None),
+    ],
+)
+def test_a_container_asks_for_whole_cards(limits: dict[str, Any], expected: Request | None) -> None:
+    assert VENDOR.request(Resources(limits=limits)) == expected
+
+
+@pytest.mark.parametrize("value", ["-1", "1500m", "many", "9" * 30, 2**31])
+def test_a_count_that_cannot_be_honoured_is_refused_with_advice(value: Any) -> None:
+    answer = VENDOR.request(Resources(limits={"metax-tech.com/gpu": value}))
+    assert isinstance(answer, BadRequest)
+    assert answer.resource == "metax-tech.com/gpu"
+    assert "write" in answer.advice
+
+
+def test_a_container_is_recognised_by_its_limits_only() -> None:
+    assert VENDOR.mutate(ContainerDraft(limits={"metax-tech.com/gpu": 1}), PodDraft()) is True
+    assert VENDOR.mutate(ContainerDraft(requests={"metax-tech.com/gpu": 1}), PodDraft()) is False
+
+
+def test_a_node_has_as_many_cards_as_its_capacity_says() -> None:
+    devices = VENDOR.devices(node({"metax-tech.com/gpu": "2"}))
+    assert devices == (
+        Device(uuid="n1-metax-0", vendor="Metax-GPU", index=0, slots=1, memory=65536, cores=100, model="Metax-GPU"),
+        Device(uuid="n1-metax-1", vendor="Metax-GPU", index=1, slots=1, memory=65536, cores=100, model="Metax-GPU"),
+    )
+
+
+@pytest.mark.parametrize("capacity", [{}, {"metax-tech.com/gpu": "0"}, {"cpu": "64"}])
+def test_a_node_without_capacity_has_no_cards(capacity: dict[str, Any]) -> None:
+    assert VENDOR.devices(node(capacity)) == ()
+
+
+@pytest.mark.parametrize("value", ["-4", "1.5", "lots", "1000000000", 2**62])
+def test_an_impossible_capacity_is_a_problem_of_the_node(value: Any) -> None:
+    assert isinstance(VENDOR.devices(node({"metax-tech.com/gpu": value})), NodeProblem)
+
+
+def test_a_whole_card_is_never_shared() -> None:
+    cards = view(2)
+    cards.cards[1].used = 1
+    assert place(cards, pod(Role.APP)) == [["n1-metax-0"]]
+    cards.cards[0].used = 1
+    assert place(cards, pod(Role.APP)) == "2/2 CardTimeSlicingExhausted"
+
+
+def test_two_app_containers_get_a_card_each() -> None:
+    placed = place(view(2), pod(Role.APP, Role.APP))
+    assert isinstance(placed, list)
+    assert sorted(card for container in placed for card in container) == ["n1-metax-0", "n1-metax-1"]
+    assert place(view(1), pod(Role.APP, Role.APP)) == "1/1 CardTimeSlicingExhausted"
+
+
+def test_an_app_container_uses_the_card_of_its_init_container_again() -> None:
+    cards = view(3)
+    placed = place(cards, pod(Role.INIT, Role.APP))
+    assert isinstance(placed, list)
+    assert placed[0] == placed[1]
+
+
+def test_a_second_init_container_and_an_app_container_stay_on_the_first_card() -> None:
+    placed = place(view(8), pod(Role.INIT, Role.INIT, Role.APP))
+    assert isinstance(placed, list)
+    assert len({card for container in placed for card in container}) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "traits", "expected"),
+    [
+        ("binpack", {LOSSES: '{"1": 30, "2": 70}'}, 1930.0),
+        ("anything", {LOSSES: '{"1": 30, "2": 70}'}, 1930.0),
+        ("spread", {SCORES: '{"2": 400}'}, 1600.0),
+        ("spread", {LOSSES: '{"2": 70}'}, 0.0),
+        ("binpack", {SCORES: '{"2": 400}'}, 0.0),
+        ("binpack", {}, 0.0),
+        ("binpack", {LOSSES: '{"1": 30}'}, 2000.0),
+        ("binpack", {LOSSES: '{"2": "x"}'}, 2000.0),
+        ("binpack", {LOSSES: "not json"}, 2000.0),
+        ("binpack", {LOSSES: ""}, 2000.0),
+        ("binpack", {LOSSES: "[" * 100_000}, 2000.0),
+        ("binpack", {LOSSES: '{"2": ' + "9" * 400 + "}"}, 2000.0),
+        ("binpack", {LOSSES: '{"2": 99999999999}'}, 2000.0),
+        ("binpack", {LOSSES: '{"2": -5}'}, 2005.0),
+    ],
+)
+def test_a_node_scores_by_what_its_topology_would_lose(policy: str, traits: dict[str, str], expected: float) -> None:
+    before = view(4, traits)
+    request = pod(Role.APP, Role.APP, node_policy=policy)
+    placement = fit_pod(before, request, {VENDOR.key: VENDOR}, {})
+    assert isinstance(placement, Placement)
+    assert VENDOR.node_score(before, request, placement.grants[VENDOR.key]) == expected
+
+
+def test_a_card_that_init_and_app_use_in_turn_counts_once_for_the_score() -> None:
+    before = view(4, {LOSSES: '{"1": 30, "2": 70}'})
+    request = pod(Role.INIT, Role.APP)
+    placement = fit_pod(before, request, {VENDOR.key: VENDOR}, {})
+    assert isinstance(placement, Placement)
+    assert VENDOR.node_score(before, request, placement.grants[VENDOR.key]) == 1970.0
+
+
+def test_binding_writes_both_device_annotations() -> None:
+    grants: tuple[Grants, ...] = ((Grant(uuid="n1-metax-0", vendor="Metax-GPU", memory=65536, cores=100),), ())
+    bound = Bound(pod=pod(Role.APP, Role.APP), node="n1", grants=grants, now=7.5, devices={})
+    assert VENDOR.annotations(bound) == {
+        "hami.io/metax-gpu-devices-to-allocate": "n1-metax-0,Metax-GPU,65536,100:;;",
+        "hami.io/metax-gpu-devices-allocated": "n1-metax-0,Metax-GPU,65536,100:;;",
+    }

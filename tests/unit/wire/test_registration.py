@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tessera.core.devices import Device, MigPlacement, MigProfile
+from tessera.wire.errors import WireError
+from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
+
+A = "GPU-03f69c50-207a-2038-9b45-23cac89cb67a"
+B = "GPU-1afede84-4e70-2174-49af-f07ebb94d1ae"
+
+TWO_A100 = (
+    Device(
+        A, "NVIDIA", slots=10, memory=81920, cores=100, model="NVIDIA A100-SXM4-80GB", mode="hami-core", healthy=True
+    ),
+    Device(
+        B,
+        "NVIDIA",
+        index=1,
+        slots=10,
+        memory=81920,
+        cores=100,
+        model="NVIDIA A100-SXM4-80GB",
+        numa=1,
+        mode="hami-core",
+        healthy=True,
+    ),
+)
+TWO_A100_JSON = (
+    f'[{{"id":"{A}","count":10,"devmem":81920,"devcore":100,"type":"NVIDIA A100-SXM4-80GB","mode":"hami-core",'
+    f'"health":true}},{{"id":"{B}","index":1,"count":10,"devmem":81920,"devcore":100,"type":"NVIDIA A100-SXM4-80GB",'
+    '"numa":1,"mode":"hami-core","health":true}]'
+)
+MIG_JSON = (
+    '[{"id":"GPU-m","index":1,"count":7,"devmem":40960,"devcore":100,"type":"NVIDIA A100-SXM4-40GB","numa":1,'
+    '"mode":"mig","migProfiles":[{"name":"2g.10gb","memoryMB":9984,"core":29,"sliceCount":2,'
+    '"placements":[{"start":0,"size":2},{"start":2,"size":2}]}],"health":true}]'
+)
+MIG = Device(
+    "GPU-m",
+    "NVIDIA",
+    index=1,
+    slots=7,
+    memory=40960,
+    cores=100,
+    model="NVIDIA A100-SXM4-40GB",
+    numa=1,
+    mode="mig",
+    mig_profiles=(MigProfile("2g.10gb", 9984, 29, 2, (MigPlacement(0, 2), MigPlacement(2, 2))),),
+)
+
+
+def test_v2_10_json_is_read_and_written_byte_for_byte() -> None:
+    assert decode_registration(TWO_A100_JSON, vendor="NVIDIA") == TWO_A100
+    assert encode_registration_json(TWO_A100) == TWO_A100_JSON
+
+
+def test_mig_profiles_are_read_and_written_byte_for_byte() -> None:
+    assert decode_registration(MIG_JSON, vendor="NVIDIA") == (MIG,)
+    assert encode_registration_json([MIG]) == MIG_JSON
+
+
+def test_v2_5_text_with_nine_fields_is_read_and_written() -> None:
+    text = (
+        f"{A},10,81920,100,NVIDIA A100-SXM4-80GB,0,true,0,hami-core:"
+        f"{B},10,81920,100,NVIDIA A100-SXM4-80GB,1,true,1,hami-core:"
+    )
+    assert decode_registration(text, vendor="NVIDIA") == TWO_A100
+    assert encode_registration_text(TWO_A100) == text
+
+
+def test_v2_4_text_with_seven_fields_has_no_index_and_means_hami_core() -> None:
+    text = "GPU-v,10,32768,100,NVIDIA-Tesla V100-PCIE-32GB,0,true:"
+    device = Device(
+        "GPU-v", "NVIDIA", slots=10, memory=32768, cores=100, model="NVIDIA-Tesla V100-PCIE-32GB", mode="hami-core"
+    )
+    assert decode_registration(text, vendor="NVIDIA") == (device,)
+    assert encode_registration_text([device], fields=7) == text
+
+
+@pytest.mark.parametrize(
+    ("vendor", "text", "device"),
+    [
+        (
+            "DCU",
+            "DCU-0,30,32768,60,DCU-K100,0,true:",
+            Device("DCU-0", "DCU", slots=30, memory=32768, cores=60, model="DCU-K100", mode="hami-core"),
+        ),
+        (
+            "MR-V100",
+            "IX-7,1,32768,100,MR-V100,0,false,3,:",
+            Device("IX-7", "MR-V100", index=3, slots=1, memory=32768, cores=100, model="MR-V100", healthy=False),
+        ),
+        (
+            "Ascend910B3",
+            '[{"id":"U1","index":1,"count":4,"devmem":65536,"devcore":20,"type":"Ascend910B3","health":true,'
+            '"customInfo":{"NetworkID":0}}]',
+            Device(
+                "U1",
+                "Ascend910B3",
+                index=1,
+                slots=4,
+                memory=65536,
+                cores=20,
+                model="Ascend910B3",
+                custom={"NetworkID": 0},
+            ),
+        ),
+    ],
+)
+def test_other_vendors_register_in_either_form(vendor: str, text: str, device: Device) -> None:
+    assert decode_registration(text, vendor=vendor) == (device,)
+
+
+@pytest.mark.parametrize(
+    ("text", "device"),
+    [
+        ('[{"id":"a"}]', Device("a", "V", slots=0, cores=0, healthy=False)),
+        (' \n[{"ID":"a","Health":true}]', Device("a", "V", slots=0, cores=0)),
+        (
+            '[{"id":"a","DevMem":5,"devicevendor":"X","migtemplate":[[{"name":"1g"}]],"future":{"x":[1]}}]',
+            Device("a", "V", slots=0, cores=0, memory=5, healthy=False),
+        ),
+        ('[{"id":"a","mode":null,"count":null,"custominfo":null}]', Device("a", "V", slots=0, cores=0, healthy=False)),
+        ('[{"id":"a","numa":-1}]', Device("a", "V", slots=0, cores=0, healthy=False)),
+        ("a,1,2,3,m,-1,f:", Device("a", "V", slots=1, memory=2, cores=3, model="m", mode="hami-core", healthy=False)),
+        ("a,1,2,3,m,2,T,4,mig::", Device("a", "V", 4, 1, 2, 3, "m", 2, "mig")),
+        (
+            '[{"id":"a","MIGPROFILES":[{"NAME":"1g.5gb","MEMORYMB":1,"Core":2,"SLICECOUNT":3,"Placements":[{"SIZE":1}]}]}]',
+            Device(
+                "a",
+                "V",
+                slots=0,
+                cores=0,
+                healthy=False,
+                mig_profiles=(MigProfile("1g.5gb", 1, 2, 3, (MigPlacement(0, 1),)),),
+            ),
+        ),
+    ],
+)
+def test_reading_follows_gos_rules_for_missing_null_and_unknown_keys(text: str, device: Device) -> None:
+    assert decode_registration(text, vendor="V") == (device,)
+
+
+@pytest.mark.parametrize("text", ["[]", ":", "::"])
+def test_a_registration_may_be_empty(text: str) -> None:
+    assert decode_registration(text, vendor="V") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "node annotation missing device separator"),
+        ("a,1,2,3,m,0,true", "node annotation missing device separator"),
+        ("null", "node annotation missing device separator"),
+        ("junk:", 'malformed node annotation segment: "junk"'),
+        ("a,1:", "unexpected field count 2 in node annotation"),
+        ("a,1,2,3,m,0,true,0:", "unexpected field count 8 in node annotation"),
+        ("a,x,2,3,m,0,true:", 'invalid count field: "x"'),
+        ("a,-1,2,3,m,0,true:", 'invalid count field: "-1"'),
+        ("a,1,x,3,m,0,true:", 'invalid memory field: "x"'),
+        ("a,1,2147483648,3,m,0,true:", 'invalid memory field: "2147483648"'),
+        ("a,1,2,x,m,0,true:", 'invalid core field: "x"'),
+        ("a,1,2,3,m,x,true:", 'invalid numa field: "x"'),
+        ("a,1,2,3,m,-99999999999,true:", 'invalid numa field: "-99999999999"'),
+        ("a,1,2,3,m,0,yes:", 'invalid health field: "yes"'),
+        ("a,1,2,3,m,0,true,x,mig:", 'invalid index field: "x"'),
+        ("a,1,2,3,m,0,true,-4,mig:", "index field must not be negative: -4"),
+        (",1,2,3,m,0,true:", "a registered device has no id"),
+        ("a;b,1,2,3,m,0,true:", 'device id "a;b" holds one of'),
+        ("a,1,2,3,m,0,true:a,1,2,3,m,0,true:", 'device "a" is registered twice'),
+        ("[", "the registration is not valid JSON"),
+        ("[" * 100_000, "the registration is not valid JSON"),
+        ('["\ud800"]', "the registration is not valid JSON"),
+        ('[{"id":"a"}] x', "the registration is not valid JSON"),
+        ("[1]", "registered device 0"),
+        ("[null]", "registered device 0"),
+        ("[{}]", "a registered device has no id"),
+        ('[{"id":null}]', "a registered device has no id"),
+        ('[{"id":5}]', "registered device 0"),
+        ('[{"id":"a"},{"id":"a"}]', 'device "a" is registered twice'),
+        ('[{"id":"a,b"}]', 'device id "a,b" holds one of'),
+        ('[{"id":"0000:3b:00.0"}]', 'device id "0000:3b:00.0" holds one of'),
+        ('[{"id":"a","count":-1}]', "registered device 0"),
+        ('[{"id":"a","devmem":2147483648}]', "registered device 0"),
+        ('[{"id":"a","devmem":' + "9" * 5000 + "}]", "the registration is not valid JSON"),
+        ('[{"id":"a","devmem":' + "9" * 400 + "}]", "registered device 0"),
+        ('[{"id":"a","devcore":1.5}]', "registered device 0"),
+        ('[{"id":"a","devcore":"1"}]', "registered device 0"),
+        ('[{"id":"a","index":-1}]', "registered device 0"),
+        ('[{"id":"a","health":"true"}]', "registered device 0"),
+        ('[{"id":"a","custominfo":[]}]', "registered device 0"),
+        ('[{"id":"a","migProfiles":{}}]', "registered device 0"),
+        ('[{"id":"a","migProfiles":[1]}]', "registered device 0"),
+        ('[{"id":"a","migProfiles":[{}]}]', 'registered device 0: MIG profile ""'),
+        ('[{"id":"a","migProfiles":[{"name":"x","placements":1}]}]', "registered device 0"),
+        (
+            '[{"id":"a","migProfiles":[{"name":"x","placements":[{"start":1}]}]}]',
+            'registered device 0: MIG profile "x"',
+        ),
+        ('[{"id":"a","migProfiles":[{"name":"x","placements":[{"start":-1,"size":1}]}]}]', "registered device 0"),
+        ('[{"id":"a","custominfo":{"x":' + "[" * 20 + "]" * 20 + "}}]", "registered device 0: custominfo is nested"),
+        ('[{"id":"a","custominfo":{"x":' + '{"y":' * 300 + "1" + "}" * 300 + "}}]", "registered device 0: custominfo"),
+    ],
+)
+def test_a_bad_registration_is_refused_as_a_whole(text: str, message: str) -> None:
+    with pytest.raises(WireError) as caught:
+        decode_registration(text, vendor="V")
+    assert str(caught.value).startswith(message)
+
+
+def test_a_registration_of_thousands_of_cards_is_read() -> None:
+    text = json.dumps([{"id": f"GPU-{n}", "health": True} for n in range(5000)])
+    assert len(decode_registration(text, vendor="NVIDIA")) == 5000
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [Device("", "V")],
+        [Device("a:b", "V")],
+        [Device("a", "V"), Device("a", "V")],
+    ],
+)
+def test_devices_that_nobody_could_read_back_are_not_written(devices: list[Device]) -> None:
+    with pytest.raises(WireError):
+        encode_registration_json(devices)
+    with pytest.raises(WireError):
+        encode_registration_text(devices)
+
+
+def test_the_text_form_cannot_begin_like_json() -> None:
+    with pytest.raises(WireError, match="would be read as JSON"):
+        encode_registration_text([Device("[a", "V")])
+
+
+def test_text_that_is_not_unicode_is_not_written_as_json() -> None:
+    with pytest.raises(WireError, match="cannot be written as JSON"):
+        encode_registration_json([Device("a", "V", model="\ud800")])
+
+
+@pytest.mark.parametrize(
+    "device", [Device("a", "V", model="x,y"), Device("a", "V", model="x:y"), Device("a", "V", mode=":")]
+)
+def test_the_text_form_has_no_place_for_separators(device: Device) -> None:
+    with pytest.raises(WireError, match="cannot be written in the text form"):
+        encode_registration_text([device])
+    assert decode_registration(encode_registration_json([device]), vendor="V") == (device,)
