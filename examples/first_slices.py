@@ -1,7 +1,8 @@
 """A first look at Tessera without a cluster: pods ask for slices, the decision core places them or says why not.
 
-Every step takes the product's own path: the vendor completes the pod as the webhook would, the request is read from the API object,
-the selector chooses, the ledger reserves, and the binding's annotations are what a real cluster would see.
+Every step takes the product's own path: the vendor completes the pod as the webhook would, the request is read from
+the API object, the selector chooses, the ledger reserves, and the binding's annotations are what a real cluster would
+see.
 """
 
 from __future__ import annotations

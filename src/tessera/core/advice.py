@@ -1,7 +1,7 @@
 """What would help a pod that fits nowhere: the card that comes nearest, and the smallest changes that would fit.
 
-Changes are found by asking the ordinary selection about altered pods, so an advised change is one that was seen to fit. Meant for
-`explain` and events, not for the hot path.
+Changes are found by asking the ordinary selection about altered pods, so an advised change is one that was seen to
+fit. Meant for `explain` and events, not for the hot path.
 """
 
 from __future__ import annotations

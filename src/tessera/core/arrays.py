@@ -1,8 +1,9 @@
 """All cards of the cluster as arrays (devices x nodes), so that a request can be checked on every node at once.
 
-A copy of the ledger's numbers, never a second truth: the ledger writes it, `Ledger.audit` compares it. A node keeps its column
-while it is registered. `log` records which columns changed, so that a reader that remembers its place re-evaluates only those.
-Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them, only list them.
+A copy of the ledger's numbers, never a second truth: the ledger writes it, `Ledger.audit` compares it. A node keeps
+its column while it is registered. `log` records which columns changed, so that a reader that remembers its place re-
+evaluates only those. Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them,
+only list them.
 """
 
 from __future__ import annotations

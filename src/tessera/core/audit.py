@@ -1,8 +1,8 @@
 """Checks that a ledger is true to itself, and says what is not.
 
-Run at start, by a metric in production and after every step of the property tests. Two kinds of finding: `broken` means a bug in
-the accounting; `overcommitted` means that the cluster itself shows more granted than there is, which a foreign
-scheduler or a changed registration can cause.
+Run at start, by a metric in production and after every step of the property tests. Two kinds of finding: `broken`
+means a bug in the accounting; `overcommitted` means that the cluster itself shows more granted than there is, which a
+foreign scheduler or a changed registration can cause.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Cards as one evaluation sees them: a device together with what is taken of it.
 
-Cards are cheap, mutable working copies. The ledger makes them for one node at a time, fitting charges them while it tries
-containers, and nobody keeps them.
+Cards are cheap, mutable working copies. The ledger makes them for one node at a time, fitting charges them while it
+tries containers, and nobody keeps them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What is known about one shape of pod on every node, kept up to date with the ledger's log.
 
-A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays cannot decide
-(MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and the plain
-rule decides node by node, on demand and remembered until the node changes.
+A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays
+cannot decide (MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and
+the plain rule decides node by node, on demand and remembered until the node changes.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ class Evaluation:
     def _compare(self, before: dict[int, Misfit]) -> None:
         """Give changed columns their new verdict and note whether it differs from the old one."""
         for row, old in before.items():
-            if self.possible[row]:
-                self.changed += 1
-            elif self.misfits(np.array([row], dtype=np.int64))[0] != old:
+            if self.possible[row] or self.misfits(np.array([row], dtype=np.int64))[0] != old:
                 self.changed += 1
 
     def _combine(self, columns: Ints) -> None:

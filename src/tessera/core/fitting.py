@@ -1,8 +1,8 @@
 """Does a pod fit one node, and with which grants: the plain, exact rule.
 
-Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container alone
-on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy container by
-container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
+Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container
+alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy
+container by container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
 """
 
 from __future__ import annotations
@@ -85,15 +85,11 @@ def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
     """One vendor's answer, after the check that the node has enough cards at all."""
     cards = ask.cards
     if ask.request.count > len(cards) and not any(card.device.mode == MIG for card in cards):
-        return node_misfit(
-            Reason.NODE_INSUFFICIENT_DEVICE, vendor=rules.key, container=ask.container, total=len(cards)
-        )
+        return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=rules.key, container=ask.container, total=len(cards))
     return rules.fit(ask)
 
 
-def _refuse_by_quota(
-    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
-) -> Misfit | None:
+def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
     for vendor in pod.vendors:
         room = rooms.get(vendor, UNLIMITED)
         short = quota.shortage(pod, vendor, room)
@@ -108,9 +104,7 @@ def _refuse_by_quota(
     return None
 
 
-def _each_alone(
-    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
-) -> Granted | Misfit:
+def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
     granted: Granted = {}
     seen: dict[Request, Grants] = {}
     for position, container in enumerate(pod.containers):
@@ -127,9 +121,7 @@ def _each_alone(
     return granted
 
 
-def _together(
-    node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms
-) -> Granted | Misfit:
+def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
     """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
     the app containers, since those start later."""
     granted: Granted = {}

@@ -1,7 +1,7 @@
 """The fit rule that most vendors share: check card by card, then choose.
 
-The order of the checks is visible on the wire (it decides which reason a card shows). The checks of one card never depend
-on another card, which keeps reasons independent of the walking order and lets `arrays` judge many nodes at
+The order of the checks is visible on the wire (it decides which reason a card shows). The checks of one card never
+depend on another card, which keeps reasons independent of the walking order and lets `arrays` judge many nodes at
 once with the same result; only quota and MIG look at what was taken before.
 """
 
@@ -139,14 +139,10 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
         if bound is not None:
             return bound
         return _numa_misfit(rules, ask, affordable, refused)
-    return cards_misfit(
-        refused, total=len(ask.cards), vendor=rules.key, taken=len(affordable), container=ask.container
-    )
+    return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=len(affordable), container=ask.container)
 
 
-def _within_quota(
-    ask: Ask, eligible: list[tuple[Card, Grant]]
-) -> tuple[list[tuple[Card, Grant]], list[CardMisfit]]:
+def _within_quota(ask: Ask, eligible: list[tuple[Card, Grant]]) -> tuple[list[tuple[Card, Grant]], list[CardMisfit]]:
     """Keep the best cards that the quota pays for together.
 
     Only where the quota does not pay for `count` of them: with enough room every eligible card stays a choice.
@@ -165,9 +161,7 @@ def _within_quota(
             kept.append((card, grant))
             room = room.less(grant.memory, grant.cores)
         else:
-            over.append(
-                CardMisfit(card.device.uuid, Reason.QUOTA_NOT_FIT, asked=grant.memory, free=room.memory)
-            )
+            over.append(CardMisfit(card.device.uuid, Reason.QUOTA_NOT_FIT, asked=grant.memory, free=room.memory))
     return (kept, []) if len(kept) == count else (kept, over)
 
 
@@ -199,10 +193,8 @@ def _pick_one_numa(ask: Ask, eligible: list[tuple[Card, Grant]]) -> Grants | Non
     return max(picks, key=lambda grants: topology.total([by_uuid[g.uuid] for g in grants]))
 
 
-def _numa_misfit(
-    rules: Rules, ask: Ask, eligible: list[tuple[Card, Grant]], refused: list[CardMisfit]
-) -> Misfit:
-    """Enough cards, but no NUMA node has enough of them: the largest group counts as taken, the rest as `NumaNotFit`."""
+def _numa_misfit(rules: Rules, ask: Ask, eligible: list[tuple[Card, Grant]], refused: list[CardMisfit]) -> Misfit:
+    """Enough cards, but no NUMA node has enough: the largest group counts as taken, the rest as `NumaNotFit`."""
     groups = _numa_groups(eligible)
     largest = max(groups, key=len)
     apart = [

@@ -75,9 +75,7 @@ class Span(NamedTuple):
     """an init container that ended with exit code 0 and will not run again"""
 
 
-def effective_use(
-    spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], *, core_masks: bool = False
-) -> Use:
+def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], *, core_masks: bool = False) -> Use:
     """What a pod holds of one card.
 
     `uses` are (container position, use, lasting): `lasting` uses (MIG instances) are held from Allocate to the end of

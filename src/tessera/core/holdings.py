@@ -1,7 +1,7 @@
 """What one pod holds of the cards of one node, worked out from its grants.
 
-Everything here follows from API objects alone (the pod's annotations and the node's registration), so that a replay gives
-exactly what the ledger has. What cannot be attributed exactly holds the card instead of freeing it.
+Everything here follows from API objects alone (the pod's annotations and the node's registration), so that a replay
+gives exactly what the ledger has. What cannot be attributed exactly holds the card instead of freeing it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,7 @@ class Holding:
     """why the card must not take anything new while this pod is there"""
 
 
-def holdings(
-    pod: PodFacts, devices: Mapping[str, Device], rules: Mapping[str, Rules]
-) -> dict[str, Holding]:
+def holdings(pod: PodFacts, devices: Mapping[str, Device], rules: Mapping[str, Rules]) -> dict[str, Holding]:
     """By uuid. Cards that the node does not have (any more) are left out: there is nothing to protect."""
     found: dict[str, list[tuple[int, Grant]]] = {}
     for containers in pod.grants.values():
@@ -64,9 +62,7 @@ def holdings(
     return result
 
 
-def _of_card(
-    pod: PodFacts, device: Device, entries: list[tuple[int, Grant]], rules: Mapping[str, Rules]
-) -> Holding:
+def _of_card(pod: PodFacts, device: Device, entries: list[tuple[int, Grant]], rules: Mapping[str, Rules]) -> Holding:
     vendor = rules.get(device.vendor)
     uses = []
     held = ""

@@ -88,9 +88,7 @@ class Ledger:
         if node.facts == facts:
             return
         node.facts = facts
-        node.cards = {
-            device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices
-        }
+        node.cards = {device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices}
         node.devices = {device.uuid: device for device in facts.devices}
         for entry in node.pods.values():
             entry.holdings = holdings(entry.facts, node.devices, self.rules)
@@ -178,7 +176,7 @@ class Ledger:
     def node(self, name: str) -> NodeView | None:
         """The node and its cards as they are; not to be changed. None where nothing is registered."""
         node = self._nodes.get(name)
-        if node is None or node.facts is None or not node.cards and not node.problem:
+        if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
         problem = node.problem
         facts = replace(node.facts, problem=problem) if problem != node.facts.problem else node.facts

@@ -1,8 +1,8 @@
 """Why something did not fit: values, never exceptions.
 
-`Reason` is a closed set; its values are HAMi's wire texts and the labels of metrics. A `CardMisfit` carries the numbers
-behind one card's refusal, a `Misfit` is the verdict on one node. Texts are short and shared: kube-scheduler counts equal
-texts together.
+`Reason` is a closed set; its values are HAMi's wire texts and the labels of metrics. A `CardMisfit` carries the
+numbers behind one card's refusal, a `Misfit` is the verdict on one node. Texts are short and shared: kube-scheduler
+counts equal texts together.
 """
 
 from __future__ import annotations
@@ -94,6 +94,4 @@ def cards_misfit(
     counts = Counter(card.reason for card in cards)
     if taken:
         counts[Reason.TOO_FEW_CARDS] += taken
-    return Misfit(
-        tuple(sorted(counts.items())), total=total, vendor=vendor, container=container, cards=cards
-    )
+    return Misfit(tuple(sorted(counts.items())), total=total, vendor=vendor, container=container, cards=cards)

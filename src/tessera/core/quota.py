@@ -161,6 +161,4 @@ def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
                 free=ask.room.memory,
             )
         )
-    return cards_misfit(
-        refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container
-    )
+    return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)

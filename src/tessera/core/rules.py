@@ -1,7 +1,7 @@
 """The decision half of a vendor: which cards it accepts, how it chooses among them, what a grant takes of a card.
 
-Every vendor is a subclass (`tessera.vendors`); the core knows them only through this class. The defaults are the generic
-rules that most vendors share. Rules are pure: they hold configuration, never state.
+Every vendor is a subclass (`tessera.vendors`); the core knows them only through this class. The defaults are the
+generic rules that most vendors share. Rules are pure: they hold configuration, never state.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Rules:
     quota_factor: int = 1
     """MiB per unit of the memory quota"""
     arrays_exact: bool = False
-    """True where `fit` is the generic rule without `custom_rule` (MIG apart), so that many nodes can be judged at once"""
+    """True where `fit` is the generic rule without `custom_rule`: then many nodes can be judged at once"""
     scores_nodes: bool = False
     """True where `node_score` is not always 0"""
     core_masks: bool = False

@@ -1,8 +1,8 @@
 """The generic card checks on many nodes at once.
 
-`judge` gives every card of the chosen columns a code: 0 where the card takes the request, otherwise the first check that refuses
-it. The order of the codes is the order of the checks in `generic`, which is the plain form of the same rule; a
-property test keeps the two equal. Quota, NUMA binding and MIG are not judged here.
+`judge` gives every card of the chosen columns a code: 0 where the card takes the request, otherwise the first check
+that refuses it. The order of the codes is the order of the checks in `generic`, which is the plain form of the same
+rule; a property test keeps the two equal. Quota, NUMA binding and MIG are not judged here.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def fitting(codes: Codes, counts: Ints, request: Request) -> Bools:
 
 
 class Wording:
-    """Misfits from columns of codes; equal columns share one object, which keeps answers about thousands of nodes small."""
+    """Misfits from columns of codes; equal columns share one object: answers about thousands of nodes stay small."""
 
     def __init__(self, question: Question, container: int) -> None:
         self._question = question
@@ -147,9 +147,7 @@ class Wording:
     def _word(self, column: bytes, total: int, cards_paid: int | None) -> Misfit:
         request, vendor = self._question.request, self._question.rules.key
         if total == 0 or (cards_paid is None and total < request.count):
-            return node_misfit(
-                Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=self._container, total=total
-            )
+            return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=self._container, total=total)
         numbers: dict[Reason, int] = {}
         takes = 0
         for code in column:
@@ -169,4 +167,3 @@ class Wording:
         if takes > taken:
             numbers[Reason.QUOTA_NOT_FIT] = numbers.get(Reason.QUOTA_NOT_FIT, 0) + takes - taken
         return Misfit(tuple(sorted(numbers.items())), total=total, vendor=vendor, container=self._container)
-

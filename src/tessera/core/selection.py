@@ -1,8 +1,8 @@
 """Choosing a node among candidates: the best that fits, or the reason for every one.
 
-The cost follows the candidates and what changed since a pod of the same shape was last asked for, not the size of the cluster nor the
-number of running pods. Nodes are tried best first with the plain rule, so the answer is always one that
-`fitting.fit_pod` gives. Ties are decided by node name; the order of the candidates never matters.
+The cost follows the candidates and what changed since a pod of the same shape was last asked for, not the size of the
+cluster nor the number of running pods. Nodes are tried best first with the plain rule, so the answer is always one
+that `fitting.fit_pod` gives. Ties are decided by node name; the order of the candidates never matters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHAPES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Nodes to choose from, with their columns. Kept and reused by callers that are asked about the same nodes again."""
+    """Nodes to choose from, with their columns. Callers that are asked about the same nodes again keep it."""
 
     names: tuple[str, ...]
     rows: Ints

@@ -36,9 +36,7 @@ def links(devices: Sequence[Device]) -> Matrix:
 
 def total(devices: Sequence[Device]) -> int:
     """Sum of the pair scores inside a set, each pair once."""
-    return sum(
-        device.links.get(other.uuid, 0) for i, device in enumerate(devices) for other in devices[i + 1 :]
-    )
+    return sum(device.links.get(other.uuid, 0) for i, device in enumerate(devices) for other in devices[i + 1 :])
 
 
 def choose(devices: Sequence[Device], count: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Sentences about decisions: HAMi's event texts, bounded, because Kubernetes cuts an event's message at 1024 characters."""
+"""Sentences about decisions: HAMi's event texts, bounded, because Kubernetes cuts an event at 1024 characters."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The interface of a vendor: everything Tessera knows about a kind of card, in one object.
 
 `Vendor` adds the borders (resource names, admission, requests, registration, annotations) to the decision half in
-`core.rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to make vendors from it.
-The registry finds it there; nothing else has to be touched to add a vendor.
+`core.rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to make vendors
+from it. The registry finds it there; nothing else has to be touched to add a vendor.
 """
 
 from __future__ import annotations

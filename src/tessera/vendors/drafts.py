@@ -1,7 +1,7 @@
 """What vendors read of a container, and the draft they edit at admission.
 
-A draft starts as a copy of the pod; vendors change it in place through operations that may be repeated without further effect.
-The webhook compares draft and original and sends only what differs.
+A draft starts as a copy of the pod; vendors change it in place through operations that may be repeated without
+further effect. The webhook compares draft and original and sends only what differs.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class Resources:
         return amount(name, text, least=least, most=most, unit=unit)
 
 
-def amount(
-    name: str, text: QuantityText, *, least: int = 0, most: int = INT32_MAX, unit: str = ""
-) -> int | BadRequest:
+def amount(name: str, text: QuantityText, *, least: int = 0, most: int = INT32_MAX, unit: str = "") -> int | BadRequest:
     """Read one quantity as a whole number in a range, or say what to write."""
     of = f" of {unit}" if unit else ""
     match read(text):

@@ -1,7 +1,7 @@
 """Pods of the API as the core sees them: what they ask (`pod_request`) and what they hold (`pod_facts`).
 
-Asking fails closed: a value that cannot be honoured refuses the pod. Holding fails safe: what is readable counts, what is not holds the
-node, and where positions cannot be trusted every container counts as running to the end.
+Asking fails closed: a value that cannot be honoured refuses the pod. Holding fails safe: what is readable counts,
+what is not holds the node, and where positions cannot be trusted every container counts as running to the end.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The policies by name, and what the texts in annotations and flags mean.
 
-A device policy may be a comma list: the words that order cards apply in the order written, the others act inside fitting.
-Words that nobody knows order nothing; without any ordering word cards are spread. Equal cards: the one registered
-later comes first, as HAMi has it.
+A device policy may be a comma list: the words that order cards apply in the order written, the others act inside
+fitting. Words that nobody knows order nothing; without any ordering word cards are spread. Equal cards: the one
+registered later comes first, as HAMi has it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,7 @@ def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
     return [key, _by_numa]
 
 
-def order_cards(
-    cards: Sequence[Card], text: str, *, numa_bind: bool, score: Callable[[Card], float]
-) -> list[Card]:
+def order_cards(cards: Sequence[Card], text: str, *, numa_bind: bool, score: Callable[[Card], float]) -> list[Card]:
     """Cards of one vendor, best first. `cards` are in order of registration."""
     keys = _card_keys(text, numa_bind=numa_bind)
 

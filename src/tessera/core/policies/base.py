@@ -1,7 +1,7 @@
 """What a policy may decide: how cards of a node are ordered, and how fitting nodes are ranked.
 
-A policy is a stateless strategy. Both halves are optional: `mutex` orders cards only; a policy that knows fragmentation would
-rank nodes from more than their score, which is why `rank` sees the whole `Ranking`.
+A policy is a stateless strategy. Both halves are optional: `mutex` orders cards only; a policy that knows
+fragmentation would rank nodes from more than their score, which is why `rank` sees the whole `Ranking`.
 """
 
 from __future__ import annotations
