@@ -16,6 +16,8 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 
 # Only `make lock` needs uv; it gets its own copy, so that locks do not differ between contributors.
 UV_VERSION := 0.13.7
+COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --python-version 3.11 --generate-hashes \
+	--no-build --no-header --no-annotate
 
 # Seconds for each fuzz target.
 FUZZ_SECONDS ?= 20
@@ -82,13 +84,10 @@ bench: $(READY) ## measure the decision core; fails when a budget is broken
 e2e: $(READY) ## run the end-to-end tests
 	@$(BIN)/python -m pytest tests/e2e
 
-lock: $(READY) ## resolve the dependencies again (uv.lock) and export requirements/
+lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
-	@$(BIN)/uv lock --upgrade
-	@$(BIN)/uv export --quiet --frozen --no-header --no-annotate --no-emit-project --no-emit-index-url \
-		--group dev --output-file requirements/dev.txt
-	@$(BIN)/uv export --quiet --frozen --no-header --no-annotate --no-emit-project --no-emit-index-url \
-		--only-group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
+	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
 
 clean: ## remove everything that these verbs made
 	rm -rf $(VENV) .coverage .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

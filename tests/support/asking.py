@@ -84,8 +84,10 @@ def devices(vendor: Vendor, of: Node) -> tuple[Device, ...]:
     return found
 
 
-def mutated(vendor: Vendor, limits: dict[str, Any], requests: dict[str, Any] | None = None) -> tuple[Any, ContainerDraft]:
-    """The vendor's answer and the draft it left; asked twice, since mutation must not depend on how often it is done."""
+def mutated(
+    vendor: Vendor, limits: dict[str, Any], requests: dict[str, Any] | None = None
+) -> tuple[Any, ContainerDraft]:
+    """The vendor's answer and the draft it left; asked twice, since mutation may be repeated."""
     draft, pod = ContainerDraft(dict(limits), dict(requests or {}), name="main"), PodDraft()
     answer = vendor.mutate(draft, pod)
     once = (dict(draft.limits), dict(draft.requests), dict(draft.env), dict(pod.annotations), list(pod.warnings))
@@ -109,4 +111,3 @@ def taken(vendor: Vendor, cards: Sequence[Card], grants: Grants) -> list[Card]:
         card = copies[grant.uuid]
         card.take(vendor.charge(card.device, vendor.decode(entry)))
     return list(copies.values())
-

@@ -112,8 +112,8 @@ class Rules:
 
     def charge(self, device: Device, grant: Grant) -> Use:
         """What a grant takes of its card; must follow from the annotation alone, since replay has nothing else."""
-        cores = device.cores if grant.cores >= WHOLE_CARD_CORES and grant.mig is None else grant.cores
-        return Use(slots=grant.slots, memory=grant.memory, cores=cores)
+        whole = grant.mig is None and grant.cores >= min(WHOLE_CARD_CORES, device.cores)
+        return Use(slots=grant.slots, memory=grant.memory, cores=device.cores if whole else grant.cores)
 
     def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """This vendor's part of the node's score for a found placement; `node` is as it was before placing."""

@@ -162,3 +162,5 @@ class Family:
     """the section as the chart ships it"""
     build: Callable[[Any, Switches], list[Vendor]]
     """vendors from a decoded section; called with the schema's empty value where the file has no such section"""
+    upgrade: Callable[[Any], Any] | None = None
+    """brings an older form of the section into today's"""

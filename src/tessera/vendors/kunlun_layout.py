@@ -24,9 +24,7 @@ PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
 GROUPS = ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6))
 
 TIGHT = (4, 5)
-"""free cards of a board with which any group will do"""
-LOOSE = 6
-"""free cards of a board with which the two left over should be linked as well"""
+"""free cards of a board with which any group will do; with six, the two left over should be linked as well"""
 
 BUBBLES = {4: 0, 1: 2}
 """how ragged a wing is with this many cards in use; any other number counts `RAGGED`"""
@@ -73,6 +71,7 @@ def _between_wings(count: int, free: frozenset[int]) -> Sequence[int] | None:
     groups = [group for group in GROUPS if free.issuperset(group)]
     if not groups or count != WING:
         return None
+    # No wing is free as a whole here, so that there are six free cards at most.
     if len(free) in TIGHT:
         return groups[0]
     return next((group for group in groups if _linked(free.difference(group))), groups[-1])

@@ -22,8 +22,8 @@ from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied
 from tessera.vendors.metax_registration import read_cards
 from tessera.vendors.metax_sharing import (
     APP_CLASS,
+    APP_CLASSES,
     BEST_EFFORT,
-    OFFLINE,
     ONLINE,
     POLICIES,
     QOS,
@@ -80,8 +80,8 @@ class MetaxSgpu(Vendor):
             return count is not None
         app_class = pod.annotations.get(APP_CLASS)
         if app_class is not None:
-            if app_class not in (ONLINE, OFFLINE):
-                return Denied(f"{APP_CLASS} must be set one of [{ONLINE}, {OFFLINE}]")
+            if app_class not in APP_CLASSES:
+                return Denied(f"{APP_CLASS} must be set one of [{', '.join(APP_CLASSES)}]")
             if count != 1:
                 return Denied("app-class pod must request single device")
         if app_class == ONLINE:

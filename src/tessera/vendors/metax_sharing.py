@@ -17,7 +17,7 @@ from tessera.vendors.metax_registration import LINK_ZONE, QOS_POLICY
 QOS = "metax-tech.com/sgpu-qos-policy"
 APP_CLASS = "metax-tech.com/sgpu-app-class"
 
-ONLINE, OFFLINE = "online", "offline"
+ONLINE, OFFLINE = APP_CLASSES = ("online", "offline")
 BEST_EFFORT = "best-effort"
 POLICIES = (BEST_EFFORT, "fixed-share", "burst-share")
 
@@ -44,10 +44,11 @@ def company(card: Card) -> Company:
 def class_allows(constraint: Constraint, card: Card) -> bool:
     """Pods with an app class stay among themselves; beside an online pod an offline one would only be suspended."""
     app_class = constraint.setting(APP_CLASS)
-    present = company(card)
-    if any(present) != (app_class in (ONLINE, OFFLINE)):
+    # Users of the card that nobody knows count as pods without a class.
+    kinds = {tenant.setting(APP_CLASS) in APP_CLASSES for tenant in card.tenants} or {False}
+    if kinds != {app_class in APP_CLASSES}:
         return False
-    return not (app_class == OFFLINE and present.online)
+    return not (app_class == OFFLINE and company(card).online)
 
 
 def qos_allows(constraint: Constraint, card: Card) -> bool:

@@ -17,6 +17,7 @@ import msgspec
 
 from tessera import vendors as package
 from tessera.vendors.base import Family, Switches, Vendor
+from tessera.wire.device_config import SectionSchema
 
 
 @cache
@@ -36,9 +37,9 @@ def collect(modules: Iterable[object]) -> tuple[Family, ...]:
     return tuple(found[section] for section in sorted(found))
 
 
-def schemas() -> Mapping[str, Any]:
-    """Type of each section by its name."""
-    return MappingProxyType({family.section: family.schema for family in families()})
+def schemas() -> Mapping[str, SectionSchema]:
+    """How each section of the file is read, by its name."""
+    return MappingProxyType({f.section: SectionSchema(f.schema, upgrade=f.upgrade) for f in families()})
 
 
 def build_vendors(sections: Mapping[str, Any] | None, switches: Switches) -> dict[str, Vendor]:

@@ -1,15 +1,17 @@
-"""A configuration file as a tree that remembers where every value was written, and the error that lists all its problems.
+"""A configuration file as a tree that remembers where every value was written, and the error that lists all problems.
 
-`yaml_source` and `json_source` build the tree, `strict` turns it into typed values. A tree is immutable and bounded in depth
-and size, also through YAML aliases: whoever walks one needs no limits of its own.
+`yaml_source` and `json_source` build the tree, `strict` turns it into typed values. A tree is immutable and bounded in
+depth and size, also through YAML aliases: whoever walks one needs no limits of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.wire.errors import WireError
+from tessera.wire.quoting import quoted
 
 MAX_BYTES = 2**20
 """bytes of a file; as much as a ConfigMap can hold"""
@@ -22,9 +24,6 @@ MAX_ITEMS = 200_000
 
 MAX_PROBLEMS = 50
 """problems reported for one file; a file with more needs another look anyway"""
-
-EXCERPT = 40
-"""characters of a value that are quoted in a problem"""
 
 ScalarValue = str | int | float | bool | None
 
@@ -44,7 +43,7 @@ class Scalar:
     def __str__(self) -> str:
         if self.value is None:
             return "nothing"
-        return f"the text {excerpt(self.text)}" if isinstance(self.value, str) else clipped(self.text)
+        return f"the text {quoted(self.text)}" if isinstance(self.value, str) else bare(self.text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +89,22 @@ def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
     return Table(members, line, 1 + sum(m.size for _, m in members), 1 + max((m.depth for _, m in members), default=0))
 
 
-def excerpt(text: str) -> str:
-    """A quoted, one-line, bounded rendering of text from outside."""
-    shown = text[:EXCERPT].encode("unicode_escape").decode("ascii") if not text.isprintable() else text[:EXCERPT]
-    return f'"{shown}…"' if len(text) > EXCERPT else f'"{shown}"'
+def as_item(value: Any, line: int) -> Item:
+    """Plain lists, dicts and texts, which may hold items, as an item that was written in `line`."""
+    match value:
+        case Scalar() | Listing() | Table():
+            return value
+        case list():
+            return listing([as_item(member, line) for member in value], line)
+        case dict():
+            members = ((key, as_item(member, line)) for key, member in value.items())
+            return table([(Key(str(key), member.line), member) for key, member in members], line)
+    return Scalar(value, line, str(value), quoted=isinstance(value, str))
 
 
-def clipped(text: str) -> str:
-    return excerpt(text)[1:-1]
+def bare(text: str) -> str:
+    """Text from outside as part of a message: one line, bounded, without quotes."""
+    return quoted(text)[1:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +167,6 @@ class Report:
         """Raise if anything was reported."""
         if self:
             raise self.error()
-
-
-Upgrade = Callable[[Item], Item]
-"""brings an old form of a section into today's, before it is decoded"""
 
 
 def measured(text: str, report: Report) -> str:

@@ -1,7 +1,7 @@
 """JSON text to a `documents` tree.
 
-The standard library judges the grammar; the walk over the tokens afterwards only has to find out what stands in which line.
-NaN and Infinity are no JSON and are refused; a key given twice goes to the report.
+The standard library judges the grammar; the walk over the tokens afterwards only has to find out what stands in which
+line. NaN and Infinity are no JSON and are refused; a key given twice goes to the report.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from tessera.wire.documents import MAX_DEPTH, MAX_ITEMS, Item, Key, Report, Scalar, excerpt, listing, measured, table
+from tessera.wire.documents import MAX_DEPTH, MAX_ITEMS, Item, Key, Report, Scalar, listing, measured, table
+from tessera.wire.quoting import quoted
 from tessera.wire.yaml_source import plain_value
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^\s\[\]{}:,"]+')
@@ -66,9 +67,7 @@ def _put(parent: _Open, item: Item, report: Report) -> None:
     if earlier is None:
         parent.entries[key.text] = (key, item)
     else:
-        report.add(
-            f"the key {excerpt(key.text)} is given twice, first in line {earlier[0].line}", line=key.line
-        )
+        report.add(f"the key {quoted(key.text)} is given twice, first in line {earlier[0].line}", line=key.line)
 
 
 class _NotJson(ValueError):

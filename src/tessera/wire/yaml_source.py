@@ -1,7 +1,7 @@
 """YAML text to a `documents` tree, event by event, without recursion and without building what the tree will not hold.
 
-Stops at the first level too deep and the first value too many. Knows the plain values of YAML 1.2 plus yes/no/on/off, as the
-Go libraries read them. Tags, merge keys and several documents are refused: no configuration file of ours needs them.
+Stops at the first level too deep and the first value too many. Knows the plain values of YAML 1.2 plus yes/no/on/off,
+as the Go libraries read them. Tags, merge keys and several documents are refused: no file of ours needs them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tessera.wire.documents import (
     Scalar,
     ScalarValue,
     bounded,
-    excerpt,
     listing,
     measured,
     table,
 )
+from tessera.wire.quoting import quoted
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: ten times faster, same events"""
@@ -106,7 +106,7 @@ class _Reader:
         self._count = 0
 
     def take(self, event: yaml.Event) -> None:
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 0
         match event:
             case yaml.DocumentStartEvent():
                 self._documents += 1
@@ -131,10 +131,10 @@ class _Reader:
 
     def _untagged(self, tag: str | None, line: int) -> None:
         if tag is not None:
-            self._report.add(f"the tag {excerpt(tag)} is not supported; write the value alone", line=line)
+            self._report.add(f"the tag {quoted(tag)} is not supported; write the value alone", line=line)
 
-    def _alias(self, anchor: str, line: int) -> None:
-        item = self._anchors.get(anchor)
+    def _alias(self, anchor: str | None, line: int) -> None:
+        item = self._anchors.get(anchor or "")
         if item is None:
             self._report.add(f"*{anchor} is used here but &{anchor} is not defined before", line=line)
         self._add(item or Scalar(None, line, ""), None)
@@ -167,7 +167,7 @@ class _Reader:
             self._report.add("merge keys (<<) are not supported; write the keys out", line=item.line)
         elif item.text in parent.entries:
             first = parent.entries[item.text][0].line
-            self._report.add(f"the key {excerpt(item.text)} is given twice, first in line {first}", line=item.line)
+            self._report.add(f"the key {quoted(item.text)} is given twice, first in line {first}", line=item.line)
         else:
             parent.bad_key = False
             parent.key = Key(item.text, item.line)

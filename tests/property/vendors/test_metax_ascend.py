@@ -108,7 +108,7 @@ def worlds(draw: st.DrawFn) -> tuple[Vendor, NodeView, PodRequest, Room]:
 @given(worlds())
 def test_grants_never_exceed_what_a_card_has(world: tuple[Vendor, NodeView, PodRequest, Room]) -> None:
     vendor, node, pod, room = world
-    before = deepcopy(list(node.cards))
+    before = [card.copy() for card in node.cards]
     answer = fit_pod(node, pod, {vendor.key: vendor}, {vendor.key: room})
     assert list(node.cards) == before
     if isinstance(answer, Misfit):

@@ -25,7 +25,7 @@ def vendor() -> Amd:
     return Amd(CHART)
 
 
-def card(index: int, *, units: int = 304, model: str = MODEL, healthy: bool = True, **use: int) -> Card:
+def card(index: int, *, units: int = 304, model: str = MODEL, healthy: bool = True, **use: Any) -> Card:
     return Card(Device(f"G{index}", "AMD", index, 4, 196608, units, model, healthy=healthy), **use)
 
 

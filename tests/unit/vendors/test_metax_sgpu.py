@@ -350,6 +350,14 @@ def test_a_held_card_takes_nothing() -> None:
     assert chosen(fit([held])) == "1/1 CardUnhealthy"
 
 
+@pytest.mark.parametrize("app_class", ["online", "offline"])
+def test_a_card_whose_users_are_unknown_takes_no_pod_with_a_class(app_class: str) -> None:
+    unknown = card("a")
+    unknown.used = 1
+    assert chosen(fit([unknown])) == ["a"]
+    assert chosen(fit([unknown], settings={APP_CLASS: app_class})) == "1/1 CardAppClassMismatch"
+
+
 def test_mutex_pods_do_not_join_others() -> None:
     assert chosen(fit([card("a", {})], device_policy="mutex")) == "1/1 ExclusiveDeviceAllocateConflict"
 

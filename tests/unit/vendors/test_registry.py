@@ -48,7 +48,7 @@ def test_two_modules_cannot_claim_one_section() -> None:
 
 def test_schemas_are_those_of_the_families() -> None:
     schemas = registry.schemas()
-    assert schemas["nvidia"] is nvidia_section.NvidiaSection
+    assert schemas["nvidia"].type is nvidia_section.NvidiaSection
     assert set(schemas) == {family.section for family in registry.families()}
 
 

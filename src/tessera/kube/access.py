@@ -1,0 +1,142 @@
+"""Where the apiserver is and how to be let in: kubeconfig, in-cluster, or neither.
+
+`load_access` reads files and refuses what is broken, but connects to nothing. An Access follows what rotates under it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile
+from tessera.kube.errors import AccessError
+from tessera.kube.kubeconfig import Choice, choose, read_kubeconfig
+from tessera.kube.tls import Pem, Tls, TlsSettings
+from tessera.kube.users import client_pair, credentials_of
+
+SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""where kubelet puts a pod's token, authority and namespace"""
+
+
+class Access:
+    """An apiserver and the right to use it. `Access("http://127.0.0.1:8001")` is one without any checks."""
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        namespace: str = "default",
+        tls: TlsSettings | None = None,
+        tls_server_name: str | None = None,
+        proxy: str | None = None,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.server = server.rstrip("/")
+        self.namespace = namespace
+        self.tls_server_name = tls_server_name
+        """name to check the certificate against, where it is not the host of `server`"""
+        self.proxy = proxy
+        self._credentials = credentials or FixedHeaders()
+        self._tls = Tls(tls or TlsSettings()) if self.server.startswith("https://") else None
+
+    @property
+    def ssl(self) -> ssl.SSLContext | None:
+        """None for plain HTTP. Ask again for every request: the context changes when certificates do."""
+        return self._tls.context if self._tls else None
+
+    async def headers(self) -> dict[str, str]:
+        """What authenticates the next request. May read files and run a plugin; bounded in time."""
+        headers = await self._credentials.headers()
+        if self._tls is not None:
+            self._tls.refresh(now=asyncio.get_running_loop().time(), issued=self._credentials.issued())
+        return headers
+
+    def refused(self) -> None:
+        """The apiserver said 401: do not use these credentials again."""
+        self._credentials.forget()
+
+
+def load_access(
+    *,
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    environ: Mapping[str, str],
+    service_account: Path = SERVICE_ACCOUNT,
+) -> Access:
+    """The first of: the file `kubeconfig`, the files of KUBECONFIG, in-cluster, ~/.kube/config.
+
+    A named context is one of a file, so it rules out in-cluster."""
+    if kubeconfig:
+        return _from_files([Path(kubeconfig)], context, environ)
+    listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(":") if part]
+    if listed:
+        return _from_files(listed, context, environ)
+    tried = ["KUBECONFIG is not set"]
+    host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
+    if host and port and not context:
+        if (service_account / "token").exists():
+            return _in_cluster(host, port, service_account)
+        tried.append(f"{service_account / 'token'} does not exist")
+    elif not context:
+        tried.append("KUBERNETES_SERVICE_HOST and _PORT are not set")
+    default = Path(environ.get("HOME", "")) / ".kube" / "config"
+    if environ.get("HOME") and default.exists():
+        return _from_files([default], context, environ)
+    tried.append(f"{default} does not exist" if environ.get("HOME") else "HOME is not set")
+    raise AccessError(f"no way to the apiserver is configured; name a kubeconfig ({', '.join(tried)})")
+
+
+def _from_files(paths: list[Path], context: str | None, environ: Mapping[str, str]) -> Access:
+    config = read_kubeconfig(paths)
+    if not config.files:
+        raise AccessError(f"{':'.join(map(str, paths))}: no such file")
+    return _chosen(choose(config, context), environ)
+
+
+def _chosen(choice: Choice, environ: Mapping[str, str]) -> Access:
+    entry, cluster = choice.cluster, choice.cluster.value
+    server = _url(cluster.server, entry.where("server"), ("http", "https"))
+    authority = entry.pem("certificate-authority", cluster.certificate_authority, cluster.certificate_authority_data)
+    insecure = bool(cluster.insecure_skip_tls_verify)
+    if insecure and authority is not None:
+        raise AccessError(f"{entry.where('insecure-skip-tls-verify')}: makes no sense beside certificate-authority")
+    return Access(
+        server,
+        namespace=choice.namespace,
+        tls=TlsSettings(authority=authority, client=client_pair(choice.user), verify=not insecure),
+        tls_server_name=cluster.tls_server_name or None,
+        proxy=_url(cluster.proxy_url, entry.where("proxy-url"), ("http", "https")) if cluster.proxy_url else None,
+        credentials=credentials_of(choice, environ),
+    )
+
+
+def _in_cluster(host: str, port: str, root: Path) -> Access:
+    place = f"[{host}]" if ":" in host else host
+    server = _url(f"https://{place}:{port}", "KUBERNETES_SERVICE_HOST and _PORT", ("https",))
+    try:
+        namespace = (root / "namespace").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        namespace = ""
+    return Access(
+        server,
+        namespace=namespace or "default",
+        tls=TlsSettings(authority=Pem("in-cluster: certificate authority", path=root / "ca.crt")),
+        credentials=TokenFile(root / "token", where="in-cluster: token"),
+    )
+
+
+def _url(text: str | None, where: str, schemes: tuple[str, ...]) -> str:
+    wanted = " or ".join(f"{scheme}://" for scheme in schemes)
+    try:
+        parts = urlsplit(text or "")
+        good = parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        good = False
+    if not text or not good:
+        raise AccessError(f"{where}: {text!r} is not an address; expected {wanted}host:port")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise AccessError(f"{where}: expected only {wanted}host:port and perhaps a path, got more than that")
+    return text

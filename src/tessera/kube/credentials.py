@@ -1,0 +1,97 @@
+"""Who we are to the apiserver, as request headers: nobody, a fixed token or password, or a token file that rotates.
+
+A plugin that issues credentials is `exec_plugin`; client certificates are `tls`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from pathlib import Path
+from typing import Protocol
+
+from tessera.kube.errors import AccessError
+from tessera.kube.tls import RECHECK_SECONDS, ClientPair
+
+_TOKEN = re.compile(r"[!-~]+")
+"""anything else in a header is a broken file or an injection"""
+
+
+class Credentials(Protocol):
+    """A source of headers."""
+
+    async def headers(self) -> dict[str, str]:
+        """For the next request."""
+        ...
+
+    def forget(self) -> None:
+        """The apiserver refused them (401): get new ones for the next request."""
+        ...
+
+    def issued(self) -> ClientPair | None:
+        """A client certificate that came with the last headers."""
+        ...
+
+
+def bearer(token: str, where: str) -> dict[str, str]:
+    """The header of a token; `where` is for the message."""
+    if not _TOKEN.fullmatch(token):
+        raise AccessError(f"{where}: not a token: expected printable ASCII without blanks")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def basic(username: str, password: str) -> dict[str, str]:
+    pair = f"{username}:{password}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(pair).decode()}"}
+
+
+class FixedHeaders:
+    """Headers that never change; empty for nobody and for client certificates."""
+
+    def __init__(self, headers: dict[str, str] | None = None) -> None:
+        self._headers = headers or {}
+
+    async def headers(self) -> dict[str, str]:
+        return dict(self._headers)
+
+    def forget(self) -> None:
+        pass
+
+    def issued(self) -> ClientPair | None:
+        return None
+
+
+class TokenFile:
+    """A token that someone else replaces in its file; read again each minute of the loop's clock, and after a 401."""
+
+    def __init__(self, path: Path, *, where: str = "token file") -> None:
+        self._path = path
+        self._where = where
+        self._headers: dict[str, str] = {}
+        self._read_at: float | None = None
+
+    async def headers(self) -> dict[str, str]:
+        now = asyncio.get_running_loop().time()
+        if self._read_at is None or now - self._read_at >= RECHECK_SECONDS:
+            try:
+                self._headers = self._read()
+                self._read_at = now
+            except AccessError:
+                # In the middle of a rotation the old token is still good; the next request looks again.
+                if not self._headers:
+                    raise
+        return dict(self._headers)
+
+    def forget(self) -> None:
+        self._read_at = None
+
+    def issued(self) -> ClientPair | None:
+        return None
+
+    def _read(self) -> dict[str, str]:
+        try:
+            text = self._path.read_text(encoding="ascii", errors="replace").strip()
+        except OSError as error:
+            raise AccessError(f"{self._where}: cannot read {self._path}: {error.strerror}") from error
+        return bearer(text, f"{self._where}: {self._path}")

@@ -1,0 +1,160 @@
+"""Credentials from a plugin: the exec section of a kubeconfig (client.authentication.k8s.io/v1 and v1beta1).
+
+The plugin runs once and its answer is kept until it expires or the apiserver refuses it; requests that come meanwhile wait
+for that one run. It never gets a terminal: this process has none to share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated, Any
+
+import msgspec
+
+from tessera.kube.credentials import bearer
+from tessera.kube.errors import AccessError
+from tessera.kube.tls import ClientPair, Pem
+
+GROUP = "client.authentication.k8s.io"
+API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
+
+RUN_SECONDS = 60.0
+"""a plugin may ask its cloud, which may be slow; it may not hang"""
+EARLY_SECONDS = 10.0
+"""new credentials are asked for this long before the old ones end, so that none ends on its way"""
+_EXCERPT = 500
+"""characters of a plugin's stderr that a message shows"""
+
+
+@dataclass(frozen=True, slots=True)
+class PluginSettings:
+    """What to run."""
+
+    where: str
+    """file and field, for messages"""
+    api_version: str
+    command: str
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    """the whole environment of the plugin"""
+    install_hint: str = ""
+    cluster: Mapping[str, Any] | None = None
+    """what the plugin is told of the cluster, where the kubeconfig says so"""
+
+
+class _Status(msgspec.Struct, rename="camel"):
+    token: str | None = None
+    client_certificate_data: str | None = None
+    client_key_data: str | None = None
+    expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+
+
+class _Answer(msgspec.Struct, rename="camel"):
+    api_version: str = ""
+    kind: str = ""
+    status: _Status | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Issued:
+    headers: dict[str, str]
+    pair: ClientPair | None
+    expires_at: float
+    """seconds since the epoch"""
+
+
+class ExecPlugin:
+    """Runs the plugin when its last answer is no longer good."""
+
+    def __init__(self, settings: PluginSettings, *, now: Callable[[], float] = time.time) -> None:
+        self._settings = settings
+        self._now = now
+        self._issued: _Issued | None = None
+        self._running = asyncio.Lock()
+
+    async def headers(self) -> dict[str, str]:
+        async with self._running:
+            if self._issued is None or self._now() >= self._issued.expires_at - EARLY_SECONDS:
+                self._issued = self._read(await self._run())
+            return dict(self._issued.headers)
+
+    def forget(self) -> None:
+        self._issued = None
+
+    def issued(self) -> ClientPair | None:
+        return self._issued and self._issued.pair
+
+    async def _run(self) -> bytes:
+        settings = self._settings
+        try:
+            process = await asyncio.create_subprocess_exec(
+                settings.command,
+                *settings.args,
+                env={**settings.env, "KUBERNETES_EXEC_INFO": self._exec_info()},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except (OSError, ValueError) as error:
+            hint = f"; {settings.install_hint}" if settings.install_hint else ""
+            raise self._fault(f"cannot be run: {error}{hint}") from error
+        try:
+            async with asyncio.timeout(RUN_SECONDS):
+                stdout, stderr = await process.communicate()
+        except TimeoutError as error:
+            raise self._fault(f"did not answer within {RUN_SECONDS:g} s") from error
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        if process.returncode:
+            said = stderr.decode("utf-8", "replace").strip()[-_EXCERPT:]
+            raise self._fault(f"failed with exit status {process.returncode}: {said or 'it said nothing'}")
+        return stdout
+
+    def _exec_info(self) -> str:
+        spec: dict[str, Any] = {"interactive": False}
+        if self._settings.cluster is not None:
+            spec["cluster"] = self._settings.cluster
+        info = {"apiVersion": self._settings.api_version, "kind": "ExecCredential", "spec": spec}
+        return msgspec.json.encode(info).decode()
+
+    def _read(self, text: bytes) -> _Issued:
+        try:
+            answer = msgspec.json.decode(text, type=_Answer)
+        except msgspec.DecodeError as error:
+            raise self._fault(f"gave no ExecCredential: {error}") from error
+        if answer.kind != "ExecCredential" or answer.api_version != self._settings.api_version:
+            raise self._fault(
+                f"gave {answer.kind or 'nothing'} of {answer.api_version or 'no version'}, "
+                f"expected ExecCredential of {self._settings.api_version}"
+            )
+        status = answer.status or _Status()
+        certificate, key = status.client_certificate_data, status.client_key_data
+        if bool(certificate) != bool(key):
+            raise self._fault("gave only one of clientCertificateData and clientKeyData")
+        if not status.token and not certificate:
+            raise self._fault("gave neither a token nor a client certificate")
+        where = f"{self._settings.where}: the answer of {self._settings.command}"
+        expires = status.expiration_timestamp
+        return _Issued(
+            headers=bearer(status.token, where) if status.token else {},
+            pair=_pair(where, certificate, key) if certificate and key else None,
+            expires_at=expires.timestamp() if expires else float("inf"),
+        )
+
+    def _fault(self, what: str) -> AccessError:
+        return AccessError(f"{self._settings.where}: {self._settings.command} {what}")
+
+
+def _pair(where: str, certificate: str, key: str) -> ClientPair:
+    return ClientPair(
+        certificate=Pem(f"{where}: clientCertificateData", data=certificate.encode()),
+        key=Pem(f"{where}: clientKeyData", data=key.encode()),
+    )

@@ -1,0 +1,72 @@
+"""Where the objects live: the request paths of the resources that Tessera uses.
+
+No path is ever built from an empty name, so that a request about one object cannot become one about all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from tessera.kube.errors import BadName
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One resource of the API."""
+
+    group: str
+    """empty for the core group"""
+    version: str
+    plural: str
+    namespaced: bool
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
+        """Of one object, or of the collection where `name` is None (of all namespaces where `namespace` is None)."""
+        parts = ["", "apis", self.group, self.version] if self.group else ["", "api", self.version]
+        if namespace is not None:
+            if not self.namespaced:
+                raise BadName(f"{self.plural} have no namespace, but {namespace!r} is given")
+            parts += ["namespaces", _segment(namespace, "namespace")]
+        elif self.namespaced and name is not None:
+            raise BadName(f"{self.plural} {name!r} needs a namespace")
+        parts.append(self.plural)
+        if name is not None:
+            parts.append(_segment(name, "name"))
+        if subresource is not None:
+            if name is None:
+                raise BadName(f"{self.plural}/{subresource} needs a name")
+            parts.append(_segment(subresource, "subresource"))
+        return "/".join(parts)
+
+
+def _segment(text: str, what: str) -> str:
+    if text in ("", ".", ".."):
+        raise BadName(f"{text!r} is no {what}")
+    try:
+        return quote(text, safe="")
+    except UnicodeEncodeError as error:
+        raise BadName(f"{text!r} is no {what}") from error
+
+
+PODS = Resource("", "v1", "pods", True)
+NODES = Resource("", "v1", "nodes", False)
+NAMESPACES = Resource("", "v1", "namespaces", False)
+EVENTS = Resource("", "v1", "events", True)
+SECRETS = Resource("", "v1", "secrets", True)
+CONFIG_MAPS = Resource("", "v1", "configmaps", True)
+RESOURCE_QUOTAS = Resource("", "v1", "resourcequotas", True)
+SERVICE_ACCOUNTS = Resource("", "v1", "serviceaccounts", True)
+SERVICES = Resource("", "v1", "services", True)
+LEASES = Resource("coordination.k8s.io", "v1", "leases", True)
+MUTATING_WEBHOOKS = Resource("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", False)
+VALIDATING_WEBHOOKS = Resource("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", False)
+VALIDATING_POLICIES = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", False)
+VALIDATING_POLICY_BINDINGS = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", False)
+DEPLOYMENTS = Resource("apps", "v1", "deployments", True)
+DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
+SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)

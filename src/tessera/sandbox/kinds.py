@@ -1,0 +1,168 @@
+"""The table of resources that the embedded API server knows, and how each one differs from the others.
+
+Adding a kind here is enough to store, list, watch and discover it; what is special about its content is in `defaults`,
+`validating` and `tables`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+"""an API object, or a part of one, as plain data"""
+
+STATUS = "status"
+BINDING = "binding"
+EVICTION = "eviction"
+
+
+# Compared by identity: there is one of each, and it is the key of every look-up.
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """One resource: its names on the wire and its rules."""
+
+    kind: str
+    plural: str
+    group: str = ""
+    version: str = "v1"
+    namespaced: bool = True
+    short_names: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+    """what a fieldSelector may name besides metadata.name and metadata.namespace"""
+    unconditional_update: bool = True
+    """whether a PUT without resourceVersion overwrites; refused otherwise"""
+    create_on_update: bool = False
+    returns_deleted: bool = False
+    """whether a DELETE answers with the object instead of a Status"""
+    counts_generations: bool = False
+    label_name: bool = False
+    """whether names are DNS labels (no dots, 63 characters)"""
+
+    @property
+    def api_version(self) -> str:
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+    @property
+    def has_status(self) -> bool:
+        return STATUS in self.subresources
+
+
+PODS = Kind(
+    "Pod",
+    "pods",
+    short_names=("po",),
+    categories=("all",),
+    subresources=(STATUS, BINDING, EVICTION),
+    fields=(
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "spec.schedulerName",
+        "spec.serviceAccountName",
+        "spec.hostNetwork",
+        "status.phase",
+        "status.podIP",
+        "status.nominatedNodeName",
+    ),
+    returns_deleted=True,
+    counts_generations=True,
+)
+NODES = Kind(
+    "Node", "nodes", namespaced=False, short_names=("no",), subresources=(STATUS,), fields=("spec.unschedulable",)
+)
+NAMESPACES = Kind(
+    "Namespace",
+    "namespaces",
+    namespaced=False,
+    short_names=("ns",),
+    subresources=(STATUS,),
+    fields=("status.phase",),
+    returns_deleted=True,
+    label_name=True,
+)
+EVENTS = Kind(
+    "Event",
+    "events",
+    short_names=("ev",),
+    fields=(
+        "involvedObject.kind",
+        "involvedObject.namespace",
+        "involvedObject.name",
+        "involvedObject.uid",
+        "involvedObject.apiVersion",
+        "involvedObject.resourceVersion",
+        "involvedObject.fieldPath",
+        "reason",
+        "reportingComponent",
+        "source",
+        "type",
+    ),
+    create_on_update=True,
+)
+SECRETS = Kind("Secret", "secrets", fields=("type",))
+CONFIG_MAPS = Kind("ConfigMap", "configmaps", short_names=("cm",))
+RESOURCE_QUOTAS = Kind(
+    "ResourceQuota", "resourcequotas", short_names=("quota",), subresources=(STATUS,), returns_deleted=True
+)
+SERVICE_ACCOUNTS = Kind(
+    "ServiceAccount", "serviceaccounts", short_names=("sa",), unconditional_update=False, returns_deleted=True
+)
+LEASES = Kind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
+MUTATING_WEBHOOKS = Kind(
+    "MutatingWebhookConfiguration",
+    "mutatingwebhookconfigurations",
+    group="admissionregistration.k8s.io",
+    namespaced=False,
+    categories=("api-extensions",),
+    unconditional_update=False,
+    counts_generations=True,
+)
+VALIDATING_WEBHOOKS = Kind(
+    "ValidatingWebhookConfiguration",
+    "validatingwebhookconfigurations",
+    group="admissionregistration.k8s.io",
+    namespaced=False,
+    categories=("api-extensions",),
+    unconditional_update=False,
+    counts_generations=True,
+)
+
+KINDS: tuple[Kind, ...] = (
+    CONFIG_MAPS,
+    EVENTS,
+    NAMESPACES,
+    NODES,
+    PODS,
+    RESOURCE_QUOTAS,
+    SECRETS,
+    SERVICE_ACCOUNTS,
+    LEASES,
+    MUTATING_WEBHOOKS,
+    VALIDATING_WEBHOOKS,
+)
+
+BY_PATH: dict[tuple[str, str, str], Kind] = {(each.group, each.version, each.plural): each for each in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A question that is answered and never stored."""
+
+    kind: str
+    plural: str
+    group: str
+    version: str = "v1"
+
+
+REVIEWS: tuple[Review, ...] = (
+    Review("SelfSubjectReview", "selfsubjectreviews", "authentication.k8s.io"),
+    Review("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io"),
+    Review("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io"),
+)
+REVIEW_BY_PATH: dict[tuple[str, str, str], Review] = {(each.group, each.version, each.plural): each for each in REVIEWS}

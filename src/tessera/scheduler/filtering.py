@@ -1,0 +1,163 @@
+"""POST /filter: choose and reserve, in memory, without a single await or API call.
+
+An answer has exactly one node, or a reason for every candidate. A pod that asks for no devices passes through. Whole
+`Nodes` instead of names mean a simulation: same rules on those nodes, no effects.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import Raw
+
+from tessera.core.advice import near_miss
+from tessera.core.ledger import Ledger
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.wording import failure_texts, success_text
+from tessera.scheduler.waking import Waiting
+from tessera.vendors.base import Vendor
+from tessera.vendors.reading_nodes import node_facts
+from tessera.vendors.reading_pods import BadPod, PolicyDefaults, pod_request
+from tessera.wire.errors import WireError
+from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
+
+NAME_LISTS = 8
+"""remembered lists of candidates: kube-scheduler sends the same one again and again"""
+NEAR_MISS_NODES = 200
+"""nodes looked at for the hint in an event"""
+
+NOTHING_GIVEN = "extender args name no nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class FilterEvent:
+    """What the user is told about a decision."""
+
+    request: PodRequest
+    success: bool
+    texts: Sequence[str]
+
+
+class Filter:
+    """Decides on one ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        selector: Selector,
+        vendors: Mapping[str, Vendor],
+        *,
+        waiting: Waiting,
+        defaults: PolicyDefaults,
+        reservation_seconds: float,
+        time: Callable[[], float],
+        on_decision: Callable[[FilterEvent], None] = lambda _event: None,
+        on_refusal: Callable[[Refused], None] = lambda _refused: None,
+    ) -> None:
+        self._ledger = ledger
+        self._selector = selector
+        self._vendors = vendors
+        self._waiting = waiting
+        self._defaults = defaults
+        self._reservation_seconds = reservation_seconds
+        self._time = time
+        self._on_decision = on_decision
+        self._on_refusal = on_refusal
+        self._candidates: OrderedDict[bytes, Candidates] = OrderedDict()
+        self._encoded: tuple[Refused, bytes] | None = None
+        self.requests: dict[str, PodRequest] = {}
+        """by uid, of pods with a reservation: what bind needs to write down"""
+
+    def answer(self, body: bytes) -> bytes:
+        """The answer to a request, errors included: HTTP has nothing to add."""
+        try:
+            return self._filter(decode_filter_args(body))
+        except WireError as error:
+            return encode_filter_result(error=str(error))
+
+    def _filter(self, args: FilterArgs) -> bytes:
+        request = pod_request(args.pod, self._vendors, self._defaults)
+        if isinstance(request, BadPod):
+            return self._refuse_bad(args, request)
+        if not request.asks_for_devices:
+            nodes = None if args.nodes is None else [given.raw for given in decode_nodes(args.nodes)]
+            return encode_filter_result(node_names=args.node_names, nodes=nodes)
+        if args.nodes is not None:
+            return self._simulate(request, args.nodes)
+        if args.node_names is None:
+            return encode_filter_result(error=NOTHING_GIVEN)
+        return self._decide(request, self._look_up(args.node_names))
+
+    def _decide(self, request: PodRequest, candidates: Candidates) -> bytes:
+        self.forget(request.uid)
+        answer = self._selector.select(request, candidates)
+        if isinstance(answer, Refused):
+            self._on_refusal(answer)
+            if self._waiting.refused(request, candidates, answer):
+                self._on_decision(FilterEvent(request, False, self._explain(request, candidates, answer)))
+            return self._encode(answer)
+        self._waiting.gone(request.uid)
+        self._ledger.reserve(request, answer.placement, deadline=self._time() + self._reservation_seconds)
+        self.requests[request.uid] = request
+        self._on_decision(FilterEvent(request, True, [success_text(answer)]))
+        return encode_filter_result(node_names=[answer.placement.node])
+
+    def forget(self, uid: str) -> None:
+        """Drop the pod's older reservation, if it has one."""
+        if self.requests.pop(uid, None) is not None:
+            self._ledger.release(uid)
+
+    def expire(self) -> list[str]:
+        """Release reservations that were never bound."""
+        over = self._ledger.expire(self._time())
+        for uid in over:
+            self.requests.pop(uid, None)
+        return over
+
+    def _explain(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
+        texts = failure_texts(refused)
+        near = near_miss(self._ledger, request, candidates.registered[:NEAR_MISS_NODES])
+        return [*texts, near.text] if near is not None else texts
+
+    def _encode(self, refused: Refused) -> bytes:
+        """Equal refusals are one object, and one text."""
+        if self._encoded is None or self._encoded[0] is not refused:
+            failed = {name: misfit.text for name, misfit in refused.misfits.items()}
+            self._encoded = (refused, encode_filter_result(failed=failed))
+        return self._encoded[1]
+
+    def _look_up(self, raw: Raw) -> Candidates:
+        key = bytes(raw)
+        known = self._candidates.get(key)
+        if known is None or known.epoch != self._ledger.arrays.epoch:
+            known = self._candidates[key] = self._selector.candidates(decode_node_names(raw))
+            if len(self._candidates) > NAME_LISTS:
+                self._candidates.popitem(last=False)
+        self._candidates.move_to_end(key)
+        return known
+
+    def _refuse_bad(self, args: FilterArgs, bad: BadPod) -> bytes:
+        """A request that no node can ever honour: every node says why."""
+        text = f"container {bad.container}: {bad.text}" if bad.container else bad.text
+        if args.nodes is not None:
+            names = [given.node.name for given in decode_nodes(args.nodes)]
+        else:
+            names = decode_node_names(args.node_names) if args.node_names is not None else []
+        return encode_filter_result(unresolvable=dict.fromkeys(names, text), error="" if names else text)
+
+    def _simulate(self, request: PodRequest, nodes: Raw) -> bytes:
+        """The given nodes as if they were empty: what an autoscaler wants to know about a new node."""
+        given = {entry.node.name: entry for entry in decode_nodes(nodes)}
+        ledger = Ledger(self._vendors)
+        for entry in given.values():
+            facts = node_facts(entry.node, self._vendors)
+            if facts.devices or facts.problem:
+                ledger.observe_node(facts)
+        answer = Selector(ledger).select(request, list(given))
+        if isinstance(answer, Selected):
+            chosen = answer.placement.node
+            return encode_filter_result(nodes=[given[chosen].raw])
+        return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})

@@ -1,0 +1,76 @@
+"""Pods that were refused, and waking the ones that fit now.
+
+kube-scheduler lets a refused pod sleep for up to five minutes. When the ledger gains room, the pods that fit now get
+one annotation patched, which makes it ask again at once. Pods of one shape fit or do not fit together, so a backlog
+costs one decision a shape. Nobody else is disturbed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Refused, Selected, Selector
+
+WAKE_AT_ONCE = 8
+"""pods of one shape woken by one change; whoever is bound next makes kube-scheduler ask for all the others"""
+
+
+@dataclass(slots=True)
+class WaitingPod:
+    """A refused pod."""
+
+    request: PodRequest
+    candidates: Candidates
+    refusal: Refused
+    woken: bool = False
+
+
+class Waiting:
+    """Refused pods by shape, in the order in which they were first refused."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[Hashable, dict[str, WaitingPod]] = {}
+        self._pods: dict[str, Hashable] = {}
+
+    def __len__(self) -> int:
+        return len(self._pods)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._pods
+
+    def refused(self, request: PodRequest, candidates: Candidates, refusal: Refused) -> bool:
+        """Remember a refusal; True where it is not the one the pod already had."""
+        shape = (request.shape, request.namespace)
+        if self._pods.get(request.uid, shape) != shape:
+            self.gone(request.uid)
+        pods = self._shapes.setdefault(shape, {})
+        known = pods.get(request.uid)
+        if known is None:
+            pods[request.uid] = WaitingPod(request, candidates, refusal)
+            self._pods[request.uid] = shape
+            return True
+        news = known.refusal is not refusal
+        known.candidates, known.refusal, known.woken = candidates, refusal, False
+        return news
+
+    def gone(self, uid: str) -> None:
+        """The pod was placed, deleted, or changed."""
+        shape = self._pods.pop(uid, None)
+        if shape is not None:
+            pods = self._shapes[shape]
+            del pods[uid]
+            if not pods:
+                del self._shapes[shape]
+
+    def wake(self, selector: Selector) -> list[PodRequest]:
+        """Pods that fit now, oldest first within a shape; each is woken once until it is refused again."""
+        woken: list[PodRequest] = []
+        for pods in self._shapes.values():
+            asleep = [pod for pod in pods.values() if not pod.woken][:WAKE_AT_ONCE]
+            if asleep and isinstance(selector.select(asleep[0].request, asleep[0].candidates), Selected):
+                for pod in asleep:
+                    pod.woken = True
+                    woken.append(pod.request)
+        return woken

@@ -1,0 +1,165 @@
+"""AdmissionReview, v1 and v1beta1: what the apiserver asks the webhook, and the answers it understands.
+
+An answer speaks the version of its request. HTTP status is always 200; `code` inside the answer says what happened.
+Decides nothing about pods: it only carries the object, still raw, and whatever was decided about it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from tessera.wire.errors import WireError
+from tessera.wire.objects import Partial, Pod, decode_object
+
+MAX_BODY = 7 * 2**20
+"""bytes; more than the apiserver lets into an object, twice (object and oldObject)"""
+
+CONTENT_TYPE = "application/json"
+KIND = "AdmissionReview"
+V1 = "admission.k8s.io/v1"
+VERSIONS = (V1, "admission.k8s.io/v1beta1")
+
+BAD_REQUEST = 400
+FORBIDDEN = 403
+TOO_LARGE = 413
+FAULT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """A request for admission."""
+
+    api_version: str
+    uid: str
+    operation: str
+    namespace: str
+    name: str
+    """empty where the apiserver will generate it"""
+    username: str
+    dry_run: bool
+    object: Raw
+
+    def pod(self) -> Pod:
+        """The object; raises `WireError` where it is not a pod."""
+        if not self.object or self.object == _NULL:
+            raise WireError("the request has no object")
+        return decode_object(bytes(self.object), Pod)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer to a request. Make one with `allowed`, `patched`, `denied` or `errored`."""
+
+    allowed: bool
+    code: int
+    message: str = ""
+    reason: str = ""
+    patch: tuple[Mapping[str, Any], ...] = ()
+    """operations of a JSON patch (RFC 6902)"""
+    warnings: tuple[str, ...] = ()
+    """sentences that kubectl shows"""
+
+
+def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
+    return Verdict(True, 200, message, warnings=tuple(warnings))
+
+
+def patched(patch: Sequence[Mapping[str, Any]], *, warnings: Sequence[str] = ()) -> Verdict:
+    """Allowed with changes; with no operation at all, allowed as it is."""
+    return Verdict(True, 200, patch=tuple(patch), warnings=tuple(warnings))
+
+
+def denied(message: str, *, warnings: Sequence[str] = ()) -> Verdict:
+    return Verdict(False, FORBIDDEN, message, "Forbidden", warnings=tuple(warnings))
+
+
+def errored(code: int, message: str) -> Verdict:
+    return Verdict(False, code, message)
+
+
+def content_refusal(content_type: str) -> Verdict | None:
+    """Why a request of this type is not read."""
+    if content_type == CONTENT_TYPE:
+        return None
+    return errored(BAD_REQUEST, f"contentType={content_type}, expected {CONTENT_TYPE}")
+
+
+def size_refusal(size: int) -> Verdict | None:
+    """Why a body of `size` bytes is not read."""
+    if size == 0:
+        return errored(BAD_REQUEST, "request body is empty")
+    if size > MAX_BODY:
+        return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_BODY} bytes")
+    return None
+
+
+def decode_review(body: bytes) -> Review:
+    """A request; raises `WireError`, which the webhook answers as `errored(400, ...)`."""
+    review = decode_object(body, AdmissionReview)
+    if review.kind != KIND or review.api_version not in VERSIONS:
+        raise WireError(
+            f"expected {KIND} of {' or '.join(VERSIONS)}, found {review.kind[:64]!r} of {review.api_version[:64]!r}"
+        )
+    request = review.request
+    if request is None:
+        raise WireError("the AdmissionReview has no request")
+    return Review(
+        api_version=review.api_version,
+        uid=request.uid,
+        operation=request.operation,
+        namespace=request.namespace,
+        name=request.name,
+        username=request.user_info.username,
+        dry_run=bool(request.dry_run),
+        object=request.object,
+    )
+
+
+def encode_verdict(verdict: Verdict, review: Review | None) -> bytes:
+    """The answer to `review`; without one (its body could not be read) in the newest version."""
+    response: dict[str, Any] = {
+        "uid": review.uid if review else "",
+        "allowed": verdict.allowed,
+        "status": _status(verdict),
+    }
+    if verdict.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(msgspec.json.encode(verdict.patch)).decode("ascii")
+    if verdict.warnings:
+        response["warnings"] = verdict.warnings
+    version = review.api_version if review else V1
+    return msgspec.json.encode({"kind": KIND, "apiVersion": version, "response": response})
+
+
+def _status(verdict: Verdict) -> dict[str, Any]:
+    said = {"code": verdict.code, "reason": verdict.reason, "message": verdict.message}
+    return {key: value for key, value in said.items() if value}
+
+
+_NULL = Raw(b"null")
+
+
+class _UserInfo(Partial, frozen=True):
+    username: str = ""
+
+
+class _Request(Partial, frozen=True):
+    uid: str = ""
+    operation: str = ""
+    namespace: str = ""
+    name: str = ""
+    dry_run: bool | None = None
+    user_info: _UserInfo = _UserInfo()
+    object: Raw = Raw()
+
+
+class AdmissionReview(Partial, frozen=True):
+    kind: str = ""
+    api_version: str = ""
+    request: _Request | None = None

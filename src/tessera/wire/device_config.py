@@ -1,0 +1,142 @@
+"""device-config.yaml: one section a vendor, decoded into the types that the vendors declare.
+
+Sections are described by whoever knows them (`schemas`), never here. The same file may hold the configuration of
+NVIDIA's own plugin; its keys are left alone. Every problem of the file is reported at once, in a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import inspect
+
+from tessera.wire.documents import Item, Listing, Report, Scalar, Table, as_item
+from tessera.wire.expecting import nearest
+from tessera.wire.quoting import quoted
+from tessera.wire.strict import decode
+from tessera.wire.yaml_source import plain_value, read_yaml
+
+FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex"})
+"""top-level keys of NVIDIA's plugin configuration, read by another reader from the same file"""
+
+ALL_EMPTY = "all configurations are empty"
+
+_RESOURCE_KEY = re.compile(r"resource.*Name")
+"""keys of all vendors whose value is a resource name: resourceCountName, resourceName, resourceNameGCU, ..."""
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DOMAIN = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*\Z", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z", re.ASCII)
+_MAX_DOMAIN = 253 - len("requests.")
+"""characters; quotas put `requests.` in front of a resource name"""
+_MAX_NAME = 63
+
+
+@dataclass(frozen=True, slots=True)
+class SectionSchema:
+    """A section with a history. A section without one is given by its type alone."""
+
+    type: Any
+    upgrade: Callable[[Any], Any] | None = None
+    """brings older forms into today's. Called with the section as a dict or list, whose members it may move but not
+    look into; returns what it was given where there is nothing to do"""
+    aliases: tuple[str, ...] = ()
+    """names that the section had in older versions"""
+
+    def upgraded(self, item: Item) -> Item:
+        whole: Any = {key.text: member for key, member in item.entries} if isinstance(item, Table) else item
+        whole = list(item.items) if isinstance(item, Listing) else whole
+        changed = self.upgrade(whole) if self.upgrade else whole
+        return item if changed is whole else as_item(changed, item.line)
+
+
+def empty_section(schema: Any) -> Any:
+    """What a section is when the file does not have it."""
+    type_ = schema.type if isinstance(schema, SectionSchema) else schema
+    return msgspec.convert([] if isinstance(inspect.type_info(type_), _LISTS) else {}, type_)
+
+
+_LISTS = (inspect.ListType, inspect.VarTupleType)
+
+
+def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections that the file has, by name. A schema is a type or a `SectionSchema`."""
+    report = Report(file)
+    sections = _sections(read_yaml(text, report), report, schemas)
+    values = {
+        name: decode(item, schema.type, report=report, path=written, check=_resource_names)
+        for name, (schema, written, item) in sections.items()
+    }
+    report.check()
+    if all(value == empty_section(schemas[name]) for name, value in values.items()):
+        raise report.fatal(ALL_EMPTY)
+    return values
+
+
+def dump_device_config(sections: Mapping[str, Any]) -> str:
+    """The file that `load_device_config` reads as `sections`. Keys without value are left out."""
+    return yaml.dump(_without_nulls(msgspec.to_builtins(dict(sections))), Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def resource_name_problem(name: str) -> str | None:
+    """Why `name` cannot be an extended resource of Kubernetes; None if it can, or is empty and names none."""
+    domain, slash, last = name.rpartition("/")
+    if not name or (slash and _is_domain(domain) and len(last) <= _MAX_NAME and _NAME.match(last)):
+        return None
+    why = "has no domain in front" if not slash else "is not a domain, a slash and a name of letters, digits, - _ ."
+    return f"expected a resource name such as nvidia.com/gpu, found {quoted(name)}, which {why}"
+
+
+def _is_domain(text: str) -> bool:
+    return len(text) <= _MAX_DOMAIN and bool(_DOMAIN.match(text)) and not f".{text}".endswith(".kubernetes.io")
+
+
+def _resource_names(key: str, text: str) -> str | None:
+    return resource_name_problem(text) if _RESOURCE_KEY.match(key) else None
+
+
+def _sections(root: Item, report: Report, schemas: Mapping[str, Any]) -> dict[str, tuple[SectionSchema, str, Item]]:
+    """Name -> schema, the name as written, and what the file has there."""
+    if isinstance(root, Scalar) and root.value is None:
+        raise report.fatal(ALL_EMPTY)
+    if not isinstance(root, Table):
+        raise report.fatal(f"expected a table of sections, found {root}", line=root.line)
+    full = {name: s if isinstance(s, SectionSchema) else SectionSchema(s) for name, s in schemas.items()}
+    owners = {written: name for name, schema in full.items() for written in (name, *schema.aliases)}
+    found: dict[str, tuple[SectionSchema, str, Item]] = {}
+    for key, item in root.entries:
+        name = owners.get(key.text)
+        if name is None:
+            if key.text not in FOREIGN_KEYS:
+                hint = "" if report.full else nearest(key.text, [*owners, *FOREIGN_KEYS])
+                report.add(f"unknown section {quoted(key.text)}{hint}", line=key.line)
+        elif name in found:
+            report.add(f'"{key.text}" and "{found[name][1]}" are the same section; keep one', line=key.line)
+        elif not (isinstance(item, Scalar) and item.value is None):
+            found[name] = (full[name], key.text, full[name].upgraded(item))
+    return found
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(member) for key, member in value.items() if member is not None}
+    return [_without_nulls(member) for member in value] if isinstance(value, (list, tuple)) else value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that `yaml_source` would read as something else, and never uses aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if plain_value(text) == text else '"')
+
+
+_Dumper.add_representer(str, _represent_text)

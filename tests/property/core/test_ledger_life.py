@@ -1,0 +1,294 @@
+"""Random lives of a ledger: after every step it decides as the plain rule does, and is what a replay would build.
+
+Two machines. `Decisions` only does what the scheduler does by itself: nothing may ever be granted twice. `Disturbed` adds
+what the world does: changed and vanished nodes, pods of foreign schedulers, quotas below what is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tessera.core import arrays, evaluation, selection
+from tessera.core.audit import BROKEN, audit
+from tessera.core.devices import NodeFacts
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger, State, facts_of, replay
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.quota import QuotaFacts
+from tessera.core.requests import PodRequest
+from tessera.core.scoring import node_score
+from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tests.support import strategies as some
+
+UNKNOWN_NODE = "no-such-node"
+STEPS = 25
+
+
+def plainly(ledger: Ledger, pod: PodRequest, names: list[str]) -> tuple[Placement | None, dict[str, Misfit]]:
+    """What selection must answer, by asking the plain rule about one node after the other."""
+    rooms = ledger.rooms(pod.namespace, pod.vendors)
+    misfits: dict[str, Misfit] = {}
+    fits: list[tuple[float, str, Placement]] = []
+    for name in names:
+        node = ledger.node(name)
+        answer = fit_pod(node, pod, ledger.rules, rooms) if node else node_misfit(Reason.NODE_UNREGISTERED)
+        if isinstance(answer, Misfit) or node is None:
+            assert isinstance(answer, Misfit)
+            misfits[name] = answer
+            continue
+        parts = sum(ledger.rules[v].node_score(node, pod, grants) for v, grants in answer.grants.items())
+        score = node_score(node.cards) + parts
+        fits.append((-score if pod.node_policy == "spread" else score, name, replace(answer, score=score)))
+    best = min(fits, key=lambda fit: (-fit[0], fit[1]), default=None)
+    return best[2] if best else None, misfits
+
+
+def shown(misfit: Misfit) -> tuple[Any, ...]:
+    """What a user can see of a misfit."""
+    return misfit.text, misfit.counts, misfit.container, misfit.total, misfit.vendor
+
+
+def indexes(placement: Placement) -> list[int]:
+    """Grants compare without the index, which some vendors hand to the runtime."""
+    return [grant.index for held in placement.grants.values() for grants in held for grant in grants]
+
+
+def columns(ledger: Ledger) -> dict[str, Any]:
+    """The arrays node by node and card by card, whatever their layout."""
+    found = {}
+    for name in ledger.node_names():
+        view, row = ledger.node(name), ledger.arrays.row(name)
+        if view is None:
+            assert row < 0
+            continue
+        places = {}
+        for card in view.cards:
+            at = [place[0] for place in ledger.arrays.places([card.device.uuid])]
+            use = (ledger.arrays.used, ledger.arrays.used_memory, ledger.arrays.used_cores, ledger.arrays.sick)
+            places[card.device.uuid] = [int(array[at[0], row]) for array in use] if len(at) == 2 else None
+        found[name] = float(ledger.arrays.score[row]), bool(ledger.arrays.unavailable[row]), places
+    return found
+
+
+def settled(ledger: Ledger) -> dict[str, Any]:
+    """The ledger's state as it is once every reservation is bound: what API objects can tell."""
+    state = ledger.state()
+    return state | {"pods": {uid: facts for uid, (_, facts) in state["pods"].items()}}
+
+
+class Decisions(RuleBasedStateMachine):
+    """The scheduler alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Small limits, so that short lives see the log overrun, shapes forgotten, arrays grow and single columns judged.
+        self._limits = mock.patch.multiple(arrays, LOG_LIMIT=12), mock.patch.multiple(selection, SHAPES=3)
+        self._limits += (mock.patch.multiple(evaluation, AFRESH=0.7),)
+        for limit in self._limits:
+            limit.start()
+        self.ledger = Ledger(some.VENDORS)
+        self.ledger.arrays = arrays.CardArrays(nodes=1, devices=1)
+        self.selector = Selector(self.ledger)
+        self.now = 0.0
+        self.count = 0
+        self.pool: tuple[str, ...] = ()
+        self.nodes: dict[str, NodeFacts] = {}
+        self.quotas: dict[tuple[str, str], QuotaFacts] = {}
+        self.pods: dict[str, PodFacts] = {}
+        self.asked: list[PodRequest] = []
+        self.candidates: Candidates | None = None
+
+    def teardown(self) -> None:
+        for limit in self._limits:
+            limit.stop()
+
+    @initialize(data=st.data(), pool=some.pools)
+    def start(self, data: st.DataObject, pool: tuple[str, ...]) -> None:
+        self.pool = pool
+        for facts in data.draw(some.clusters(pool, least=3)):
+            self.nodes[facts.name] = facts
+            self.ledger.observe_node(facts)
+        for quota in data.draw(st.lists(some.quotas(pool), max_size=2)):
+            self.quotas[quota.namespace, quota.name] = quota
+            self.ledger.observe_quota(quota)
+
+    def new_uid(self) -> str:
+        self.count += 1
+        return f"pod-{self.count}"
+
+    def names(self) -> list[str]:
+        return [*reversed(some.NODES), UNKNOWN_NODE]
+
+    def decide(self, pod: PodRequest) -> Selected | Refused:
+        """Ask, both ways that callers may, and compare with the plain rule."""
+        if self.candidates is None:
+            self.candidates = self.selector.candidates(self.names())
+        answer = self.selector.select(pod, self.candidates)
+        placement, misfits = plainly(self.ledger, pod, self.names())
+        if isinstance(answer, Selected):
+            assert answer.placement == placement
+            assert placement is not None
+            assert indexes(answer.placement) == indexes(placement)
+            assert answer.fits[-1] == (placement.node, placement.score)
+        else:
+            assert placement is None
+            assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
+        return answer
+
+    # -- what the scheduler does
+
+    @rule(data=st.data())
+    def place_a_new_pod(self, data: st.DataObject) -> None:
+        pod = data.draw(some.pod_requests(self.pool, self.new_uid()))
+        self.asked.append(pod)
+        self.place(pod)
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data(), policy=st.sampled_from(("", *some.NODE_POLICIES)), namespace=st.sampled_from(some.NAMESPACES))
+    def place_a_pod_like_an_earlier_one(self, data: st.DataObject, policy: str, namespace: str) -> None:
+        like = data.draw(st.sampled_from(self.asked))
+        self.place(replace(like, uid=self.new_uid(), node_policy=policy or like.node_policy, namespace=namespace))
+
+    def place(self, pod: PodRequest) -> None:
+        answer = self.decide(pod)
+        if isinstance(answer, Refused):
+            return
+        before = self.ledger.state(), columns(self.ledger)
+        self.ledger.reserve(pod, answer.placement, deadline=self.now + 10)
+        self.ledger.release(pod.uid)
+        assert (self.ledger.state(), columns(self.ledger)) == before, "release must restore what was before"
+        self.ledger.reserve(pod, answer.placement, deadline=self.now + 10)
+        self.pods[pod.uid] = facts_of(pod, answer.placement)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def bind(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
+        entry = self.ledger.pod(uid)
+        assert entry is not None
+        assert self.ledger.bind(uid) == (entry.state is State.RESERVED or False) or entry.state is State.BOUND
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def give_a_binding_up(self, data: st.DataObject) -> None:
+        self.ledger.unbind(data.draw(st.sampled_from(sorted(self.pods))), deadline=self.now + 10)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def see_a_pod_bound(self, data: st.DataObject) -> None:
+        self.ledger.observe_pod(self.pods[data.draw(st.sampled_from(sorted(self.pods)))])
+
+    @rule(seconds=st.sampled_from((1, 5, 20)))
+    def let_time_pass(self, seconds: int) -> None:
+        self.now += seconds
+        for uid in self.ledger.expire(self.now):
+            del self.pods[uid]
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def end_a_pod(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.pods)))
+        assert self.ledger.release(uid)
+        del self.pods[uid]
+
+    @rule(data=st.data())
+    def ask_about_other_nodes_from_now_on(self, data: st.DataObject) -> None:
+        self.candidates = self.selector.candidates(data.draw(st.permutations(self.names())))
+
+    # -- what always holds
+
+    @invariant()
+    def the_books_are_in_order(self) -> None:
+        assert audit(self.ledger) == []
+        for (namespace, _), _facts in self.quotas.items():
+            for vendor in self.pool:
+                room = self.ledger.quotas.room(namespace, some.VENDORS[vendor])
+                assert min(x for x in (room.memory, room.cores, 0) if x is not None) == 0
+
+    @invariant()
+    def a_replay_gives_the_same_ledger(self) -> None:
+        again = replay(some.VENDORS, nodes=self.nodes.values(), pods=self.pods.values(), quotas=self.quotas.values())
+        assert settled(again) == settled(self.ledger)
+        assert columns(again) == columns(self.ledger)
+
+
+class Disturbed(Decisions):
+    """The scheduler in a world that does not ask it."""
+
+    @rule(data=st.data())
+    def a_node_changes(self, data: st.DataObject) -> None:
+        facts = data.draw(some.nodes(data.draw(st.sampled_from(some.NODES)), self.pool))
+        self.nodes[facts.name] = facts
+        self.ledger.observe_node(facts)
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def a_node_changes_a_little(self, data: st.DataObject) -> None:
+        facts = self.nodes[data.draw(st.sampled_from(sorted(self.nodes)))]
+        if facts.devices:
+            position = data.draw(st.integers(0, len(facts.devices) - 1))
+            devices = list(facts.devices)
+            devices[position] = replace(devices[position], healthy=not devices[position].healthy)
+            facts = replace(facts, devices=tuple(devices))
+        self.nodes[facts.name] = facts
+        self.ledger.observe_node(facts)
+
+    @precondition(lambda self: self.nodes)
+    @rule(data=st.data())
+    def a_node_goes(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.nodes)))
+        del self.nodes[name]
+        self.ledger.forget_node(name)
+
+    @rule(data=st.data())
+    def a_foreign_pod_appears(self, data: st.DataObject) -> None:
+        facts = data.draw(some.foreign_pods(self.pool, self.new_uid()))
+        self.pods[facts.uid] = facts
+        self.ledger.observe_pod(facts)
+
+    @precondition(lambda self: self.pods)
+    @rule(data=st.data())
+    def a_pod_turns_out_to_be_elsewhere(self, data: st.DataObject) -> None:
+        facts = data.draw(some.foreign_pods(self.pool, data.draw(st.sampled_from(sorted(self.pods)))))
+        self.pods[facts.uid] = facts
+        self.ledger.observe_pod(facts)
+
+    @rule(data=st.data())
+    def a_quota_changes(self, data: st.DataObject) -> None:
+        facts = data.draw(some.quotas(self.pool))
+        self.quotas[facts.namespace, facts.name] = facts
+        self.ledger.observe_quota(facts)
+
+    @precondition(lambda self: self.quotas)
+    @rule(data=st.data())
+    def a_quota_goes(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.quotas)))
+        del self.quotas[key]
+        self.ledger.forget_quota(*key)
+
+    @invariant()
+    def the_books_are_in_order(self) -> None:
+        assert [finding for finding in audit(self.ledger) if finding.kind == BROKEN] == []
+
+
+def test_the_scheduler_alone_never_grants_anything_twice_and_decides_as_the_plain_rule() -> None:
+    run_state_machine_as_test(Decisions, settings=settings(stateful_step_count=STEPS))
+
+
+def test_whatever_the_world_does_the_ledger_stays_true_and_decides_as_the_plain_rule() -> None:
+    run_state_machine_as_test(Disturbed, settings=settings(stateful_step_count=STEPS))
