@@ -166,9 +166,7 @@ class PodBuilder:
             for old, new in zip((*self.init_containers, *self.containers), drafts, strict=True)
         )
         split = len(self.init_containers)
-        return replace(
-            self, annotations=draft.annotations, init_containers=changed[:split], containers=changed[split:]
-        )
+        return replace(self, annotations=draft.annotations, init_containers=changed[:split], containers=changed[split:])
 
 
 def _container(

@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
+from tessera.core import screen
+from tessera.core.arrays import CardArrays, Ints
 from tessera.core.fitting import fit_pod
+from tessera.core.generic import refuse_capacity
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.requests import PodRequest, Request
+from tessera.core.policies.base import Floats
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.selection import Candidates, Selected, Selector
 
 UNITS = {
@@ -82,6 +88,53 @@ def near_miss(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss
                 share = (card.asked - card.free) / card.total
                 found.append((share, name, card.uuid, NearMiss(name, card, UNITS[card.reason])))
     return min(found, key=lambda item: item[:3])[3] if found else None
+
+
+def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | None:
+    """The same over thousands of nodes at once, for the pod's first request and vendors that the arrays can judge."""
+    request = next((r for container in pod.containers for r in container.requests), None)
+    rules = ledger.rules.get(request.vendor) if request is not None else None
+    if request is None or rules is None or not rules.arrays_exact or not len(rows):
+        return None
+    arrays = ledger.arrays
+    question = screen.Question(request, pod.constraint(request.vendor), rules, mutex=False)
+    best: tuple[float, int, int, int, Reason] | None = None
+    codes = screen.judge(arrays, question, rows)
+    for code, reason in enumerate(screen.REASONS):
+        if reason is None or reason not in UNITS:
+            continue
+        places, columns = np.nonzero(codes == code)
+        if not len(places):
+            continue
+        shares = _shares(arrays, request, places, rows[columns], reason)
+        ranks = arrays.ranks[rows[columns]]
+        i = int(np.lexsort((places, ranks, shares))[0])
+        found = (float(shares[i]), int(ranks[i]), int(places[i]), int(rows[columns[i]]), reason)
+        best = found if best is None or found[:3] < best[:3] else best
+    if best is None:
+        return None
+    node = ledger.node(arrays.names[best[3]])
+    assert node is not None  # it has a column
+    card = node.cards[best[2]]
+    misfit = refuse_capacity(request, card)
+    return NearMiss(node.name, misfit, UNITS[misfit.reason]) if misfit is not None and misfit.reason in UNITS else None
+
+
+def _shares(arrays: CardArrays, request: Request, places: Ints, columns: Ints, reason: Reason) -> Floats:
+    """What these cards lack, as a share of the whole."""
+    at = (places, columns)
+    if reason is Reason.CARD_INSUFFICIENT_MEMORY:
+        total = arrays.memory[at]
+        asked = np.array([request.memory_on(int(t)) for t in np.unique(total)])[
+            np.searchsorted(np.unique(total), total)
+        ]
+        free = total - arrays.used_memory[at]
+    else:
+        total = arrays.cores[at]
+        asked = np.where(request.cores >= np.minimum(total, WHOLE_CARD_CORES), total, request.cores)
+        free = total - arrays.used_cores[at]
+    shares: Floats = (asked - free) / np.maximum(total, 1)
+    return shares
 
 
 def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Change, ...]:

@@ -8,13 +8,14 @@ foreign scheduler or a changed registration can cause.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device
 from tessera.core.grants import Use
-from tessera.core.holdings import Holding, holdings
+from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
 from tessera.core.quota import demand
 from tessera.core.scoring import node_score
@@ -35,28 +36,45 @@ class Finding:
 
 def audit(ledger: Ledger) -> list[Finding]:
     """All findings, sorted by node; empty is good."""
-    found: list[Finding] = []
-    for name in ledger.node_names():
-        view = ledger.node(name)
-        if view is not None:
-            found.extend(_audit_node(ledger, view))
-    found.extend(_audit_quota(ledger))
-    return found
+    return [*audit_nodes(ledger, ledger.node_names()), *_audit_quota(ledger)]
+
+
+def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[Finding]:
+    """The findings of some nodes: a running service looks at a few at a time."""
+    views = (ledger.node(name) for name in names)
+    return [finding for view in views if view is not None for finding in _audit_node(ledger, view)]
 
 
 def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
     devices = {card.device.uuid: card.device for card in view.cards}
     by_card: dict[str, list[Holding]] = defaultdict(list)
+    alone: set[str] = set()
     for entry in ledger.pods_on(view.name):
         fresh = holdings(entry.facts, devices, ledger.rules)
         if fresh != entry.holdings:
             yield Finding(BROKEN, view.name, "", f"pod {entry.facts.uid} is charged {entry.holdings}, not {fresh}")
         for uuid, holding in fresh.items():
             by_card[uuid].append(holding)
+        alone |= _whole_cards(ledger, entry.facts, devices)
     for card in view.cards:
-        for kind, text in _audit_card(card, by_card[card.device.uuid]):
-            yield Finding(kind, view.name, card.device.uuid, text)
+        uuid = card.device.uuid
+        for kind, text in _audit_card(card, by_card[uuid]):
+            yield Finding(kind, view.name, uuid, text)
+        if uuid in alone and len(by_card[uuid]) > 1:
+            yield Finding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
     yield from _audit_arrays(ledger, view)
+
+
+def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -> set[str]:
+    """Cards of which one container has all the cores; several containers that have them together may share."""
+    granted = [grant for held in pod.grants.values() for grants in held for grant in grants]
+    return {
+        grant.uuid
+        for grant in granted
+        if (device := devices.get(grant.uuid)) is not None
+        and (rules := ledger.rules.get(device.vendor)) is not None
+        and 0 < device.cores <= rules.charge(device, grant).cores
+    }
 
 
 def _audit_card(card: Card, held: list[Holding]) -> Iterator[tuple[str, str]]:
@@ -71,10 +89,9 @@ def _audit_card(card: Card, held: list[Holding]) -> Iterator[tuple[str, str]]:
         ("MiB", card.used_memory, device.memory),
         ("cores", card.used_cores, device.cores),
     ):
-        if used > capacity:
+        # A card may register nothing of a dimension (vXPU without slots or cores): it is limited by the others then.
+        if used > capacity > 0:
             yield OVERCOMMITTED, f"{used} of {capacity} {what} granted"
-    if len(held) > 1 and any(0 < device.cores <= holding.use.cores for holding in held):
-        yield OVERCOMMITTED, "a pod that has the whole card shares it"
     places = [slot.placement for slot in card.mig]
     if any(a.overlaps(b) for a, b in combinations(places, 2)):
         yield OVERCOMMITTED, "MIG instances overlap"

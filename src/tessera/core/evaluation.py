@@ -87,9 +87,9 @@ class Evaluation:
         node = self._ledger.node(self._ledger.arrays.names[row])
         return UNREGISTERED if node is None else fit_pod(node, pod, self._ledger.rules, rooms)
 
-    def vendor_score(self, row: int) -> float:
+    def vendor_score(self, pod: PodRequest, row: int, rooms: Rooms) -> float:
         """The vendors' part of a node's score; 0 where the pod does not fit."""
-        answer = self.placement(row)
+        answer = self.place(pod, row, rooms) if rooms else self.placement(row)
         if isinstance(answer, Misfit):
             return 0.0
         node = self._ledger.node(answer.node)
@@ -180,8 +180,8 @@ class Evaluation:
             failing, left = left[~fits], left[fits]
             codes, counts = judged.codes[:, columns[failing]], judged.counts[columns[failing]]
             words.update(zip(failing.tolist(), judged.wording.misfits(codes, counts), strict=True))
-            if not judged.exact:
-                # The vendor's own rule comes before the requests that follow, and only the plain rule knows it.
+            if not judged.exact or self._pod.numa_bind:
+                # The vendor's own rule, or NUMA, may refuse before the requests that follow: only the plain rule knows.
                 break
         for i in (*np.flatnonzero(plain).tolist(), *left.tolist()):
             answer = self.placement(rows[i])

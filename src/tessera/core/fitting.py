@@ -13,7 +13,7 @@ from tessera.core import policies, quota
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import MIG
 from tessera.core.grants import Grants, Placement, Span
-from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
 from tessera.core.requests import PodRequest, Request, Role
 from tessera.core.rules import UNLIMITED, Ask, Room, Rules
 from tessera.core.scoring import device_score
@@ -24,11 +24,11 @@ Rooms = Mapping[str, Room]
 
 def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
     """The pod's placement on this node, or why there is none. Changes nothing."""
-    if node.facts.problem:
-        return node_misfit(Reason.NODE_UNAVAILABLE, detail=node.facts.problem)
     for vendor in pod.vendors:
         if vendor not in rules:
             return node_misfit(Reason.VENDOR_UNKNOWN, vendor=vendor)
+    if node.facts.problem:
+        return node_misfit(Reason.NODE_UNAVAILABLE, detail=node.facts.problem)
     misfit = _refuse_by_quota(node, pod, rules, rooms)
     if misfit is not None:
         return misfit
@@ -138,6 +138,9 @@ def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms
                 return answer
             granted[position, vendor] = answer
             _charge(running, rules[vendor], answer, lasting_only=container.role is Role.INIT)
+            misfit = _refuse_beyond_quota(ask, spans, (*earlier, answer), rooms.get(vendor, UNLIMITED))
+            if misfit is not None:
+                return misfit
     return granted
 
 
@@ -151,6 +154,19 @@ def _room_left(room: Room, spans: tuple[Span, ...], earlier: tuple[Grants, ...])
     )
     held = quota.demand(spans, beside)
     return room.less(held.memory, held.cores)
+
+
+def _refuse_beyond_quota(ask: Ask, spans: tuple[Span, ...], grants: tuple[Grants, ...], room: Room) -> Misfit | None:
+    """A MIG instance of a later container lasts from the start, so it comes on top of what an init container uses."""
+    held = quota.demand(spans, grants)
+    if room.allows(held.memory, held.cores):
+        return None
+    return cards_misfit(
+        [CardMisfit(c.device.uuid, Reason.QUOTA_NOT_FIT, asked=held.memory, free=room.memory) for c in ask.cards],
+        total=len(ask.cards),
+        vendor=ask.request.vendor,
+        container=ask.container,
+    )
 
 
 def _charge(cards: Sequence[Card], rules: Rules, grants: Grants, *, lasting_only: bool) -> None:

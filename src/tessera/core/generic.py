@@ -21,6 +21,9 @@ from tessera.core.requests import WHOLE_CARD_CORES, Request
 if TYPE_CHECKING:
     from tessera.core.rules import Ask, Rules
 
+Fitting = list[tuple[Card, Grant]]
+"""cards that would do by themselves, with what they would give, best first"""
+
 
 def cores_on(request: Request, total: int) -> int:
     """Cores a request takes on a card of `total`: asking for the whole card means the card's own total."""
@@ -79,7 +82,7 @@ def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     if early is not None:
         return early
     memory = ask.request.memory_on(card.device.memory)
-    if not ask.room.allows(memory, ask.request.cores):
+    if not ask.room.allows(memory, min(ask.request.cores, WHOLE_CARD_CORES)):
         return CardMisfit(card.device.uuid, Reason.QUOTA_NOT_FIT, asked=memory, free=ask.room.memory)
     late = refuse_capacity(ask.request, card)
     if late is None and card.device.mode != MIG:
@@ -122,50 +125,71 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Grant | CardMisfit]:
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
     """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit."""
     refused: list[CardMisfit] = []
-    eligible: list[tuple[Card, Grant]] = []
+    eligible: Fitting = []
     for card in ask.cards:
         for offer in offers(rules, ask, card):
             if isinstance(offer, CardMisfit):
                 refused.append(offer)
             else:
                 eligible.append((card, offer))
-    count = ask.request.count
-    affordable, over = _within_quota(ask, eligible)
-    refused.extend(over)
-    if len(affordable) >= count:
-        if not ask.pod.numa_bind:
-            return _pick(ask, affordable)
-        bound = _pick_one_numa(ask, affordable)
-        if bound is not None:
-            return bound
-        return _numa_misfit(rules, ask, affordable, refused)
-    return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=len(affordable), container=ask.container)
+    enough = len(eligible) >= ask.request.count
+    groups = _numa_groups(eligible) if ask.pod.numa_bind and enough else [eligible]
+    paid = [_within_quota(ask, group) for group in groups]
+    choices = [group for group in paid if len(group) >= ask.request.count]
+    if choices:
+        return _pick_one_group(ask, choices)
+    taken = max(paid, key=len)
+    apart = _refuse_others(ask, groups, taken)
+    return cards_misfit(
+        [*refused, *apart], total=len(ask.cards), vendor=rules.key, taken=len(taken), container=ask.container
+    )
 
 
-def _within_quota(ask: Ask, eligible: list[tuple[Card, Grant]]) -> tuple[list[tuple[Card, Grant]], list[CardMisfit]]:
-    """Keep the best cards that the quota pays for together.
-
-    Only where the quota does not pay for `count` of them: with enough room every eligible card stays a choice.
-    """
+def _within_quota(ask: Ask, eligible: Fitting) -> Fitting:
+    """The cards that the quota pays for: all of them where it pays for any `count`, else the best `count` that it pays for
+    together, else the cheapest, so that a dear card first in the order does not hide a fit."""
     room, count = ask.room, ask.request.count
-    if room.memory is None and room.cores is None:
-        return eligible, []
     dearest = max((grant.memory for _, grant in eligible), default=0)
     most_cores = max((grant.cores for _, grant in eligible), default=0)
     if room.allows(dearest * count, most_cores * count):
-        return eligible, []
-    kept: list[tuple[Card, Grant]] = []
-    over: list[CardMisfit] = []
-    for card, grant in eligible:
-        if len(kept) < count and room.allows(grant.memory, grant.cores):
-            kept.append((card, grant))
+        return eligible
+    best = _paid_one_by_one(ask, eligible)
+    if len(best) == count:
+        return best
+    cheapest = _paid_one_by_one(ask, sorted(eligible, key=lambda pair: (pair[1].memory, pair[1].cores)))
+    return cheapest if len(cheapest) == count else best
+
+
+def _paid_one_by_one(ask: Ask, cards: Fitting) -> Fitting:
+    room = ask.room
+    paid: Fitting = []
+    for card, grant in cards:
+        if len(paid) < ask.request.count and room.allows(grant.memory, grant.cores):
+            paid.append((card, grant))
             room = room.less(grant.memory, grant.cores)
-        else:
-            over.append(CardMisfit(card.device.uuid, Reason.QUOTA_NOT_FIT, asked=grant.memory, free=room.memory))
-    return (kept, []) if len(kept) == count else (kept, over)
+    return paid
 
 
-def _pick(ask: Ask, eligible: list[tuple[Card, Grant]]) -> Grants:
+def _refuse_others(ask: Ask, groups: list[Fitting], taken: Fitting) -> list[CardMisfit]:
+    """Why the cards beside the `taken` ones do not help: their NUMA node has too few of them, or the quota is short."""
+    count, room = ask.request.count, ask.room
+    kept = {id(grant) for _, grant in taken}
+    refused = []
+    for group in groups:
+        apart = len(groups) > 1 and len(group) < count
+        for card, grant in group:
+            if id(grant) in kept:
+                continue
+            uuid = card.device.uuid
+            refused.append(
+                CardMisfit(uuid, Reason.NUMA_NOT_FIT, asked=count, free=len(group))
+                if apart
+                else CardMisfit(uuid, Reason.QUOTA_NOT_FIT, asked=grant.memory, free=room.memory)
+            )
+    return refused
+
+
+def _pick(ask: Ask, eligible: Fitting) -> Grants:
     count = ask.request.count
     if len(eligible) > count and "topology-aware" in ask.words:
         chosen = topology.choose([card.device for card, _ in eligible], count)
@@ -173,7 +197,7 @@ def _pick(ask: Ask, eligible: list[tuple[Card, Grant]]) -> Grants:
     return tuple(grant for _, grant in eligible[:count])
 
 
-def _numa_groups(eligible: list[tuple[Card, Grant]]) -> list[list[tuple[Card, Grant]]]:
+def _numa_groups(eligible: Fitting) -> list[Fitting]:
     """Cards by NUMA node; groups and their members keep the policy's order."""
     firsts: dict[int, int] = {}
     for position, (card, _) in enumerate(eligible):
@@ -182,27 +206,10 @@ def _numa_groups(eligible: list[tuple[Card, Grant]]) -> list[list[tuple[Card, Gr
     return [list(group) for _, group in groupby(ordered, key=lambda pair: pair[0].device.numa)]
 
 
-def _pick_one_numa(ask: Ask, eligible: list[tuple[Card, Grant]]) -> Grants | None:
-    groups = [group for group in _numa_groups(eligible) if len(group) >= ask.request.count]
-    if not groups:
-        return None
+def _pick_one_group(ask: Ask, groups: list[Fitting]) -> Grants:
+    """From the first group, or from the one with the best links where the pod wants those."""
     if "topology-aware" not in ask.words:
         return _pick(ask, groups[0])
-    by_uuid = {card.device.uuid: card.device for card, _ in eligible}
+    devices = {card.device.uuid: card.device for group in groups for card, _ in group}
     picks = [_pick(ask, group) for group in groups]
-    return max(picks, key=lambda grants: topology.total([by_uuid[g.uuid] for g in grants]))
-
-
-def _numa_misfit(rules: Rules, ask: Ask, eligible: list[tuple[Card, Grant]], refused: list[CardMisfit]) -> Misfit:
-    """Enough cards, but no NUMA node has enough: the largest group counts as taken, the rest as `NumaNotFit`."""
-    groups = _numa_groups(eligible)
-    largest = max(groups, key=len)
-    apart = [
-        CardMisfit(card.device.uuid, Reason.NUMA_NOT_FIT, asked=ask.request.count, free=len(group))
-        for group in groups
-        if group is not largest
-        for card, _ in group
-    ]
-    return cards_misfit(
-        [*refused, *apart], total=len(ask.cards), vendor=rules.key, taken=len(largest), container=ask.container
-    )
+    return max(picks, key=lambda grants: topology.total([devices[grant.uuid] for grant in grants]))

@@ -5,7 +5,7 @@ It has one writer and is changed one event at a time; an event touches one node.
                     reserve                      bind
         (absent) ------------> RESERVED -----------------> BOUND
            ^  ^                 |    ^                      |  ^
-           |  |  release/expire |    | unbind (write failed)|  | observe: the API shows the pod on a node
+           |  |  give up/expire |    | unbind (write failed)|  | observe: the API shows the pod on a node
            |  +-----------------+    +----------------------+  | (from any state; what the API shows wins)
            |                 release: deleted or ended         |
            +---------------------------------------------------+
@@ -47,6 +47,8 @@ class PodEntry:
     state: State
     deadline: float = 0.0
     """when a reservation expires"""
+    observed: bool = False
+    """the API shows it: only the API can take it back"""
     holdings: dict[str, Holding] = field(default_factory=dict)
     """what is charged on the node's cards now, so that exactly this can be taken back"""
 
@@ -110,11 +112,11 @@ class Ledger:
         """The API shows the pod on a node: that is the truth, whatever was reserved before."""
         entry = self._pods.get(facts.uid)
         if entry is not None and entry.facts == facts:
-            entry.state = State.BOUND
+            entry.state, entry.observed = State.BOUND, True
             self._reserved.pop(facts.uid, None)
             return
         self.release(facts.uid)
-        self._add(PodEntry(facts, State.BOUND))
+        self._add(PodEntry(facts, State.BOUND, observed=True))
 
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
@@ -158,11 +160,16 @@ class Ledger:
     def unbind(self, uid: str, *, deadline: float) -> bool:
         """The write failed for sure: back to a reservation."""
         entry = self._pods.get(uid)
-        if entry is None or entry.state is not State.BOUND:
+        if entry is None or entry.state is not State.BOUND or entry.observed:
             return False
         entry.state, entry.deadline = State.RESERVED, deadline
         self._reserved[uid] = entry
         return True
+
+    def give_up(self, uid: str) -> bool:
+        """Take back a decision that the API does not show."""
+        entry = self._pods.get(uid)
+        return entry is not None and not entry.observed and self.release(uid)
 
     def expire(self, now: float) -> list[str]:
         """Release reservations whose time is over; their uids, sorted."""
@@ -276,7 +283,8 @@ class Ledger:
     def _refresh(self, name: str, node: NodeEntry, touched: list[str] | None = None) -> None:
         """Bring the arrays up to date: the whole node, or only the cards that one pod touched."""
         if touched is not None:
-            self.arrays.update(name, [node.cards[uuid] for uuid in touched])
+            if touched:  # a node without cards has no column
+                self.arrays.update(name, [node.cards[uuid] for uuid in touched])
         elif node.cards or node.problem:
             self.arrays.put(name, list(node.cards.values()), unavailable=bool(node.problem))
         else:

@@ -94,11 +94,14 @@ def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
     )
 
 
-def bounds(pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = False) -> tuple[Use, Use]:
+def bounds(
+    pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = False, exact: bool = True
+) -> tuple[Use, Use]:
     """The least and the most that a pod can come to count, wherever it is placed.
 
-    They differ where memory is asked in per cent (of a card of at most `largest_card` MiB), and where some card is in
-    `mig` mode: MIG rounds a request up to a profile, at most the whole card, and keeps it for the life of the pod.
+    They differ where memory is asked in per cent (of a card of at most `largest_card` MiB), and where a request may be
+    rounded up, at most to the whole card: by vendors that do not give `exact` amounts, and by MIG, whose instances
+    moreover (some card is in `mig` mode) last for the life of the pod.
     """
     spans = tuple(Span(container.role) for container in pod.containers)
     least, most = [], []
@@ -107,8 +110,9 @@ def bounds(pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = F
             if request.vendor == vendor:
                 count, cores = request.count, min(request.cores, WHOLE_CARD_CORES)
                 least.append((position, Use(count, request.memory * count, cores * count), False))
-                memory = max(request.memory_on(largest_card), largest_card if mig else 0)
-                cores = WHOLE_CARD_CORES if mig else cores
+                rounded = mig or not exact
+                memory = max(request.memory_on(largest_card), largest_card if rounded else 0)
+                cores = WHOLE_CARD_CORES if rounded else cores
                 most.append((position, Use(count, memory * count, cores * count), mig))
     return effective_use(spans, least), effective_use(spans, most)
 

@@ -111,4 +111,4 @@ class PodRequest:
     @property
     def shape(self) -> Hashable:
         asks = tuple((c.role, c.requests) for c in self.containers)
-        return asks, self.constraints, self.numa_bind, self.device_policy, self.weights
+        return asks, self.constraints, self.numa_bind, self.node_policy, self.device_policy, self.weights

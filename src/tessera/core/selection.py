@@ -82,6 +82,10 @@ class Selector:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, Memory] = OrderedDict()
 
+    def forget(self) -> None:
+        """Drop all remembered shapes, because the rules themselves changed."""
+        self._shapes.clear()
+
     def candidates(self, names: Sequence[str]) -> Candidates:
         """Look the names up once."""
         unique = tuple(dict.fromkeys(names))
@@ -127,7 +131,7 @@ class Selector:
         arrays = self.ledger.arrays
         scores: Floats = arrays.score[rows]
         if evaluation.scored:
-            scores = scores + np.array([evaluation.vendor_score(row) for row in rows.tolist()], dtype=np.float64)
+            scores = scores + np.array([evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()], dtype=np.float64)
         rank = policies.node_rank(pod.node_policy)
         preference = rank(Ranking(pod, rows, scores, arrays))
         failed: list[int] = []
@@ -186,7 +190,11 @@ class Selector:
         binding = {}
         for vendor, room in rooms.items():
             _, most = quota.bounds(
-                pod, vendor, largest_card=arrays.largest_card.get(vendor, 0), mig=vendor in arrays.mig_vendors
+                pod,
+                vendor,
+                largest_card=arrays.largest_card.get(vendor, 0),
+                mig=vendor in arrays.mig_vendors,
+                exact=self.ledger.rules[vendor].arrays_exact,
             )
             if not room.allows(most.memory, most.cores):
                 binding[vendor] = room

@@ -1,6 +1,6 @@
 """Everything that can go wrong with the apiserver, as one small tree.
 
-Library errors (aiohttp, ssl, msgspec, yaml, OSError) never leave this package; they are the `__cause__` of one of these.
+Errors of libraries (aiohttp, ssl, msgspec, yaml, OSError) never leave this package: they are the `__cause__` of these.
 """
 
 from __future__ import annotations

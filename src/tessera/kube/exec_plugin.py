@@ -1,7 +1,7 @@
 """Credentials from a plugin: the exec section of a kubeconfig (client.authentication.k8s.io/v1 and v1beta1).
 
-The plugin runs once and its answer is kept until it expires or the apiserver refuses it; requests that come meanwhile wait
-for that one run. It never gets a terminal: this process has none to share.
+The plugin runs once and its answer is kept until it expires or the apiserver refuses it; requests that come meanwhile
+wait for that one run. It never gets a terminal: this process has none to share.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ExecPlugin:
         self._issued = None
 
     def issued(self) -> ClientPair | None:
-        return self._issued and self._issued.pair
+        return self._issued.pair if self._issued else None
 
     async def _run(self) -> bytes:
         settings = self._settings

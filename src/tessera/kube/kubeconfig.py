@@ -1,7 +1,7 @@
 """Kubeconfig files: reading, merging as kubectl does, and choosing one context. Reads files; sends and runs nothing.
 
-The first file that names a cluster, user or context owns that entry as a whole. Relative paths count from the file they are
-written in. A fault is an AccessError that names file and field.
+The first file that names a cluster, user or context owns that entry as a whole. Relative paths count from the file they
+are written in. A fault is an AccessError that names file and field.
 """
 
 from __future__ import annotations

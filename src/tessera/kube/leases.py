@@ -1,7 +1,7 @@
 """Who leads: reading the Lease that the kube-scheduler beside us holds. Pure: no clock, no request, no election.
 
-A lease counts from when a *change* of it was seen here (clocks of other machines are not compared), and the holder must be
-this host exactly: `host-1` does not lead because `host-10_...` does.
+A lease counts from when a *change* of it was seen here (clocks of other machines are not compared), and the holder must
+be this host exactly: `host-1` does not lead because `host-10_...` does.
 """
 
 from __future__ import annotations

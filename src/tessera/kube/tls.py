@@ -1,6 +1,6 @@
 """The TLS side of access: from keys and certificates, in files or inline, to a context that follows their rotation.
 
-A file that turns bad after the start never replaces what works: the old context stays. Nothing here asks for a passphrase.
+A file that turns bad after the start never replaces what works: the old context stays. Nothing asks for a passphrase.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any
 
 from tessera.sandbox.errors import bad_request
 from tessera.sandbox.kinds import Json, Kind
+from tessera.sandbox.shapes import LabelSelector
 
 Labels = Mapping[str, str]
 LabelTest = Callable[[Labels], bool]
@@ -106,13 +107,13 @@ def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
     return tuple(terms)
 
 
-def of_structure(selector: Json | None) -> tuple[LabelTerm, ...]:
-    """A `metav1.LabelSelector`; one that is missing or empty selects everything."""
-    wanted = selector or {}
-    terms = [LabelTerm(key, "In", frozenset((value,))) for key, value in (wanted.get("matchLabels") or {}).items()]
-    for term in wanted.get("matchExpressions") or []:
-        terms.append(LabelTerm(term["key"], term["operator"], frozenset(term.get("values") or ())))
-    return tuple(terms)
+def of_structure(selector: LabelSelector) -> tuple[LabelTerm, ...]:
+    """A `metav1.LabelSelector`; an empty one selects everything."""
+    plain = [LabelTerm(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
+    return (
+        *plain,
+        *(LabelTerm(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
+    )
 
 
 def field_text(content: Json, path: str) -> str:

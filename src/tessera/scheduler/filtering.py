@@ -12,24 +12,34 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
-from tessera.core.advice import near_miss
+from tessera.core.advice import quick_near_miss
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
+from tessera.scheduler.identity import carries_identity
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
 from tessera.vendors.reading_pods import BadPod, PolicyDefaults, pod_request
 from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
+from tessera.wire.objects import Pod
 
 NAME_LISTS = 8
 """remembered lists of candidates: kube-scheduler sends the same one again and again"""
-NEAR_MISS_NODES = 200
-"""nodes looked at for the hint in an event"""
 
 NOTHING_GIVEN = "extender args name no nodes"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A pod between filter and bind."""
+
+    request: PodRequest
+    carries_identity: bool
+    """its containers take their slices from the pod's own annotations"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +78,8 @@ class Filter:
         self._on_refusal = on_refusal
         self._candidates: OrderedDict[bytes, Candidates] = OrderedDict()
         self._encoded: tuple[Refused, bytes] | None = None
-        self.requests: dict[str, PodRequest] = {}
-        """by uid, of pods with a reservation: what bind needs to write down"""
+        self.prepared: dict[str, Prepared] = {}
+        """by uid, pods with a reservation: what bind needs to write down"""
 
     def answer(self, body: bytes) -> bytes:
         """The answer to a request, errors included: HTTP has nothing to add."""
@@ -79,9 +89,10 @@ class Filter:
             return encode_filter_result(error=str(error))
 
     def _filter(self, args: FilterArgs) -> bytes:
-        request = pod_request(args.pod, self._vendors, self._defaults)
-        if isinstance(request, BadPod):
-            return self._refuse_bad(args, request)
+        prepared = self.prepare(args.pod)
+        if isinstance(prepared, BadPod):
+            return self._refuse_bad(args, prepared)
+        request = prepared.request
         if not request.asks_for_devices:
             nodes = None if args.nodes is None else [given.raw for given in decode_nodes(args.nodes)]
             return encode_filter_result(node_names=args.node_names, nodes=nodes)
@@ -89,10 +100,21 @@ class Filter:
             return self._simulate(request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NOTHING_GIVEN)
-        return self._decide(request, self._look_up(args.node_names))
+        return self._decide(prepared, self._look_up(args.node_names))
 
-    def _decide(self, request: PodRequest, candidates: Candidates) -> bytes:
+    def prepare(self, pod: Pod) -> Prepared | BadPod:
+        """The pod's request as it will be placed."""
+        request = pod_request(pod, self._vendors, self._defaults)
+        if isinstance(request, BadPod):
+            return request
+        return Prepared(request, request.asks_for_devices and carries_identity(pod, request))
+
+    def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
+        request = prepared.request
         self.forget(request.uid)
+        bound = self._ledger.pod(request.uid)
+        if bound is not None:
+            return encode_filter_result(error=f"pod {request.namespace}/{request.name} is bound to {bound.facts.node}")
         answer = self._selector.select(request, candidates)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
@@ -100,26 +122,31 @@ class Filter:
                 self._on_decision(FilterEvent(request, False, self._explain(request, candidates, answer)))
             return self._encode(answer)
         self._waiting.gone(request.uid)
-        self._ledger.reserve(request, answer.placement, deadline=self._time() + self._reservation_seconds)
-        self.requests[request.uid] = request
+        self.keep(prepared, answer.placement)
         self._on_decision(FilterEvent(request, True, [success_text(answer)]))
         return encode_filter_result(node_names=[answer.placement.node])
 
+    def keep(self, prepared: Prepared, placement: Placement) -> None:
+        """Reserve a placement for the bind that follows."""
+        deadline = self._time() + self._reservation_seconds
+        self._ledger.reserve(prepared.request, placement, deadline=deadline)
+        self.prepared[prepared.request.uid] = prepared
+
     def forget(self, uid: str) -> None:
         """Drop the pod's older reservation, if it has one."""
-        if self.requests.pop(uid, None) is not None:
-            self._ledger.release(uid)
+        self.prepared.pop(uid, None)
+        self._ledger.give_up(uid)
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""
         over = self._ledger.expire(self._time())
         for uid in over:
-            self.requests.pop(uid, None)
+            self.prepared.pop(uid, None)
         return over
 
     def _explain(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
         texts = failure_texts(refused)
-        near = near_miss(self._ledger, request, candidates.registered[:NEAR_MISS_NODES])
+        near = quick_near_miss(self._ledger, request, candidates.rows)
         return [*texts, near.text] if near is not None else texts
 
     def _encode(self, refused: Refused) -> bytes:

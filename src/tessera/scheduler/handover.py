@@ -3,8 +3,9 @@
 kubelet's Allocate does not say which pod it is for. Pods whose grants travel with them need no turn. Where the answer
 itself must be right, pods of one node that the agent could mix up go one after the other:
 
-    ask ----> waiting ----(no conflict with pods in hand, nor with earlier waiters)----> in hand ----> over
-                 \\--(waited too long: the bind fails and is tried again)                  success, failed, gone, or forgotten
+    ask ----> waiting ----(no conflict with pods in hand or earlier waiters)----> in hand ----> over
+                 \\                                                     success, failed, gone or forgotten
+                  +--(waited too long: the bind fails and is tried again)
 
 The order is the order of asking. Waiting is inside bind, which costs no other pod anything.
 """

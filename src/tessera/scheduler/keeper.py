@@ -1,7 +1,7 @@
 """Keeps the ledger true to the API: the sink of the pod and quota informers.
 
 The only place that turns what the API shows into changes of the ledger. It never waits and never writes to the API.
-What frees or adds room is told through `on_room`; what ends a handover is told to `handover`.
+What frees or adds room is told through `on_room`; what ends a handover is told to `turns`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, State
-from tessera.scheduler.handover import Handover
+from tessera.core.ledger import Ledger
+from tessera.core.requests import PodRequest
+from tessera.scheduler.identity import carries_identity
+from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import quota_facts
-from tessera.vendors.reading_pods import ENDED, pod_facts
+from tessera.vendors.reading_pods import ENDED, pod_facts, pod_request
 from tessera.wire import keys
 from tessera.wire.objects import Pod, ResourceQuota
 
@@ -33,17 +35,17 @@ class PodKeeper:
         ledger: Ledger,
         vendors: Mapping[str, Vendor],
         *,
-        handover: Handover,
+        turns: Turns,
         waiting: Waiting,
         on_room: Callable[[], None],
-        on_handover: Callable[[Pod, PodFacts], None] = lambda _pod, _facts: None,
+        on_gone: Callable[[str], None] = lambda _uid: None,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
-        self._handover = handover
+        self._turns = turns
         self._waiting = waiting
         self._on_room = on_room
-        self._on_handover = on_handover
+        self._on_gone = on_gone
         self._uids: dict[str, str] = {}
         self.has_synced = False
 
@@ -76,13 +78,18 @@ class PodKeeper:
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)
         phase = pod.annotations.get(keys.BIND_PHASE, "")
         if phase in PHASES_OVER:
-            self._handover.over(uid)
+            self._turns.over(uid)
         elif phase == keys.PHASE_ALLOCATING:
-            self._on_handover(pod, facts)
+            self._turns.resume(facts, carries=self._carries(pod))
+
+    def _carries(self, pod: Pod) -> bool:
+        request = pod_request(pod, self._vendors)
+        return isinstance(request, PodRequest) and carries_identity(pod, request)
 
     def _gone(self, uid: str) -> None:
-        self._handover.over(uid)
+        self._turns.over(uid)
         self._waiting.gone(uid)
+        self._on_gone(uid)
         if self._ledger.release(uid):
             self._on_room()
 
@@ -107,8 +114,3 @@ class QuotaKeeper:
 
     def synced(self) -> None:
         self.has_synced = True
-
-
-def is_reserved(ledger: Ledger, uid: str) -> bool:
-    entry = ledger.pod(uid)
-    return entry is not None and entry.state is State.RESERVED

@@ -1,7 +1,7 @@
 """The smallest JSON patch (RFC 6902) that turns one document into another.
 
-Applied to the original it gives the draft, and it names nothing that did not change. Parts that both documents share (the
-same object in memory) are not looked into, so the cost is that of the changes. It neither applies nor encodes patches.
+Applied to the original it gives the draft, and it names nothing that did not change. Parts that both documents share
+(the same object in memory) are not looked into: the cost is that of the changes. It applies no patch.
 """
 
 from __future__ import annotations
@@ -39,18 +39,16 @@ def _diff_objects(original: dict[str, Any], draft: dict[str, Any], path: str) ->
 def _diff_lists(original: list[Any], draft: list[Any], path: str) -> list[Operation]:
     """Edits by index. Where they would be more than the members of the draft, the list as a whole."""
     operations: list[Operation] = []
-    moved = at = 0
-    for gone, come in _gaps(original, draft):
+    moved = 0
+    for begin, gone, come in _gaps(original, draft):
+        # Everything before the gap is as in the draft by now, so its indexes are the draft's.
         paired = min(len(gone), len(come))
-        for old, new in zip(gone, come, strict=False):
-            operations += _diff_members(old, new, f"{path}/{at}")
-            at += 1
-        operations += [{"op": "remove", "path": f"{path}/{at}"}] * (len(gone) - paired)
-        for new in come[paired:]:
-            operations.append({"op": "add", "path": f"{path}/{at}", "value": new})
-            at += 1
+        for at in range(paired):
+            operations += _diff_members(gone[at], come[at], f"{path}/{begin + at}")
+        operations += ({"op": "remove", "path": f"{path}/{begin + paired}"} for _ in gone[paired:])
+        for at in range(paired, len(come)):
+            operations.append({"op": "add", "path": f"{path}/{begin + at}", "value": come[at]})
         moved += abs(len(gone) - len(come))
-        at += 1  # the member after the gap, which both lists have
     return [{"op": "replace", "path": path, "value": draft}] if moved > len(draft) else operations
 
 
@@ -62,19 +60,32 @@ def _diff_members(old: Any, new: Any, path: str) -> list[Operation]:
     return diff(old, new, path)
 
 
-def _gaps(original: list[Any], draft: list[Any]) -> Iterator[tuple[list[Any], list[Any]]]:
-    """What stands between the members that both lists share, in order; the last gap is the one at the end."""
+def _gaps(original: list[Any], draft: list[Any]) -> Iterator[tuple[int, list[Any], list[Any]]]:
+    """Where the lists differ: index in the draft, and what stands there between members that both share, in order."""
+    start, end, shift = _ends(original, draft)
     places: dict[int, int] = {}
-    for index, member in enumerate(original):
-        if isinstance(member, (dict, list)):
-            places.setdefault(id(member), index)
-    start = begin = 0
-    for index, member in enumerate(draft):
-        place = places.get(id(member), -1)
+    for index in range(start, end):
+        places.setdefault(id(original[index]), index)
+    begin = start
+    for index in range(start, end + shift):
+        place = places.get(id(draft[index]), -1)
         if place >= start:
-            yield original[start:place], draft[begin:index]
+            if place > start or index > begin:
+                yield begin, original[start:place], draft[begin:index]
             start, begin = place + 1, index + 1
-    yield original[start:], draft[begin:]
+    if end > start or end + shift > begin:
+        yield begin, original[start:end], draft[begin : end + shift]
+
+
+def _ends(original: list[Any], draft: list[Any]) -> tuple[int, int, int]:
+    """Where the first difference starts, where the last one ends in the original, and how much later in the draft."""
+    least, shift = min(len(original), len(draft)), len(draft) - len(original)
+    start, end = 0, len(original)
+    while start < least and original[start] is draft[start]:
+        start += 1
+    while end > start and end + shift > start and original[end - 1] is draft[end + shift - 1]:
+        end -= 1
+    return start, end, shift
 
 
 def _same(one: Any, other: Any) -> bool:

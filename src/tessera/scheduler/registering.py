@@ -57,7 +57,6 @@ class Registrar:
         self._on_node = on_node
         self._asked: dict[str, Node] = {}
         """nodes with a handshake that waits for an answer: only time changes what they mean"""
-        self._agents: dict[str, str] = {}
         self.has_synced = False
 
     def put(self, key: str, node: Node) -> None:

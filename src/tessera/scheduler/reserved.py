@@ -1,7 +1,7 @@
 """What only Tessera writes on pods: the record of an allocation, and everything under its own prefix.
 
-A tenant who could write these would hold cards that nobody granted, or read another pod's slice. The webhook refuses them
-at creation; the admission policy that guards later changes is made from the same lists.
+A tenant who could write these would hold cards that nobody granted, or take another pod's slice. The webhook refuses
+them at creation; the admission policy that guards later changes is made from the same lists.
 """
 
 from __future__ import annotations

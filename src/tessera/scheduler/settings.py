@@ -87,7 +87,7 @@ class Settings:
     scheduler_name: str = "hami-scheduler"
     force_overwrite_default_scheduler: bool = True
     policies: PolicyDefaults = PolicyDefaults()
-    switches: Switches = Switches()
+    switches: Switches = field(default_factory=Switches)
     device_sections: Mapping[str, Any] | None = None
     """decoded device-config.yaml; None = the chart's values"""
     device_config_file: str = ""

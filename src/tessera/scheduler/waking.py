@@ -41,7 +41,7 @@ class Waiting:
         return uid in self._pods
 
     def refused(self, request: PodRequest, candidates: Candidates, refusal: Refused) -> bool:
-        """Remember a refusal; True where it is not the one the pod already had."""
+        """Remember a refusal; True where it is the pod's first."""
         shape = (request.shape, request.namespace)
         if self._pods.get(request.uid, shape) != shape:
             self.gone(request.uid)
@@ -51,9 +51,8 @@ class Waiting:
             pods[request.uid] = WaitingPod(request, candidates, refusal)
             self._pods[request.uid] = shape
             return True
-        news = known.refusal is not refusal
         known.candidates, known.refusal, known.woken = candidates, refusal, False
-        return news
+        return False
 
     def gone(self, uid: str) -> None:
         """The pod was placed, deleted, or changed."""

@@ -35,9 +35,7 @@ def gib(number: int) -> Use:
         ([DONE], [9], 0, 0),
     ],
 )
-def test_roles_decide_what_runs_at_the_same_time(
-    spans: list[Span], amounts: list[int], slots: int, held: int
-) -> None:
+def test_roles_decide_what_runs_at_the_same_time(spans: list[Span], amounts: list[int], slots: int, held: int) -> None:
     uses = [(position, gib(amount), False) for position, amount in enumerate(amounts)]
     assert effective_use(spans, uses) == Use(slots, held, held)
 
@@ -51,9 +49,7 @@ def test_roles_decide_what_runs_at_the_same_time(
         ([INIT, INIT, APP], [(0, gib(5), True), (1, gib(3), False), (2, gib(1), False)], Use(2, 8, 8)),
     ],
 )
-def test_mig_instances_last_as_long_as_the_pod(
-    spans: list[Span], uses: list[tuple[int, Use, bool]], held: Use
-) -> None:
+def test_mig_instances_last_as_long_as_the_pod(spans: list[Span], uses: list[tuple[int, Use, bool]], held: Use) -> None:
     assert effective_use(spans, uses) == held
 
 

@@ -165,9 +165,7 @@ def test_a_cordoned_card_keeps_its_pods_and_takes_no_more() -> None:
 
 def test_only_vendors_that_know_cordons_honour_them() -> None:
     world = cluster(
-        node().annotate(
-            ("hami.io/node-dcu-register", "D,10,1000,100,DCU-K100,0,true:"), ("hami.io/device-cordon", "D")
-        )
+        node().annotate(("hami.io/node-dcu-register", "D,10,1000,100,DCU-K100,0,true:"), ("hami.io/device-cordon", "D"))
     )
     asking = pod().container(limits={"hygon.com/dcunum": 1, "hygon.com/dcumem": 10, "hygon.com/dcucores": 1})
     assert world.chosen(asking).placement.node == "n1"

@@ -153,7 +153,7 @@ def test_a_request_that_cannot_be_read_says_why(body: bytes, said: str) -> None:
 @pytest.mark.parametrize("request_", [{}, {"object": None}])
 def test_a_request_without_an_object_has_no_pod(request_: dict[str, Any]) -> None:
     read = decode_review(review(**request_))
-    with pytest.raises(WireError, match="^the request has no object$"):
+    with pytest.raises(WireError, match=r"^the request has no object$"):
         read.pod()
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,20 @@ SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 
 def sample(name: str) -> bytes:
     return (SAMPLES / name).read_bytes()
+
+
+AWKWARD: tuple[Any, ...] = (None, True, -1, 1.5, 10**30, "", "\x00", [], [None], {}, {"": None}, {"items": [5]})
+
+
+def grafted(tree: Any) -> Iterator[Any]:
+    """The tree with each of its parts replaced by something of another kind, one at a time."""
+    yield from AWKWARD
+    members = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, member in members:
+        for graft in grafted(member):
+            copy = tree.copy()
+            copy[key] = graft
+            yield copy
 
 
 def parsed(data: bytes | Raw) -> Any:
@@ -119,7 +135,7 @@ def test_a_filter_request_that_cannot_be_read_says_why(body: bytes, said: str) -
 
 @pytest.mark.parametrize("names", [b"{}", b'"a"', b"[1]", b"[null]", b'["\xff"]', b'["\\ud800"]'])
 def test_names_that_are_not_a_list_of_texts_are_refused(names: bytes) -> None:
-    with pytest.raises(WireError, match="^not valid NodeNames: "):
+    with pytest.raises(WireError, match=r"^not valid NodeNames: "):
         decode_node_names(Raw(names))
 
 
@@ -136,6 +152,22 @@ def test_names_that_are_not_a_list_of_texts_are_refused(names: bytes) -> None:
 def test_nodes_that_are_not_nodes_are_refused(nodes: bytes, said: str) -> None:
     with pytest.raises(WireError, match=said):
         decode_nodes(Raw(nodes))
+
+
+@pytest.mark.parametrize("name", ["filter-2", "nodes_filter-0"])
+def test_a_request_with_any_part_of_another_kind_is_read_or_refused(name: str) -> None:
+    outcomes = set()
+    for tree in grafted(parsed(sample(f"{name}.request.json"))):
+        try:
+            args = decode_filter_args(json.dumps(tree).encode())
+            names = decode_node_names(args.node_names) if args.node_names else []
+            nodes = decode_nodes(args.nodes) if args.nodes else []
+        except WireError as error:
+            outcomes.add(str(error).split(":")[0])
+        else:
+            encode_filter_result(node_names=names, nodes=[given.raw for given in nodes])
+            outcomes.add("read")
+    assert outcomes >= {"read", "not valid ExtenderArgs", "extender args missing pod"}
 
 
 @pytest.mark.parametrize("name", ["filter-0", "filter-2"])
@@ -185,4 +217,4 @@ def test_a_bind_request_that_cannot_be_read_says_why(body: bytes, said: str) -> 
 
 def test_the_answer_to_a_bind_request_is_its_error() -> None:
     assert parsed(encode_binding_result()) == parsed(sample("bind-0.response.json"))
-    assert encode_binding_result("no \"room\"") == b'{"Error":"no \\"room\\""}'
+    assert encode_binding_result('no "room"') == b'{"Error":"no \\"room\\""}'

@@ -50,7 +50,7 @@ def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
     policy = POLICIES.get(text, spread.POLICY)
     key = policy.cards or spread.POLICY.cards
     assert key is not None  # spread orders cards
-    if numa_bind:
+    if numa_bind and policy.numa_first:
         return [_by_low_numa if policy.low_numa_first else _by_numa, key]
     return [key, _by_numa]
 

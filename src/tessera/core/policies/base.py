@@ -49,5 +49,7 @@ class Policy:
     name: str
     cards: CardKey | None = None
     nodes: NodeRank | None = None
+    numa_first: bool = True
+    """with numa-bind: whether NUMA nodes come before the policy's own order"""
     low_numa_first: bool = False
     """with numa-bind: which NUMA node is tried first"""

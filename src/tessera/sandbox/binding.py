@@ -1,0 +1,94 @@
+"""`pods/binding`: one write that puts a pod on a node together with the binding's annotations and labels.
+
+The uid in the binding is a precondition. Whether the node exists is not checked; kube-apiserver does not either.
+"""
+
+from __future__ import annotations
+
+from tessera.sandbox.admission import Attributes
+from tessera.sandbox.cluster import Call, Cluster
+from tessera.sandbox.errors import ApiError, Problem, bad_request, conflict, invalid, not_found
+from tessera.sandbox.intake import shaped, without_nulls
+from tessera.sandbox.kinds import BINDING, PODS, Json, Kind
+from tessera.sandbox.shapes import Binding
+from tessera.sandbox.store import Stored
+from tessera.sandbox.writing import check_precondition
+
+BINDINGS = Kind("Binding", "bindings")
+
+
+async def bind(cluster: Cluster, namespace: str, name: str, body: object, *, call: Call) -> Stored:
+    """Assigns the pod to the binding's target."""
+    content = without_nulls(body)
+    binding = _checked(content, namespace, name)
+    attributes = Attributes(
+        "CREATE",
+        PODS,
+        namespace,
+        name,
+        content,
+        subresource=BINDING,
+        dry_run=call.dry_run,
+        user=call.user,
+        options=call.options,
+        subresource_kind=("v1", "Binding"),
+    )
+    admitted = await cluster.admit(attributes, call)
+    binding = _checked(admitted, namespace, name)
+    return _assign(cluster, namespace, name, binding, dry_run=call.dry_run)
+
+
+def _checked(content: object, namespace: str, name: str) -> Binding:
+    binding = shaped(content, Binding)
+    metadata, target = binding.metadata, binding.target
+    if metadata.name not in ("", name) or metadata.namespace not in ("", namespace):
+        raise bad_request("name in URL does not match name in Binding object")
+    problems = []
+    if target.kind not in ("", "Node"):
+        text = f'Unsupported value: "{target.kind}": supported values: "Node", "<empty>"'
+        problems.append(Problem("target.kind", text, "FieldValueNotSupported"))
+    if not target.name:
+        problems.append(Problem("target.name", "Required value", "FieldValueRequired"))
+    if problems:
+        raise invalid(BINDINGS, name, problems)
+    return binding
+
+
+def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dry_run: bool) -> Stored:
+    current = cluster.store.get(PODS, namespace, name)
+    if current is None:
+        raise not_found(PODS, name)
+    check_precondition(
+        current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None
+    )
+    refusal = _refusal(current)
+    if refusal is not None:
+        raise refusal
+    if dry_run:
+        return current
+    pod = current.copy()
+    metadata: Json = pod["metadata"]
+    for key, added in (("annotations", binding.metadata.annotations), ("labels", binding.metadata.labels)):
+        if added:
+            metadata[key] = metadata.get(key, {}) | added
+    pod["spec"]["nodeName"] = binding.target.name
+    metadata["generation"] = metadata.get("generation", 0) + 1
+    _mark_scheduled(pod["status"], cluster.identities.timestamp())
+    return cluster.store.put(PODS, pod)
+
+
+def _refusal(current: Stored) -> ApiError | None:
+    spec, metadata, why = current.object["spec"], current.object["metadata"], ""
+    if "deletionTimestamp" in metadata:
+        why = f"pod {current.name} is being deleted, cannot be assigned to a host"
+    elif spec.get("nodeName"):
+        why = f'pod {current.name} is already assigned to node "{spec["nodeName"]}"'
+    elif spec.get("schedulingGates"):
+        why = f"pod {current.name} has non-empty .spec.schedulingGates"
+    return conflict(PODS, current.name, why, subresource=BINDING) if why else None
+
+
+def _mark_scheduled(status: Json, timestamp: str) -> None:
+    others = [each for each in status.get("conditions", ()) if each.get("type") != "PodScheduled"]
+    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": timestamp}
+    status["conditions"] = [*others, scheduled]

@@ -1,0 +1,271 @@
+"""POST /bind: one atomic write of node and allocation, after the handover turn where one is needed.
+
+    reservation (or a new placement after a restart)
+      -> the ledger holds it for good (it no longer expires)
+      -> turn, node lock                         only where the plugin needs them
+      -> Binding with all annotations, uid as precondition
+    written                                      done
+    no answer                                    looked up before anything else is decided
+    refused for now (429, 5xx)                   tried again, a few times; then back to a reservation
+    gone, re-created, bound elsewhere (404, 409) released
+
+Every end leaves the ledger as the API will show it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.misfits import Misfit
+from tessera.core.requests import PodRequest
+from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.scheduler.cluster import Cluster
+from tessera.scheduler.filtering import Filter, Prepared
+from tessera.scheduler.identity import identity_annotations
+from tessera.scheduler.turns import Turns
+from tessera.vendors.base import Vendor
+from tessera.vendors.reading_pods import BadPod
+from tessera.vendors.writing import binding_annotations
+from tessera.wire import keys
+from tessera.wire.errors import WireError
+from tessera.wire.extender import BindingArgs, decode_binding_args, encode_binding_result
+from tessera.wire.objects import Pod
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 4
+FIRST_PAUSE = 0.2
+"""seconds; doubled each time, with jitter"""
+LONGEST_PAUSE = 3.0
+PASSING = frozenset({429, 500, 502, 503, 504})
+"""answers after which the same write may succeed"""
+
+
+@dataclass(frozen=True, slots=True)
+class BindEvent:
+    """What the user is told about a binding."""
+
+    namespace: str
+    name: str
+    uid: str
+    error: str
+    """empty where it succeeded"""
+    node: str
+
+
+class Fate(Enum):
+    """What became of a write."""
+
+    BOUND = "bound"
+    UNBOUND = "unbound"
+    LOST = "lost"
+    """gone, re-created or bound elsewhere: the placement is void"""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a bind."""
+
+    fate: Fate
+    error: str = ""
+
+
+class Binder:
+    """Binds reserved pods."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        vendors: Mapping[str, Vendor],
+        *,
+        decisions: Filter,
+        turns: Turns,
+        cluster: Cluster,
+        reservation_seconds: float,
+        now: Callable[[], float],
+        time: Callable[[], float],
+        on_bind: Callable[[BindEvent], None] = lambda _event: None,
+    ) -> None:
+        self._ledger = ledger
+        self._vendors = vendors
+        self._decisions = decisions
+        self._turns = turns
+        self._cluster = cluster
+        self._reservation_seconds = reservation_seconds
+        self._now = now
+        self._time = time
+        self._on_bind = on_bind
+        self.running = 0
+
+    async def answer(self, body: bytes) -> bytes:
+        """The answer to a request, errors included."""
+        try:
+            args = decode_binding_args(body)
+        except WireError as error:
+            return encode_binding_result(str(error))
+        self.running += 1
+        try:
+            outcome = await self._bind(args)
+        finally:
+            self.running -= 1
+        self._on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
+        return encode_binding_result(outcome.error)
+
+    async def _bind(self, args: BindingArgs) -> Outcome:
+        prepared = await self._prepare(args)
+        if isinstance(prepared, Outcome):
+            return prepared
+        uid = args.pod_uid
+        self._ledger.bind(uid)
+        entry = self._ledger.pod(uid)
+        assert entry is not None  # it was just prepared
+        placement = Placement(args.node, entry.facts.grants)
+        try:
+            problem = await self._turns.take(args, prepared, placement)
+            if problem is not None:
+                outcome = Outcome(Fate.UNBOUND, problem)
+            elif self._ledger.pod(uid) is not entry:
+                outcome = Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was deleted or bound meanwhile")
+            else:
+                outcome = await self._write(args, self._annotations(prepared.request, placement))
+        except KubeError as error:
+            outcome = Outcome(Fate.UNBOUND, str(error))
+        except asyncio.CancelledError:
+            await self._settle(args, Outcome(Fate.UNKNOWN, "the service is stopping"))
+            raise
+        await self._settle(args, outcome)
+        return outcome
+
+    # -- before the write
+
+    async def _prepare(self, args: BindingArgs) -> Prepared | Outcome:
+        """The reservation for this node; where there is none (restart), the pod is placed again, on this node only."""
+        prepared = self._decisions.prepared.get(args.pod_uid)
+        entry = self._ledger.pod(args.pod_uid)
+        if prepared is not None and entry is not None and entry.facts.node == args.node:
+            return prepared
+        try:
+            pod = await self._cluster.get_pod(args.pod_namespace, args.pod_name)
+        except KubeError as error:
+            return Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} cannot be read: {error}")
+        if pod.metadata.uid != args.pod_uid:
+            return Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was re-created")
+        if pod.spec.node_name:
+            same = pod.spec.node_name == args.node
+            return Outcome(Fate.BOUND, "" if same else f"pod is bound to {pod.spec.node_name} already")
+        return self._place_again(pod, args.node)
+
+    def _place_again(self, pod: Pod, node: str) -> Prepared | Outcome:
+        prepared = self._decisions.prepare(pod)
+        if isinstance(prepared, BadPod):
+            return Outcome(Fate.LOST, prepared.text)
+        request = prepared.request
+        self._decisions.forget(request.uid)
+        view = self._ledger.node(node)
+        if view is None:
+            return Outcome(Fate.LOST, f"node {node} has no registered devices")
+        rooms = self._ledger.rooms(request.namespace, request.vendors)
+        answer = fit_pod(view, request, self._ledger.rules, rooms)
+        if isinstance(answer, Misfit):
+            return Outcome(Fate.LOST, f"pod no longer fits node {node}: {answer.text}")
+        self._decisions.keep(prepared, answer)
+        return prepared
+
+    def _annotations(self, request: PodRequest, placement: Placement) -> dict[str, str]:
+        view = self._ledger.node(placement.node)
+        if view is None:
+            return {}
+        written = binding_annotations(request, placement, node=view.facts, vendors=self._vendors, now=self._now())
+        return written | identity_annotations(placement)
+
+    # -- the write
+
+    async def _write(self, args: BindingArgs, annotations: dict[str, str]) -> Outcome:
+        if not annotations:
+            return Outcome(Fate.LOST, f"node {args.node} lost its devices")
+        last = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_pause(attempt))
+            try:
+                await self._cluster.bind(
+                    args.pod_namespace,
+                    args.pod_name,
+                    uid=args.pod_uid,
+                    node=args.node,
+                    annotations=annotations,
+                    labels={keys.ASSIGNED_NODE: args.node},
+                )
+            except ApiError as error:
+                last = str(error)
+                if error.status in PASSING:
+                    continue
+                return await self._look_up(args, last)
+            except Unreachable as error:
+                last = str(error)
+                if error.maybe_done:
+                    found = await self._look_up(args, last)
+                    if found.fate is not Fate.UNBOUND:
+                        return found
+            else:
+                return Outcome(Fate.BOUND)
+        return Outcome(Fate.UNBOUND, last)
+
+    async def _look_up(self, args: BindingArgs, error: str) -> Outcome:
+        """What the API shows after a write whose effect is not known."""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(_pause(attempt))
+            try:
+                pod = await self._cluster.get_pod(args.pod_namespace, args.pod_name)
+            except ApiError as problem:
+                if problem.status == 404:
+                    return Outcome(Fate.LOST, error)
+            except Unreachable:
+                continue
+            else:
+                return _fate(pod, args, error)
+        return Outcome(Fate.UNKNOWN, error)
+
+    # -- after the write
+
+    async def _settle(self, args: BindingArgs, outcome: Outcome) -> None:
+        """Bring ledger, turn and lock to what the outcome means."""
+        uid = args.pod_uid
+        match outcome.fate:
+            case Fate.BOUND:
+                self._decisions.prepared.pop(uid, None)
+            case Fate.LOST:
+                self._decisions.forget(uid)
+                await self._turns.give_back(args)
+            case Fate.UNBOUND:
+                self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds)
+                await self._turns.give_back(args)
+            case Fate.UNKNOWN:
+                # Unknown is never free: held like a reservation until the watch shows what happened.
+                self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds)
+
+
+def _fate(pod: Pod, args: BindingArgs, error: str) -> Outcome:
+    if pod.metadata.uid != args.pod_uid:
+        return Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was re-created")
+    if not pod.spec.node_name:
+        return Outcome(Fate.UNBOUND, error)
+    if pod.spec.node_name == args.node:
+        return Outcome(Fate.BOUND)
+    return Outcome(Fate.LOST, f"pod is bound to {pod.spec.node_name} already")
+
+
+def _pause(attempt: int) -> float:
+    """Back-off with full jitter, so that binds that failed together do not return together."""
+    return random.uniform(0, min(FIRST_PAUSE * 2**attempt, LONGEST_PAUSE))

@@ -1,0 +1,164 @@
+"""Slices that travel with their pod: environment variables that refer to the pod's own annotations.
+
+kubelet's Allocate does not say which pod it is for, but a container's own environment wins over Allocate's answer. So
+the webhook puts the variables of a slice into the container (`identity_env`) and the binding writes what they refer to
+(`identity_annotations`). No annotation means an empty variable, and that means no device: a mistake here fails closed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from tessera.core.grants import Placement
+from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.wire import keys
+from tessera.wire.objects import Container, EnvVar, Pod
+
+MAX_DEVICES = 16
+"""devices that HAMi-core knows in one container; it reads no limit of any further one"""
+
+POD_UID = "TESSERA_POD_UID"
+"""helper variable, for paths that hold the pod's uid"""
+
+MIG_MODE = "mig"
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """How one vendor's slices are told to a container."""
+
+    visible: str
+    memory_limit: str
+    """stem; the number of the device follows"""
+    core_limit: str
+    region: str
+    """path of the file in which the processes of a container count together"""
+    owned: re.Pattern[str]
+    """names that decide what a container gets: a tenant's own values for them go"""
+
+
+CARRIED: Mapping[str, Variables] = MappingProxyType(
+    {
+        "NVIDIA": Variables(
+            visible="NVIDIA_VISIBLE_DEVICES",
+            memory_limit="CUDA_DEVICE_MEMORY_LIMIT_",
+            core_limit="CUDA_DEVICE_SM_LIMIT",
+            region="CUDA_DEVICE_MEMORY_SHARED_CACHE",
+            owned=re.compile(
+                r"NVIDIA_VISIBLE_DEVICES|CUDA_DEVICE_(MEMORY|SM)_LIMIT(_[0-9]+)?|CUDA_DEVICE_MEMORY_SHARED_CACHE"
+                rf"|{POD_UID}",
+                re.ASCII,
+            ),
+        )
+    }
+)
+"""by vendor key; slices of all other vendors reach their container through Allocate alone"""
+
+_SLICE = re.compile(r"metadata\.annotations\['tessera\.io/c[0-9]+\..*'\]")
+
+
+def identity_env(
+    vendor: str, *, container: int, name: str, devices: int, hook_path: str = "/usr/local"
+) -> list[dict[str, Any]]:
+    """The variables of one container in the order in which they must stand; none for a vendor that is not carried."""
+    variables = CARRIED.get(vendor)
+    if variables is None:
+        return []
+    references = (_variable(variable, path) for variable, path in _references(variables, container, devices))
+    region = {"name": variables.region, "value": f"{hook_path.rstrip('/')}/vgpu/$({POD_UID})_{name}.cache"}
+    # `$(...)` sees only what stands before it.
+    return [_variable(POD_UID, "metadata.uid"), *references, region]
+
+
+def identity_annotations(placement: Placement) -> dict[str, str]:
+    """What the variables of a pod refer to, for its binding.
+
+    A container with a MIG instance gets nothing: the instance has no name before Allocate has made it.
+    """
+    written: dict[str, str] = {}
+    for vendor in CARRIED.keys() & placement.grants.keys():
+        for position, grants in enumerate(placement.grants[vendor]):
+            if not grants or any(grant.mig is not None for grant in grants):
+                continue
+            written[keys.visible_devices(position)] = ",".join(grant.uuid for grant in grants)
+            for index, grant in enumerate(grants[:MAX_DEVICES]):
+                written[keys.memory_limit(position, index)] = f"{grant.memory}m"
+            written[keys.core_limit(position)] = str(grants[0].cores)
+    return written
+
+
+def travels(request: Request, pod: PodRequest) -> bool:
+    """Whether a request's slices go by environment; not where the pod accepts MIG, whose instances Allocate makes."""
+    return request.vendor in CARRIED and MIG_MODE not in (pod.constraint(request.vendor).mode or "")
+
+
+def carries_identity(pod: Pod, request: PodRequest) -> bool:
+    """Whether every container that gets devices has them by reference: then the order of Allocate does not matter."""
+    containers = [*pod.init_containers, *pod.app_containers]
+    return all(
+        _carries(container, position, ask)
+        for position, (container, ask) in enumerate(zip(containers, request.containers, strict=True))
+        if ask.requests
+    )
+
+
+def refers_to_slices(pod: Pod) -> bool:
+    """Whether any container waits for a slice's annotations: without them it sees no device, whatever Allocate says."""
+    return any(
+        _SLICE.fullmatch(path) is not None
+        for container in (*pod.init_containers, *pod.app_containers)
+        for entry in container.env or ()
+        if (path := _field_path(entry)) is not None
+    )
+
+
+def is_slice_reference(entry: Mapping[str, Any]) -> bool:
+    """Whether a raw entry of an environment is one that `identity_env` could have made."""
+    match entry:
+        case {"valueFrom": {"fieldRef": {"fieldPath": str(path)}}}:
+            return path == "metadata.uid" or _SLICE.fullmatch(path) is not None
+        case {"value": str(value)}:
+            return f"$({POD_UID})" in value
+    return False
+
+
+def _carries(container: Container, position: int, ask: ContainerAsk) -> bool:
+    """The last entry of a name is the one that counts; the name may stand once only, to be sure."""
+    paths: dict[str, list[str | None]] = {}
+    for entry in container.env or ():
+        paths.setdefault(entry.name, []).append(_field_path(entry))
+    return all(
+        request.vendor in CARRIED
+        and all(
+            paths.get(name) == [path] for name, path in _references(CARRIED[request.vendor], position, request.count)
+        )
+        for request in ask.requests
+    )
+
+
+def _references(variables: Variables, container: int, devices: int) -> Iterator[tuple[str, str]]:
+    """Names of variables and the paths of the fields that they take their values from."""
+    yield variables.visible, _annotation(keys.visible_devices(container))
+    for index in range(min(devices, MAX_DEVICES)):
+        yield f"{variables.memory_limit}{index}", _annotation(keys.memory_limit(container, index))
+    yield variables.core_limit, _annotation(keys.core_limit(container))
+
+
+def _annotation(key: str) -> str:
+    return f"metadata.annotations['{key}']"
+
+
+def _variable(name: str, path: str) -> dict[str, Any]:
+    # The apiserver adds the version where it is missing; with it, what comes back equals what was sent.
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def _field_path(entry: EnvVar) -> str | None:
+    match entry.value_from:
+        case {"fieldRef": {"fieldPath": str(path)}} if not entry.value:
+            return path
+    return None

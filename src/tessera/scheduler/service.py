@@ -1,0 +1,329 @@
+"""The decision half of `tessera scheduler`: ledger, informers, filter, bind, webhook, waking, put together.
+
+Everything that changes the ledger runs on one event loop; `run` is a group of tasks that live and end together.
+Listeners, signals and certificates are not here but in `process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from tessera.core.audit import Finding, audit_nodes
+from tessera.core.ledger import Ledger
+from tessera.core.selection import Refused, Selector
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.events import EventRecorder, ObjectRef
+from tessera.kube.leases import Lease, LeaseWatch
+from tessera.kube.reflector import Reflector, Sink
+from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
+from tessera.scheduler.admitting import AdmissionSettings
+from tessera.scheduler.binding import Binder, BindEvent
+from tessera.scheduler.cluster import KubeCluster
+from tessera.scheduler.filtering import Filter, FilterEvent
+from tessera.scheduler.handover import Handover
+from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
+from tessera.scheduler.node_locks import NodeLocks
+from tessera.scheduler.registering import Patch, Registrar
+from tessera.scheduler.reviewing import review
+from tessera.scheduler.settings import Settings
+from tessera.scheduler.turns import Turns
+from tessera.scheduler.waking import Waiting
+from tessera.vendors.base import Vendor
+from tessera.vendors.registry import build_vendors
+from tessera.wire import keys
+from tessera.wire.extender import encode_binding_result, encode_filter_result
+from tessera.wire.objects import Node, Pod, ResourceQuota
+
+log = structlog.get_logger(__name__)
+
+TICK = 15.0
+"""seconds between looks at what only time changes: handshakes, reservations, forgotten turns"""
+AUDIT_PERIOD = 1.0
+"""seconds"""
+AUDIT_NODES = 25
+"""nodes checked in a period: all of 5000 in under four minutes"""
+LEASE_PERIOD = 1.0
+"""seconds between looks at the lease"""
+NORMAL, WARNING = "Normal", "Warning"
+
+
+class Named(Protocol):
+    """The part of an object's metadata that an informer needs."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def resource_version(self) -> str: ...
+
+
+class Watched(Protocol):
+    """An object that an informer can follow."""
+
+    @property
+    def metadata(self) -> Named: ...
+
+
+T = TypeVar("T", bound=Watched)
+
+
+class Service:
+    """One scheduler replica. Make it on the event loop that runs it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        *,
+        now: Callable[[], float] = time.time,
+        on_refusal: Callable[[Refused], None] = lambda _refused: None,
+        on_audit: Callable[[str, list[Finding]], None] = lambda _node, _findings: None,
+    ) -> None:
+        self.settings = settings
+        self.client = client
+        self.vendors = build_vendors(settings.device_sections, settings.switches)
+        self.ledger = Ledger(self.vendors)
+        self.selector = Selector(self.ledger)
+        self.events = EventRecorder(client, component=settings.scheduler_name, host="")
+        self.waiting = Waiting()
+        self._on_audit = on_audit
+        self._room = asyncio.Event()
+        loop_time = asyncio.get_running_loop().time
+        cluster = self._cluster = KubeCluster(client)
+        locks = NodeLocks(cluster, expire_after=settings.node_lock_seconds, now=now)
+        self.handover = Handover(forget_after=settings.node_lock_seconds, time=loop_time)
+        self._turns = Turns(self.handover, locks, self.vendors, mode=settings.node_lock, timeout=settings.turn_seconds)
+        self.filter = Filter(
+            self.ledger,
+            self.selector,
+            self.vendors,
+            waiting=self.waiting,
+            defaults=settings.policies,
+            reservation_seconds=settings.reservation_seconds,
+            time=loop_time,
+            on_decision=self._tell_decision,
+            on_refusal=on_refusal,
+        )
+        self.binder = Binder(
+            self.ledger,
+            self.vendors,
+            decisions=self.filter,
+            turns=self._turns,
+            cluster=cluster,
+            reservation_seconds=settings.reservation_seconds,
+            now=now,
+            time=loop_time,
+            on_bind=self._tell_bind,
+        )
+        self._admission = AdmissionSettings(
+            scheduler_name=settings.scheduler_name,
+            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
+            privileged=settings.privileged,
+            trusted_users=settings.trusted_users,
+        )
+        self._pods = PodKeeper(
+            self.ledger,
+            self.vendors,
+            turns=self._turns,
+            waiting=self.waiting,
+            on_room=self._room.set,
+            on_gone=self._forget_prepared,
+        )
+        self._nodes = Registrar(
+            self.ledger,
+            self.vendors,
+            selector=settings.node_selector,
+            now=now,
+            zone=datetime.now().astimezone().tzinfo or UTC,
+            patch=self._stamp,
+            on_room=self._room.set,
+            on_node=self._turns.seen,
+        )
+        self._quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._room.set)
+        self._informers: tuple[Reflector[Any], ...] = (
+            self._reflector(PODS.path(), Pod, self._pods),
+            self._reflector(NODES.path(), Node, self._nodes),
+            self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, self._quotas),
+        )
+        self._watches: list[asyncio.Task[None]] = []
+        self._group = asyncio.TaskGroup()
+        lead = settings.leadership
+        self._lease = LeaseWatch(lead.identity, clock=loop_time) if lead is not None else None
+        self.leads = lead is None
+
+    # -- answers
+
+    def answer_filter(self, body: bytes) -> bytes:
+        missing = self.missing()
+        return encode_filter_result(error=missing) if missing else self.filter.answer(body)
+
+    async def answer_bind(self, body: bytes) -> bytes:
+        missing = self.missing()
+        return encode_binding_result(missing) if missing else await self.binder.answer(body)
+
+    def answer_review(self, body: bytes, content_type: str) -> bytes:
+        return review(body, content_type, vendors=self.vendors, settings=self._admission, quotas=self.ledger.quotas)
+
+    def unsynced(self) -> str:
+        """Which first list is not complete; empty = all are."""
+        done = {"pods": self._pods.has_synced, "nodes": self._nodes.has_synced, "quotas": self._quotas.has_synced}
+        open_ = [name for name, synced in done.items() if not synced]
+        return f"the first list of {', '.join(open_)} is not complete" if open_ else ""
+
+    def missing(self) -> str:
+        """Why no decision can be made; empty = ready to decide."""
+        return self.unsynced() or ("" if self.leads else "this replica is not the leader")
+
+    # -- life
+
+    async def run(self) -> None:
+        """Until cancelled; a task that fails ends all."""
+        async with self._group as group:
+            self._watch_all()
+            for work in (self.events.run, self._tick, self._wake, self._audit):
+                group.create_task(work())
+            lead = self.settings.leadership
+            if self._lease is not None and lead is not None:
+                path = LEASES.path(lead.namespace)
+                lease = self._reflector(path, Lease, self._lease, field_selector=f"metadata.name={lead.name}")
+                group.create_task(lease.run())
+                group.create_task(self._follow_lease(self._lease))
+
+    def replace_vendors(self, vendors: Mapping[str, Vendor]) -> None:
+        """Work with another device configuration from now on: everything is read again."""
+        self.vendors.clear()
+        self.vendors.update(vendors)
+        self.selector.forget()
+        self._read_again()
+
+    def _watch_all(self) -> None:
+        self._watches = [self._group.create_task(informer.run()) for informer in self._informers]
+
+    def _read_again(self) -> None:
+        """List everything afresh; decisions wait until that is done."""
+        for watch in self._watches:
+            watch.cancel()
+        for informer in self._informers:
+            informer.start_over()
+        self._pods.has_synced = self._nodes.has_synced = self._quotas.has_synced = False
+        self._watch_all()
+
+    async def _follow_lease(self, lease: LeaseWatch) -> None:
+        """Lead while the kube-scheduler beside us does.
+
+        A new leader reads everything again first: its watch may not have seen the last bindings of the old one.
+        """
+        while True:
+            leads = lease.leads()
+            if leads and not self.leads:
+                log.info("leading")
+                self._read_again()
+            elif self.leads and not leads:
+                log.info("no longer leading")
+            self.leads = leads
+            await asyncio.sleep(LEASE_PERIOD)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            if self.leads:
+                self._nodes.tick()
+            expired = self.filter.expire()
+            if expired:
+                log.info("reservations expired", pods=len(expired))
+                self._room.set()
+            self.handover.forget_old()
+
+    async def _wake(self) -> None:
+        """Whenever there is more room: make kube-scheduler ask again for pods that fit now."""
+        serial = 0
+        while True:
+            await self._room.wait()
+            self._room.clear()
+            if self.missing():
+                continue
+            for pod in self.waiting.wake(self.selector):
+                serial += 1
+                try:
+                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: str(serial)})
+                except ApiError as error:
+                    if error.status == 404:
+                        self.waiting.gone(pod.uid)
+                except KubeError as error:
+                    log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    async def _audit(self) -> None:
+        """Check some nodes' accounting every period, round and round."""
+        position = 0
+        while True:
+            await asyncio.sleep(AUDIT_PERIOD)
+            names = self.ledger.node_names()
+            if not names:
+                continue
+            chosen = [names[(position + i) % len(names)] for i in range(min(AUDIT_NODES, len(names)))]
+            position = (position + AUDIT_NODES) % len(names)
+            for name in chosen:
+                self._on_audit(name, audit_nodes(self.ledger, [name]))
+
+    # -- telling
+
+    def _stamp(self, node: str, annotations: Patch) -> None:
+        if self.leads:
+            self._spawn(self._annotate_node(node, annotations))
+
+    async def _annotate_node(self, node: str, annotations: Patch) -> None:
+        try:
+            await self._cluster.annotate_node(node, annotations)
+        except KubeError as error:
+            log.warning("handshake not written", node=node, error=str(error))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._group.create_task(work)
+
+    def _forget_prepared(self, uid: str) -> None:
+        self.filter.prepared.pop(uid, None)
+
+    def _tell_decision(self, event: FilterEvent) -> None:
+        request = event.request
+        ref = ObjectRef("Pod", request.namespace, request.name, request.uid)
+        type_, reason = (NORMAL, "FilteringSucceed") if event.success else (WARNING, "FilteringFailed")
+        for text in event.texts:
+            self.events.record(ref, type_, reason, text)
+
+    def _tell_bind(self, event: BindEvent) -> None:
+        ref = ObjectRef("Pod", event.namespace, event.name, event.uid)
+        if event.error:
+            self.events.record(ref, WARNING, "BindingFailed", event.error)
+        else:
+            text = f"Successfully binding node [{event.node}] to {event.namespace}/{event.name}"
+            self.events.record(ref, NORMAL, "BindingSucceed", text)
+
+    def _reflector(self, path: str, kind: type[T], sink: Sink[T], *, field_selector: str = "") -> Reflector[T]:
+        return Reflector(
+            self.client,
+            path,
+            kind,
+            sink,
+            key=_key,
+            uid=lambda obj: obj.metadata.uid,
+            version=lambda obj: obj.metadata.resource_version,
+            field_selector=field_selector,
+        )
+
+
+def _key(obj: Watched) -> str:
+    metadata = obj.metadata
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name

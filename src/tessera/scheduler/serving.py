@@ -1,0 +1,144 @@
+"""The HTTP side: which route answers on which listener, and who may call filter and bind.
+
+Filter and bind decide about the whole cluster, so they answer loopback peers only, or peers that present a
+certificate of the configured authority; this holds on every listener, HAMi's single one included. Nothing is decided
+here.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from tessera.scheduler.settings import Address
+
+MAX_BODY = 8 * 2**20
+"""bytes; a filter request names every node of the cluster"""
+KEEP_ALIVE = 100.0
+"""seconds; above the 90 s after which Go's clients close idle connections, so that they do it, not we"""
+
+BACKLOG = 1024
+"""connections that may wait: kube-scheduler binds on many short-lived ones"""
+
+JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What the service answers with."""
+
+    filter: Callable[[bytes], bytes]
+    bind: Callable[[bytes], Awaitable[bytes]]
+    review: Callable[[bytes, str], bytes]
+    """body and content type of a webhook call"""
+    metrics: Callable[[], Awaitable[bytes]]
+    is_ready: Callable[[], str]
+    """empty, or what is missing"""
+    observe: Callable[[str, float], None]
+    """verb and seconds"""
+
+
+def may_decide(request: web.Request) -> bool:
+    """Whether the peer may call filter and bind."""
+    transport = request.transport
+    if transport is None:
+        return False
+    if transport.get_extra_info("peercert"):
+        # Only a certificate that the configured authority signed gets this far.
+        return True
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple) or not peer:
+        return False
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def extender_routes(routes: Routes) -> list[web.RouteDef]:
+    async def filter_(request: web.Request) -> web.Response:
+        if not may_decide(request):
+            return _forbidden()
+        body = await request.read()
+        started = time.perf_counter()
+        answer = routes.filter(body)
+        routes.observe("filter", time.perf_counter() - started)
+        return web.Response(body=answer, content_type=JSON)
+
+    async def bind(request: web.Request) -> web.Response:
+        if not may_decide(request):
+            return _forbidden()
+        body = await request.read()
+        started = time.perf_counter()
+        answer = await routes.bind(body)
+        routes.observe("bind", time.perf_counter() - started)
+        return web.Response(body=answer, content_type=JSON)
+
+    return [web.post("/filter", filter_), web.post("/bind", bind)]
+
+
+def webhook_routes(routes: Routes) -> list[web.RouteDef]:
+    async def review(request: web.Request) -> web.Response:
+        body = await request.read()
+        started = time.perf_counter()
+        answer = routes.review(body, request.headers.get("Content-Type", ""))
+        routes.observe("webhook", time.perf_counter() - started)
+        return web.Response(body=answer, content_type=JSON)
+
+    return [web.post("/webhook", review)]
+
+
+def health_routes(routes: Routes) -> list[web.RouteDef]:
+    async def healthz(_request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def readyz(_request: web.Request) -> web.Response:
+        missing = routes.is_ready()
+        return web.Response(status=503, text=f"{missing}\n") if missing else web.Response()
+
+    return [web.get("/healthz", healthz), web.get("/readyz", readyz)]
+
+
+def metrics_routes(routes: Routes) -> list[web.RouteDef]:
+    async def metrics(_request: web.Request) -> web.Response:
+        body = await routes.metrics()
+        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+    return [web.get("/metrics", metrics)]
+
+
+def _forbidden() -> web.Response:
+    text = "filter and bind answer this machine only; set --client-ca-file to let other callers in\n"
+    return web.Response(status=403, text=text)
+
+
+class Listener:
+    """One address with some routes."""
+
+    def __init__(
+        self, address: Address, routes: list[web.RouteDef], *, tls: ssl.SSLContext | None = None, grace: float
+    ) -> None:
+        self.address = address
+        self._tls = tls
+        app = web.Application(client_max_size=MAX_BODY)
+        app.add_routes(routes)
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=grace)
+
+    async def start(self) -> None:
+        """Listen; the port is known afterwards where 0 was asked for."""
+        await self._runner.setup()
+        host, port = self.address.host or None, self.address.port
+        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, backlog=BACKLOG)
+        await site.start()
+        self.address = Address(self.address.host, self._runner.addresses[0][1])
+
+    async def stop(self) -> None:
+        """Accept nothing new; running requests end within the grace period."""
+        await self._runner.cleanup()

@@ -1,0 +1,112 @@
+"""Which binds need a turn or the node lock, from what the node's agent says about itself and what the pod carries.
+
+| node | pod | turn | lock |
+|---|---|---|---|
+| agent hands over by environment | carries its slices | no | no |
+| agent of ours otherwise | any | beside pods it could not be mixed up with | no |
+| no agent of ours, vendor with a lock | any | alone | yes |
+| no agent of ours, vendor without a lock | any | no | no |
+
+`--node-lock always` and `never` override the last column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
+from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.handover import Handover, shape_of
+from tessera.scheduler.node_locks import Held, NodeLocks, NotHeld
+from tessera.scheduler.settings import NodeLockMode
+from tessera.vendors.base import Vendor
+from tessera.wire import keys
+from tessera.wire.extender import BindingArgs
+from tessera.wire.objects import Node
+
+BY_ENVIRONMENT = "env"
+"""word in the agent's annotation: containers get their slices from their own pod"""
+
+
+class Turns:
+    """Turn and lock of one bind after the other."""
+
+    def __init__(
+        self,
+        handover: Handover,
+        locks: NodeLocks,
+        vendors: Mapping[str, Vendor],
+        *,
+        mode: NodeLockMode,
+        timeout: float,
+    ) -> None:
+        self._handover = handover
+        self._locks = locks
+        self._vendors = vendors
+        self._mode = mode
+        self._timeout = timeout
+        self._agents: dict[str, frozenset[str]] = {}
+        self._locked: dict[str, list[Held]] = {}
+        """by uid: locks taken here"""
+
+    def seen(self, node: Node) -> None:
+        """A node as the informer shows it."""
+        text = node.annotations.get(keys.AGENT)
+        if text is None:
+            self._agents.pop(node.name, None)
+        else:
+            self._agents[node.name] = frozenset(text.replace(",", " ").split())
+        self._locks.seen(node)
+
+    def needs_lock(self, placement: Placement) -> bool:
+        if self._mode is not NodeLockMode.AUTO:
+            return self._mode is NodeLockMode.ALWAYS
+        return placement.node not in self._agents and self._has_lock(placement)
+
+    def needs_turn(self, placement: Placement, *, carries: bool) -> bool:
+        agent = self._agents.get(placement.node)
+        if agent is None:
+            return self.needs_lock(placement) or self._has_lock(placement)
+        return not (carries and BY_ENVIRONMENT in agent) or self.needs_lock(placement)
+
+    async def take(self, args: BindingArgs, prepared: Prepared, placement: Placement) -> str | None:
+        """Wait for the turn and the lock; None, or why they could not be had."""
+        if not self.needs_turn(placement, carries=prepared.carries_identity):
+            return None
+        lock = self.needs_lock(placement)
+        shape = shape_of(placement, alone=lock)
+        if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout):
+            return f"node {args.node} is still handing devices to another pod"
+        held = self._locked.setdefault(args.pod_uid, [])
+        for key in self._lock_keys(placement) if lock else ():
+            owner = (args.pod_namespace, args.pod_name)
+            answer = await self._locks.acquire(args.node, key, owner, timeout=self._timeout)
+            if isinstance(answer, NotHeld):
+                return answer.text
+            held.append(answer)
+        return None
+
+    async def give_back(self, args: BindingArgs) -> None:
+        """The bind failed: nothing will be handed over."""
+        self._handover.over(args.pod_uid)
+        for held in self._locked.pop(args.pod_uid, ()):
+            await self._locks.release(held)
+
+    def resume(self, facts: PodFacts, *, carries: bool) -> None:
+        """A pod in handover that this process did not bind itself."""
+        placement = Placement(facts.node, facts.grants)
+        if self.needs_turn(placement, carries=carries):
+            self._handover.resume(facts.node, facts.uid, shape_of(placement, alone=self.needs_lock(placement)))
+
+    def over(self, uid: str) -> None:
+        """The pod's handover ended; its plugin removed the lock."""
+        self._locked.pop(uid, None)
+        self._handover.over(uid)
+
+    def _has_lock(self, placement: Placement) -> bool:
+        return any(self._vendors[vendor].keys.lock for vendor in placement.grants)
+
+    def _lock_keys(self, placement: Placement) -> list[str]:
+        """One key a vendor, each once; HAMi's common one where a vendor has none of its own."""
+        return sorted({self._vendors[vendor].keys.lock or keys.NODE_LOCK for vendor in placement.grants})

@@ -1,0 +1,91 @@
+"""A placement survives the border: what the binding writes is read back as exactly what was reserved."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import Phase, find, given, settings
+from hypothesis import strategies as st
+
+from tessera.core.audit import audit
+from tessera.core.devices import NodeFacts
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger, facts_of
+from tessera.core.requests import PodRequest
+from tessera.vendors.reading_pods import pod_facts
+from tessera.vendors.writing import binding_annotations
+from tessera.wire.objects import Pod, decode_object
+from tests.support import strategies as some
+
+NOW = 1_700_000_000.5
+
+Case = tuple[NodeFacts, list[tuple[Pod, PodRequest]]]
+
+each_vendor = pytest.mark.parametrize("vendor", sorted(some.VENDORS))
+
+
+def cases(vendor: str) -> st.SearchStrategy[Case]:
+    pods = [some.readable_pods((vendor,), f"pod-{i}") for i in range(3)]
+    return st.tuples(some.nodes(some.NODES[0], (vendor,)), st.tuples(*pods).map(list))
+
+
+def placed(ledger: Ledger, request: PodRequest) -> Placement | None:
+    node = ledger.node(some.NODES[0])
+    answer = fit_pod(node, request, ledger.rules, {}) if node else None
+    return answer if isinstance(answer, Placement) else None
+
+
+def bound(pod: Pod, request: PodRequest, placement: Placement, node: NodeFacts) -> Pod:
+    """The pod as the API shows it after the binding, through JSON."""
+    written = binding_annotations(request, placement, node=node, vendors=some.VENDORS, now=NOW)
+    shown = msgspec.structs.replace(
+        pod,
+        metadata=msgspec.structs.replace(pod.metadata, annotations=pod.annotations | written),
+        spec=msgspec.structs.replace(pod.spec, node_name=placement.node),
+    )
+    return decode_object(msgspec.json.encode(shown), Pod)
+
+
+@each_vendor
+@settings(max_examples=max(settings().max_examples // 5, 10))
+@given(data=st.data())
+def test_a_bound_pod_is_read_as_it_was_reserved(vendor: str, data: st.DataObject) -> None:
+    node, pods = data.draw(cases(vendor))
+    ledger = Ledger(some.VENDORS)
+    ledger.observe_node(node)
+    for pod, request in pods:
+        placement = placed(ledger, request)
+        if placement is None:
+            continue
+        ledger.reserve(request, placement, deadline=1)
+        reserved = ledger.state()["nodes"]
+
+        facts = pod_facts(bound(pod, request, placement, node), some.VENDORS)
+
+        assert facts is not None
+        assert (facts.problem, facts.stray_mig) == ("", ())
+        assert facts.spans == facts_of(request, placement).spans
+        assert facts.settings == facts_of(request, placement).settings
+        ledger.observe_pod(facts)
+        assert ledger.state()["nodes"] == reserved
+        assert audit(ledger) == []
+
+
+@each_vendor
+def test_the_cases_above_place_pods_of_every_vendor(vendor: str) -> None:
+    """Two pods on one node, so that no vendor passes because nothing was ever placed."""
+
+    def two_fit(case: Case) -> bool:
+        node, pods = case
+        ledger = Ledger(some.VENDORS)
+        ledger.observe_node(node)
+        count = 0
+        for _, request in pods:
+            placement = placed(ledger, request)
+            if placement is not None and request.asks_for_devices:
+                ledger.reserve(request, placement, deadline=1)
+                count += 1
+        return count >= 2
+
+    find(cases(vendor), two_fit, settings=settings(max_examples=1000, phases=[Phase.generate]))

@@ -1,0 +1,127 @@
+"""Pods as the apiserver shows them to the webhook, and what the webhook makes of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tessera.core.quota import QuotaBook, QuotaFacts
+from tessera.scheduler.admitting import AdmissionSettings, admit
+from tessera.vendors.base import Switches, Vendor
+from tessera.vendors.nvidia_section import CHART
+from tessera.vendors.registry import build_vendors
+from tessera.wire.admission import Verdict
+from tests.support.json_patches import patched
+
+SAMPLES = Path(__file__).parents[1] / "samples" / "admission"
+
+Document = dict[str, Any]
+
+
+@cache
+def vendors(**nvidia: Any) -> Mapping[str, Vendor]:
+    """Every vendor, with the chart's values except for these of NVIDIA's."""
+    built = build_vendors(None, Switches(ascend=True, iluvatar=True))
+    if not nvidia:
+        return built
+    changed = build_vendors({"nvidia": msgspec.structs.replace(CHART, **nvidia)}, Switches())
+    return {**built, "NVIDIA": changed["NVIDIA"]}
+
+
+def sample(name: str) -> Document:
+    """The pod of a recorded request."""
+    found: Document = json.loads((SAMPLES / f"{name}.request.json").read_text())["request"]["object"]
+    return found
+
+
+def container(name: str = "main", *, env: list[Document] | None = None, **limits: Any) -> Document:
+    """Limits are given with `_` for what names of resources have; the apiserver has copied them into the requests."""
+    amounts = {_NAMES.get(short, short): value for short, value in limits.items() if short != "privileged"}
+    made: Document = {"name": name, "image": "busybox", "resources": {}}
+    if amounts:
+        made["resources"] = {"limits": amounts, "requests": dict(amounts)}
+    if env is not None:
+        made["env"] = env
+    if "privileged" in limits:
+        made["securityContext"] = {"privileged": limits["privileged"]}
+    return made
+
+
+_NAMES = {
+    "gpu": "nvidia.com/gpu",
+    "mem": "nvidia.com/gpumem",
+    "percent": "nvidia.com/gpumem-percentage",
+    "cores": "nvidia.com/gpucores",
+    "priority": "nvidia.com/priority",
+    "dcu": "hygon.com/dcunum",
+}
+
+
+def pod(
+    *containers: Document,
+    init: tuple[Document, ...] = (),
+    annotations: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> Document:
+    metadata: Document = {"name": "p", "namespace": "team-a"}
+    if annotations is not None:
+        metadata["annotations"] = dict(annotations)
+    if labels is not None:
+        metadata["labels"] = dict(labels)
+    made: Document = {"containers": list(containers), "schedulerName": "default-scheduler", **spec}
+    if init:
+        made["initContainers"] = list(init)
+    return {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "spec": made, "status": {}}
+
+
+def verdict(
+    document: Any, *, user: str = "", quota: Mapping[str, int] | None = None, used: Any = None, **how: Any
+) -> Verdict:
+    """The webhook's answer. `how`: `nvidia` has values of NVIDIA's section, everything else goes into the settings."""
+    book = QuotaBook()
+    if quota is not None:
+        book.set_quota(QuotaFacts("team-a", "devices", quota))
+    if used is not None:
+        book.charge("team-a", "NVIDIA", used)
+    before = copy.deepcopy(document)
+    answer = admit(
+        document,
+        namespace="team-a",
+        vendors=vendors(**how.pop("nvidia", {})),
+        settings=AdmissionSettings(**how),
+        quotas=book,
+        user=user,
+    )
+    assert document == before, "the document itself must stay as it was"
+    return answer
+
+
+def admitted(document: Document, **how: Any) -> Document:
+    """The pod as it is stored; it must have been allowed, and admitting it again must change nothing."""
+    answer = verdict(document, **how)
+    assert answer.allowed, answer.message
+    stored: Document = patched(document, answer.patch)
+    assert verdict(stored, **how).patch == ()
+    return stored
+
+
+def refusal(document: Document, **how: Any) -> str:
+    answer = verdict(document, **how)
+    assert not answer.allowed
+    assert (answer.code, answer.reason, answer.patch) == (403, "Forbidden", ())
+    return answer.message
+
+
+def variables(made: Document) -> dict[str, Any]:
+    """A container's variables: literal values, or the path of the field that a value is taken from."""
+    return {
+        entry["name"]: entry["valueFrom"]["fieldRef"]["fieldPath"] if "valueFrom" in entry else entry.get("value", "")
+        for entry in made.get("env", [])
+    }

@@ -1,0 +1,43 @@
+"""Tests that are coroutines, in real time or in fake time where waiting costs nothing and every moment is exact.
+
+Each test has its own loop, closed afterwards. A test that hangs fails instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import ParamSpec
+
+import looptime
+
+P = ParamSpec("P")
+
+HANGS_AFTER_SECONDS = 60.0
+HANGS_AFTER_FAKE_SECONDS = 30 * 86400.0
+
+
+def in_real_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """For tests that talk to another process; such a test waits for what happens, never for a time."""
+    return _running(test, asyncio.new_event_loop, HANGS_AFTER_SECONDS)
+
+
+def in_fake_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """The clock starts at 0 and jumps to the next timer whenever nothing else is left to do. Sockets work."""
+    return _running(test, looptime.new_event_loop, HANGS_AFTER_FAKE_SECONDS)
+
+
+def _running(
+    test: Callable[P, Awaitable[None]], new_loop: Callable[[], asyncio.AbstractEventLoop], limit: float
+) -> Callable[P, None]:
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        async def bounded() -> None:
+            async with asyncio.timeout(limit):
+                await test(*args, **kwargs)
+
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(bounded())
+
+    return run

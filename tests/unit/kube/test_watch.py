@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera.kube.access import Access
+from tessera.kube.answers import Unreadable, WatchEvent
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, BadAnswer, Unreachable
+from tests.support.looping import in_fake_time
+from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
+
+
+class Meta(msgspec.Struct, frozen=True, rename="camel"):
+    name: str = ""
+    resource_version: str = ""
+
+
+class Thing(msgspec.Struct, frozen=True):
+    metadata: Meta = Meta()
+
+
+def line(type: str, name: str, version: str = "1") -> bytes:
+    return msgspec.json.encode({"type": type, "object": {"metadata": {"name": name, "resourceVersion": version}}}) + b"\n"
+
+
+def event(type: str, name: str, version: str = "1") -> WatchEvent[Thing]:
+    return WatchEvent(type, Thing(Meta(name, version)))
+
+
+async def watched(
+    *script: Answer, seen: list[WatchEvent[Thing]] | None = None, unreadable: list[Unreadable] | None = None
+) -> list[WatchEvent[Thing]]:
+    """All events; those before a fault are in `seen`."""
+    events = [] if seen is None else seen
+    async with RawServer(*script) as server, KubeClient(Access(server.url), timeout=30.0) as client:
+        stream = client.watch(
+            "/api/v1/pods",
+            Thing,
+            resource_version="7",
+            timeout_seconds=300,
+            on_unreadable=None if unreadable is None else unreadable.append,
+        )
+        async with aclosing(stream):
+            async for found in stream:
+                events.append(found)  # noqa: PERF401
+    return events
+
+
+ABC = [event("ADDED", "a", "8"), event("MODIFIED", "b", "9"), event("DELETED", "c", "10")]
+TEXT = line("ADDED", "a", "8") + line("MODIFIED", "b", "9") + line("DELETED", "c", "10")
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [TEXT],
+        [TEXT[index : index + 1] for index in range(len(TEXT))],
+        [TEXT[:70], TEXT[70:75], TEXT[75:]],
+        [b"\n\n", TEXT, b"\r\n"],
+    ],
+    ids=["at once", "byte by byte", "in parts", "with blank lines"],
+)
+@in_fake_time
+async def test_events_arrive_however_the_bytes_are_cut(chunks: list[bytes]) -> None:
+    assert await watched(stream(*chunks)) == ABC
+
+
+@in_fake_time
+async def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
+    async with RawServer(stream()) as server, KubeClient(Access(server.url)) as client:
+        events = client.watch(
+            "/api/v1/pods", Thing, resource_version="7", label_selector="a", field_selector="b=c", timeout_seconds=300
+        )
+        assert [found async for found in events] == []
+    assert server.requests[0].query == {
+        "watch": "true",
+        "allowWatchBookmarks": "true",
+        "resourceVersion": "7",
+        "timeoutSeconds": "300",
+        "labelSelector": "a",
+        "fieldSelector": "b=c",
+    }
+
+
+@in_fake_time
+async def test_a_bookmark_carries_its_version() -> None:
+    bookmark = b'{"type":"BOOKMARK","object":{"kind":"Pod","metadata":{"resourceVersion":"99","creationTimestamp":null}}}\n'
+    assert await watched(stream(bookmark)) == [event("BOOKMARK", "", "99")]
+
+
+async def unframed(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\n\r\n" + TEXT)
+
+
+@pytest.mark.parametrize("answer", [stream(TEXT, end="cut"), unframed], ids=["without the last chunk", "unframed"])
+@in_fake_time
+async def test_an_end_between_two_lines_is_an_end(answer: Answer) -> None:
+    assert await watched(answer) == ABC
+
+
+@pytest.mark.parametrize("end", ["end", "cut", "reset"])
+@in_fake_time
+async def test_an_end_in_the_middle_of_a_line_is_a_fault(end: str) -> None:
+    seen: list[WatchEvent[Thing]] = []
+    with pytest.raises(Unreachable):
+        await watched(stream(TEXT + b'{"type":"ADD', end=end), seen=seen)
+    assert seen == ABC
+
+
+@in_fake_time
+async def test_a_watch_that_never_begins_is_a_fault() -> None:
+    with pytest.raises(Unreachable):
+        await watched(close_at_once)
+    with pytest.raises(Unreachable, match="in time"):
+        await watched(silence)
+    assert asyncio.get_running_loop().time() == pytest.approx(30.0)
+
+
+@in_fake_time
+async def test_a_watch_that_never_ends_is_a_fault() -> None:
+    seen: list[WatchEvent[Thing]] = []
+    with pytest.raises(Unreachable, match="in time"):
+        await watched(stream(TEXT, end="hold"), seen=seen)
+    assert seen == ABC
+    assert asyncio.get_running_loop().time() == pytest.approx(330.0)
+
+
+@in_fake_time
+async def test_a_slow_reader_is_not_a_slow_server() -> None:
+    async with RawServer(stream(TEXT, end="hold")) as server, KubeClient(Access(server.url)) as client:
+        events = client.watch("/api/v1/pods", Thing, resource_version="7", timeout_seconds=10)
+        seen = []
+        with pytest.raises(Unreachable, match="in time"):
+            async for found in events:
+                seen.append(found)
+                await asyncio.sleep(100)
+    assert seen == ABC
+
+
+@in_fake_time
+async def test_a_watch_can_be_left_early() -> None:
+    async with RawServer(stream(TEXT, end="hold")) as server, KubeClient(Access(server.url)) as client:
+        async with aclosing(client.watch("/x", Thing, resource_version="7", timeout_seconds=10)) as events:
+            assert await anext(events) == ABC[0]
+        assert await anext(client.watch("/x", Thing, resource_version="7", timeout_seconds=10)) == ABC[0]
+    assert server.connections == 2
+
+
+def error_line(**status: Any) -> bytes:
+    return msgspec.json.encode({"type": "ERROR", "object": {"kind": "Status", **status}}) + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "expired"),
+    [
+        (stream(error_line(code=410, reason="Expired", message="too old resource version")), 410, True),
+        (stream(error_line(code=504, reason="Timeout", message="Too large resource version")), 504, False),
+        (stream(error_line(message="no code")), 500, False),
+        (stream(b'{"type":"ERROR","object":"what"}\n'), 500, False),
+        (refusal(410, "Expired"), 410, True),
+        (refusal(403, "Forbidden"), 403, False),
+    ],
+)
+@in_fake_time
+async def test_a_refused_watch_says_why(answer: Answer, status: int, expired: bool) -> None:
+    with pytest.raises(ApiError) as caught:
+        await watched(answer)
+    assert (caught.value.status, caught.value.expired) == (status, expired)
+
+
+@in_fake_time
+async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
+    with pytest.raises(Unreachable, match="answered with status 204"):
+        await watched(reply(204))
+
+
+@pytest.mark.parametrize(
+    "text", [b"nonsense\n", b'{"type":"ADDED"}\n', b"[]\n", b"<html>\n", b'{"type":5,"object":{}}\n', b"\xff\xfe\n"]
+)
+@in_fake_time
+async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
+    seen: list[WatchEvent[Thing]] = []
+    with pytest.raises(BadAnswer):
+        await watched(stream(TEXT, text), seen=seen, unreadable=[])
+    assert seen == ABC
+
+
+@in_fake_time
+async def test_an_unreadable_object_does_not_end_the_watch() -> None:
+    bad = b'{"type":"MODIFIED","object":{"metadata":{"name":["x"]}}}\n'
+    unreadable: list[Unreadable] = []
+    assert await watched(stream(line("ADDED", "a", "8"), bad, line("ADDED", "b", "9")), unreadable=unreadable) == [
+        event("ADDED", "a", "8"),
+        event("ADDED", "b", "9"),
+    ]
+    assert [(found.type, found.name) for found in unreadable] == [("MODIFIED", "")]
+    with pytest.raises(BadAnswer):
+        await watched(stream(bad))

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.core.devices import MigPlacement, MigSlot
+from tessera.core.grants import Grant, Placement
+from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.scheduler.identity import (
+    MAX_DEVICES,
+    carries_identity,
+    identity_annotations,
+    identity_env,
+    refers_to_slices,
+)
+from tessera.wire.objects import Container, EnvVar, Pod, PodSpec
+
+UID = {"name": "TESSERA_POD_UID", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}}
+
+
+def reference(name: str, field: str) -> dict[str, Any]:
+    path = f"metadata.annotations['tessera.io/{field}']"
+    return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+
+
+def env(devices: int = 1, container: int = 0) -> list[dict[str, Any]]:
+    return identity_env("NVIDIA", container=container, name="main", devices=devices)
+
+
+# -- what is injected
+
+
+def test_a_container_reads_its_slice_from_annotations_of_its_own_pod() -> None:
+    assert identity_env("NVIDIA", container=2, name="main", devices=2) == [
+        UID,
+        reference("NVIDIA_VISIBLE_DEVICES", "c2.visible-devices"),
+        reference("CUDA_DEVICE_MEMORY_LIMIT_0", "c2.memory-limit-0"),
+        reference("CUDA_DEVICE_MEMORY_LIMIT_1", "c2.memory-limit-1"),
+        reference("CUDA_DEVICE_SM_LIMIT", "c2.core-limit"),
+        {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/usr/local/vgpu/$(TESSERA_POD_UID)_main.cache"},
+    ]
+
+
+def test_the_region_lies_where_the_agent_mounts_it() -> None:
+    last = identity_env("NVIDIA", container=0, name="main", devices=1, hook_path="/opt/hami/")[-1]
+    assert last["value"] == "/opt/hami/vgpu/$(TESSERA_POD_UID)_main.cache"
+
+
+def test_the_uid_stands_before_the_path_that_holds_it() -> None:
+    names = [entry["name"] for entry in env()]
+    assert names.index("TESSERA_POD_UID") < names.index("CUDA_DEVICE_MEMORY_SHARED_CACHE")
+
+
+def test_a_monstrous_number_of_devices_needs_no_monstrous_environment() -> None:
+    assert len(env(devices=2**31 - 1)) == MAX_DEVICES + 4
+
+
+def test_slices_of_other_vendors_do_not_travel() -> None:
+    assert identity_env("DCU", container=0, name="main", devices=1) == []
+
+
+# -- what the binding writes
+
+
+def grant(uuid: str, *, memory: int = 3000, cores: int = 30, **more: Any) -> Grant:
+    return Grant(uuid, "NVIDIA", memory, cores, **more)
+
+
+def test_the_binding_writes_what_the_variables_refer_to() -> None:
+    grants = ((), (grant("GPU-a"), grant("GPU-b", memory=4000, cores=50)), (grant("GPU-c", cores=0),))
+    assert identity_annotations(Placement("n1", {"NVIDIA": grants})) == {
+        "tessera.io/c1.visible-devices": "GPU-a,GPU-b",
+        "tessera.io/c1.memory-limit-0": "3000m",
+        "tessera.io/c1.memory-limit-1": "4000m",
+        "tessera.io/c1.core-limit": "30",
+        "tessera.io/c2.visible-devices": "GPU-c",
+        "tessera.io/c2.memory-limit-0": "3000m",
+        "tessera.io/c2.core-limit": "0",
+    }
+
+
+def test_a_mig_instance_that_does_not_exist_yet_is_not_named() -> None:
+    mig = grant("GPU-m", mig=MigSlot("1g.10gb", MigPlacement(0, 1)))
+    annotations = identity_annotations(Placement("n1", {"NVIDIA": ((mig,), (grant("GPU-a"),))}))
+    assert annotations["tessera.io/c1.visible-devices"] == "GPU-a"
+    assert not any(key.startswith("tessera.io/c0.") for key in annotations)
+
+
+def test_grants_of_other_vendors_write_nothing() -> None:
+    assert identity_annotations(Placement("n1", {"DCU": ((Grant("DCU-1", "DCU", 1000, 10),),)})) == {}
+
+
+def test_every_reference_has_its_annotation() -> None:
+    grants = tuple(grant(f"GPU-{i}") for i in range(20))
+    written = identity_annotations(Placement("n1", {"NVIDIA": (grants,)}))
+    paths = {f"metadata.annotations['{key}']" for key in written}
+    referred = {entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in env(devices=20) if "valueFrom" in entry}
+    assert referred - {"metadata.uid"} == paths
+
+
+# -- what a pod carries
+
+
+def container(entries: list[dict[str, Any]] | None) -> Container:
+    variables = [EnvVar(e["name"], e.get("value", ""), e.get("valueFrom")) for e in entries or []]
+    return Container(name="main", env=variables if entries is not None else None)
+
+
+def carries(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
+    api = [container(entries) for entries, _ in containers]
+    asks = tuple(ContainerAsk("main", requests=requests) for _, requests in containers)
+    pod = Pod(spec=PodSpec(containers=api[init:], init_containers=api[:init] or None))
+    return carries_identity(pod, PodRequest("u", "ns", "p", asks))
+
+
+ONE = (Request("NVIDIA", 1),)
+TWO = (Request("NVIDIA", 2),)
+
+
+@pytest.mark.parametrize(
+    ("entries", "requests", "expected"),
+    [
+        pytest.param(env(), ONE, True, id="as injected"),
+        pytest.param([*env(), {"name": "OTHER", "value": "x"}], ONE, True, id="beside other variables"),
+        pytest.param([{"name": "A", "value": "x"}, *env()], ONE, True, id="after other variables"),
+        pytest.param(None, ONE, False, id="none"),
+        pytest.param(None, (), True, id="none needed"),
+        pytest.param(env(devices=1), TWO, False, id="too few"),
+        pytest.param(env(container=1), ONE, False, id="another container's"),
+        pytest.param([*env(), {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}], ONE, False, id="overridden later"),
+        pytest.param([e for e in env() if e["name"] != "CUDA_DEVICE_SM_LIMIT"], ONE, False, id="one missing"),
+        pytest.param(
+            [{"name": "NVIDIA_VISIBLE_DEVICES", "valueFrom": {"secretKeyRef": {"name": "s"}}}],
+            ONE,
+            False,
+            id="a secret",
+        ),
+        pytest.param([e | {"value": "x"} for e in env()], ONE, False, id="values beside the references"),
+        pytest.param(env(), (*ONE, Request("DCU", 1)), False, id="another vendor's devices too"),
+    ],
+)
+def test_a_pod_carries_its_slices_only_where_all_of_them_are_references(
+    entries: list[dict[str, Any]] | None, requests: tuple[Request, ...], expected: bool
+) -> None:
+    assert carries((entries, requests)) is expected
+
+
+def test_init_containers_come_first_and_must_carry_theirs_too() -> None:
+    assert carries((env(container=0), ONE), (env(container=1), ONE), init=1)
+    assert not carries((None, ONE), (env(container=1), ONE), init=1)
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        (env(), True),
+        ([reference("ANY", "c7.core-limit")], True),
+        ([UID], False),
+        ([reference("ANY", "retry")], False),
+        ([{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}], False),
+        (None, False),
+    ],
+)
+def test_a_pod_that_waits_for_annotations_is_recognised(entries: list[dict[str, Any]] | None, expected: bool) -> None:
+    assert refers_to_slices(Pod(spec=PodSpec(init_containers=[container(entries)]))) is expected

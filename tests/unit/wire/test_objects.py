@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera.wire.errors import WireError
+from tessera.wire.objects import Node, NodeList, Pod, ResourceQuota, decode_object
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+
+
+def recorded(name: str, *path: str) -> bytes:
+    value = msgspec.json.decode((SAMPLES / name).read_bytes())
+    for key in path:
+        value = value[key]
+    return msgspec.json.encode(value)
+
+
+def test_a_recorded_pod_keeps_what_is_read_of_it() -> None:
+    pod = decode_object(recorded("admission/deployment.request.json", "request", "object"), Pod)
+    assert (pod.metadata.name, pod.metadata.uid) == ("", "")
+    assert pod.metadata.generate_name
+    assert pod.spec.scheduler_name == "default-scheduler"
+    assert pod.init_containers == []
+
+
+def test_a_recorded_node_keeps_what_is_read_of_it() -> None:
+    nodes = decode_object(recorded("extender/nodes_filter-0.request.json", "Nodes"), NodeList)
+    assert nodes.items
+    node = nodes.items[0]
+    assert (node.name, node.labels["gpu"]) == ("fake-0", "on")
+    assert node.capacity == node.allocatable
+    assert node.capacity["nvidia.com/gpu"] == "80"
+    assert node.annotations == {"node.alpha.kubernetes.io/ttl": "0"}
+
+
+def test_what_an_object_does_not_have_is_empty() -> None:
+    pod, node = decode_object("{}", Pod), decode_object(b"{}", Node)
+    assert (pod.annotations, pod.init_containers, pod.app_containers) == ({}, [], [])
+    assert (node.name, node.annotations, node.labels, node.capacity, node.allocatable) == ("", {}, {}, {}, {})
+
+
+@pytest.mark.parametrize("quantity", ["3k", 3000, 1.5])
+def test_a_quantity_is_kept_as_it_was_written(quantity: Any) -> None:
+    quota = decode_object(msgspec.json.encode({"spec": {"hard": {"limits.nvidia.com/gpu": quantity}}}), ResourceQuota)
+    assert quota.spec.hard == {"limits.nvidia.com/gpu": quantity}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", "null", '{"metadata":5}', b'{"metadata":{"name":"\xff"}}', '{"spec":' + "[" * 100_000, "\ud800"],
+)
+def test_what_is_not_such_an_object_is_refused(text: bytes | str) -> None:
+    with pytest.raises(WireError, match=r"^not a valid Pod: "):
+        decode_object(text, Pod)
