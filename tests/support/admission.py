@@ -40,16 +40,23 @@ def sample(name: str) -> Document:
     return found
 
 
-def container(name: str = "main", *, env: list[Document] | None = None, **limits: Any) -> Document:
-    """Limits are given with `_` for what names of resources have; the apiserver has copied them into the requests."""
-    amounts = {_NAMES.get(short, short): value for short, value in limits.items() if short != "privileged"}
+def container(
+    name: str = "main",
+    *,
+    env: list[Document] | None = None,
+    privileged: bool | None = None,
+    limits: Mapping[str, Any] | None = None,
+    **short: Any,
+) -> Document:
+    """Limits by their names or by short words for NVIDIA's; the apiserver has copied them into the requests."""
+    amounts = {**(limits or {}), **{_NAMES[word]: value for word, value in short.items()}}
     made: Document = {"name": name, "image": "busybox", "resources": {}}
     if amounts:
         made["resources"] = {"limits": amounts, "requests": dict(amounts)}
     if env is not None:
         made["env"] = env
-    if "privileged" in limits:
-        made["securityContext"] = {"privileged": limits["privileged"]}
+    if privileged is not None:
+        made["securityContext"] = {"privileged": privileged}
     return made
 
 

@@ -239,7 +239,7 @@ class NodeBuilder:
         built = self
         for _ in range(count):
             position = len(built.cards)
-            own = {"numa": numas[position]} if numas else {}
+            own: dict[str, Any] = {"numa": numas[position]} if numas else {}
             built = built.gpu(f"{self.name}-{position}", **card, **own)
         return built
 

@@ -11,7 +11,9 @@ import click
 from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
-COMMANDS: dict[str, LazyCommand] = {}
+COMMANDS: dict[str, LazyCommand] = {
+    "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
+}
 """by name; only commands that work are listed"""
 
 

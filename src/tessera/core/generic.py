@@ -146,8 +146,10 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 
 def _within_quota(ask: Ask, eligible: Fitting) -> Fitting:
-    """The cards that the quota pays for: all of them where it pays for any `count`, else the best `count` that it pays for
-    together, else the cheapest, so that a dear card first in the order does not hide a fit."""
+    """The cards that the quota pays for: all where it pays for any `count` of them, else as many as it pays for together.
+
+    The best ones first, or the cheapest where that is the only way: a dear card at the front must not hide a fit.
+    """
     room, count = ask.room, ask.request.count
     dearest = max((grant.memory for _, grant in eligible), default=0)
     most_cores = max((grant.cores for _, grant in eligible), default=0)

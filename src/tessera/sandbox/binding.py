@@ -58,9 +58,7 @@ def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dr
     current = cluster.store.get(PODS, namespace, name)
     if current is None:
         raise not_found(PODS, name)
-    check_precondition(
-        current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None
-    )
+    check_precondition(current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None)
     refusal = _refusal(current)
     if refusal is not None:
         raise refusal

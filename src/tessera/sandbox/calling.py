@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import aiohttp
+import msgspec
 from yarl import URL
 
 from tessera.sandbox.errors import ApiError
@@ -37,7 +38,7 @@ class Answer(Shape, frozen=True):
     patch: str = ""
     patch_type: str = ""
     warnings: tuple[str, ...] = ()
-    status: Json = {}
+    status: Json = msgspec.field(default_factory=dict)
 
 
 class CallFailed(Exception):

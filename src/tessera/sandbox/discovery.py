@@ -1,7 +1,7 @@
 """What kubectl asks before it asks for anything: groups, resources, version, and as much OpenAPI as `apply` needs.
 
-The OpenAPI documents only say that PATCH exists and which parameters it takes; there are no schemas, so `kubectl explain` has
-nothing to show and field validation is not done.
+The OpenAPI documents say only that PATCH exists and which parameters it takes. Without schemas `kubectl explain`
+has nothing to show and field validation is not done.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _documents() -> dict[str, Json]:
 
 
 def _groups() -> list[str]:
-    return sorted({each.group for each in (*KINDS, *REVIEWS)})
+    return sorted({each.group for each in KINDS} | {each.group for each in REVIEWS})
 
 
 def _base(group: str) -> str:

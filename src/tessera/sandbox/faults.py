@@ -1,4 +1,4 @@
-"""Faults on purpose, for tests: the next requests that match fail, lose their answer, wait, or find their connection cut.
+"""Faults on purpose, for tests: the next requests that match fail, lose their answer, wait, or are cut off.
 
 Rules are used up in the order in which they were added. Nothing here is random: a test says what goes wrong, and when.
 """

@@ -45,7 +45,7 @@ def as_object(kind: Kind, body: Any) -> Json:
     for key, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
         if body.get(key, wanted) not in (wanted, ""):
             raise bad_request(f"{body.get(key)!r} in {key} does not match the expected {wanted!r}")
-    found = without_nulls(body)
+    found: Json = without_nulls(body)
     shaped(found, SHAPES[kind.kind])
     metadata = found.setdefault("metadata", {})
     for key in ("labels", "annotations", "finalizers", "ownerReferences", "resourceVersion"):

@@ -14,7 +14,7 @@ import msgspec
 
 from tessera.sandbox.errors import bad_request, expired_page, too_large_version
 from tessera.sandbox.kinds import Kind
-from tessera.sandbox.selectors import Selector
+from tessera.sandbox.selectors import EVERYTHING, Selector
 from tessera.sandbox.store import Store, Stored
 
 MAX_SNAPSHOTS = 32
@@ -38,7 +38,7 @@ class Asked:
 
     kind: Kind
     namespace: str = ""
-    selector: Selector = Selector()
+    selector: Selector = EVERYTHING
     limit: int = 0
     token: str = ""
     version: int | None = None
@@ -59,7 +59,7 @@ class Lister:
         self._snapshots: OrderedDict[int, tuple[Asked, list[Stored]]] = OrderedDict()
         self._number = 0
 
-    def list(self, asked: Asked) -> Page:
+    def page(self, asked: Asked) -> Page:
         if asked.token:
             return self._continue(asked)
         current = self._store.version
@@ -74,7 +74,7 @@ class Lister:
         self._snapshots[self._number] = (asked, items)
         while len(self._snapshots) > MAX_SNAPSHOTS:
             self._snapshots.popitem(last=False)
-        return self._page(_Token(current, 0, self._number), items, asked)
+        return self._cut(_Token(current, 0, self._number), items, asked)
 
     def _continue(self, asked: Asked) -> Page:
         token = _read_token(asked.token)
@@ -83,9 +83,9 @@ class Lister:
             raise expired_page()
         if (first.kind, first.namespace, first.selector) != (asked.kind, asked.namespace, asked.selector):
             raise bad_request("the continue token belongs to another list")
-        return self._page(token, items, asked)
+        return self._cut(token, items, asked)
 
-    def _page(self, token: _Token, items: list[Stored], asked: Asked) -> Page:
+    def _cut(self, token: _Token, items: list[Stored], asked: Asked) -> Page:
         end = token.shown + asked.limit if asked.limit else len(items)
         shown = items[token.shown : end]
         if end >= len(items):

@@ -1,4 +1,4 @@
-"""Quantities in the one canonical spelling that kube-apiserver stores: `3000` becomes `3k`, `0.1` `100m`, `1024Mi` `1Gi`.
+"""Quantities in the one spelling that kube-apiserver stores: `3000` becomes `3k`, `0.1` `100m`, `1024Mi` `1Gi`.
 
 The value never changes. Reading is `wire.quantity`'s.
 """

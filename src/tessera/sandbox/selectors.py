@@ -82,6 +82,9 @@ class Selector:
         return next((term.value for term in self.fields if term.field == field and term.equal), None)
 
 
+EVERYTHING = Selector()
+
+
 def parse_labels(text: str) -> tuple[LabelTerm, ...]:
     terms = []
     position = 0

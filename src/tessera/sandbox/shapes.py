@@ -1,4 +1,4 @@
-"""The types of the fields that this server or its users look into: a body that has others is refused before anything reads it.
+"""The types of the fields that this server looks into: a body that has others is refused before anything reads it.
 
 Partial on purpose: fields that nothing here looks at are stored as they come.
 """

@@ -1,6 +1,6 @@
 """What the API server knows: objects by kind, namespace and name, and one version that grows with every write.
 
-Invariant: an object in the store is never changed, only replaced, so that snapshots, watches and cached bytes stay true.
+Invariant: an object in the store is never changed, only replaced: snapshots, watches and cached bytes stay true.
 Not here: rules about content, and who may write what.
 """
 

@@ -1,7 +1,7 @@
 """Strategic merge patches, for the lists of the kinds that are served here.
 
-Lists that Kubernetes gives a merge key are merged by it, sets of plain values are united, all others are replaced. Knows the
-directives $patch, $retainKeys, $deleteFromPrimitiveList and $setElementOrder.
+Lists that Kubernetes gives a merge key are merged by it, sets of plain values are united, all others are replaced.
+Knows the directives $patch, $retainKeys, $deleteFromPrimitiveList and $setElementOrder.
 """
 
 from __future__ import annotations

@@ -115,8 +115,10 @@ def pod_state(content: Json) -> str:
 
 def _node(content: Json, now: float) -> list[Any]:
     status, metadata = content.get("status", {}), content["metadata"]
-    ready = next((each for each in status.get("conditions", ()) if each.get("type") == "Ready"), {})
-    words = [{"True": "Ready", "False": "NotReady"}.get(ready.get("status", ""), "Unknown" if not ready else "NotReady")]
+    ready: Json = next((each for each in status.get("conditions", ()) if each.get("type") == "Ready"), {})
+    words = [
+        {"True": "Ready", "False": "NotReady"}.get(ready.get("status", ""), "Unknown" if not ready else "NotReady")
+    ]
     if content.get("spec", {}).get("unschedulable"):
         words.append("SchedulingDisabled")
     prefix = "node-role.kubernetes.io/"

@@ -144,7 +144,9 @@ def _request(name: str, text: str, limits: Json, where: str) -> Iterator[Problem
     elif is_extended(name) and request.value != limit.value:
         yield Problem(where, f"Invalid value: {_shown(text)}: must be equal to {name} limit of {limits[name]}")
     elif request.value > limit.value:
-        yield Problem(where, f"Invalid value: {_shown(text)}: must be less than or equal to {name} limit of {limits[name]}")
+        yield Problem(
+            where, f"Invalid value: {_shown(text)}: must be less than or equal to {name} limit of {limits[name]}"
+        )
 
 
 def is_extended(name: str) -> bool:
@@ -186,13 +188,15 @@ def _webhooks(content: Json) -> Iterator[Problem]:
         if not webhook.get("name"):
             yield Problem(f"{where}.name", "Required value", "FieldValueRequired")
         if webhook.get("sideEffects") not in ("None", "NoneOnDryRun"):
-            text = f"Unsupported value: {_shown(webhook.get('sideEffects'))}: supported values: \"None\", \"NoneOnDryRun\""
+            text = f'Unsupported value: {_shown(webhook.get("sideEffects"))}: supported values: "None", "NoneOnDryRun"'
             yield Problem(f"{where}.sideEffects", text, "FieldValueNotSupported")
         if not set(webhook.get("admissionReviewVersions", ())) & {"v1", "v1beta1"}:
             text = "Invalid value: must include at least one of v1, v1beta1"
             yield Problem(f"{where}.admissionReviewVersions", text)
         if not 1 <= webhook.get("timeoutSeconds", 10) <= 30:
-            yield Problem(f"{where}.timeoutSeconds", "Invalid value: the timeout value must be between 1 and 30 seconds")
+            yield Problem(
+                f"{where}.timeoutSeconds", "Invalid value: the timeout value must be between 1 and 30 seconds"
+            )
         client = webhook.get("clientConfig", {})
         if bool(client.get("url")) == ("service" in client):
             text = "Required value: exactly one of url or service is required"
@@ -202,5 +206,3 @@ def _webhooks(content: Json) -> Iterator[Problem]:
 def _shown(value: object) -> str:
     text = str(value)
     return f'"{text[:SHOWN]}{"..." if len(text) > SHOWN else ""}"'
-
-

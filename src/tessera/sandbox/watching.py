@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from tessera.sandbox.errors import ApiError, too_large_version, too_old
 from tessera.sandbox.kinds import PODS, Json, Kind
-from tessera.sandbox.selectors import Selector, field_text
+from tessera.sandbox.selectors import EVERYTHING, Selector, field_text
 from tessera.sandbox.store import ENCODE, Change, Store, Stored, stored_from
 
 MAX_PENDING = 20_000
@@ -30,7 +30,7 @@ class Scope:
 
     kind: Kind
     namespace: str = ""
-    selector: Selector = Selector()
+    selector: Selector = EVERYTHING
     represent: Represent = field(default=lambda stored: stored.whole)
 
     def holds(self, stored: Stored) -> bool:

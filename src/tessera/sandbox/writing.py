@@ -1,7 +1,7 @@
 """Creating and changing objects, with optimistic concurrency.
 
-Invariant: between the last look at the stored object and the write nothing is awaited; where admission had to be awaited
-in between and the object changed meanwhile, the change is made again on the new state or refused as a conflict.
+Invariant: between the last look at the stored object and the write nothing is awaited; where admission was awaited in
+between and the object changed meanwhile, the change is made again on the new state or refused as a conflict.
 """
 
 from __future__ import annotations
@@ -133,9 +133,7 @@ def check_precondition(current: Stored, *, uid: str | None, version: str | None)
         raise failed_precondition(current.kind, current.name, what="UID", wanted=uid, found=current.uid)
     if version is not None and version != str(current.version):
         what = "ResourceVersion"
-        raise failed_precondition(
-            current.kind, current.name, what=what, wanted=version, found=str(current.version)
-        )
+        raise failed_precondition(current.kind, current.name, what=what, wanted=version, found=str(current.version))
 
 
 def _store_changed(cluster: Cluster, current: Stored, content: Json, subresource: str, call: Call) -> Stored:

@@ -18,9 +18,9 @@ from tessera.scheduler.mig_instances import MigInstances
 from tessera.scheduler.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
 from tessera.scheduler.text_format import Series
 
-RENDER_BYTES = 128 * 1024
-"""text written between two turns of the loop: about a millisecond"""
-JOIN_BYTES = 512 * 1024
+RENDER_BYTES = 64 * 1024
+"""text written between two turns of the loop: below a millisecond"""
+JOIN_BYTES = 256 * 1024
 """text copied between two turns of the loop: well below a millisecond"""
 
 Blocks = tuple[bytes, ...]
@@ -64,7 +64,9 @@ class Exposition:
         await self._refresh()
         nodes = self._snapshot()
         families: tuple[Series[Any], ...] = (*self._cards, *self._mig, *self._slices)
-        quotas = [(series, series.lines(quota_samples(self._ledger.quotas, self._ledger.rules))) for series in self._quotas]
+        quotas = [
+            (series, series.lines(quota_samples(self._ledger.quotas, self._ledger.rules))) for series in self._quotas
+        ]
         for place, series in enumerate(families):
             header = series.header
             for chunk in _chunks(blocks[place] for blocks in nodes):

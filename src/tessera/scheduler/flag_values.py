@@ -126,6 +126,14 @@ def address_of(text: str) -> Address | None:
     return Address(host, int(port))
 
 
+def some_address_of(text: str) -> Address:
+    """An address for a listener that cannot be switched off."""
+    address = address_of(text)
+    if address is None:
+        raise ValueError(f"expected HOST:PORT or :PORT, found {quoted(text)}")
+    return address
+
+
 def labels_of(text: str) -> Mapping[str, str]:
     """KEY=VALUE,KEY=VALUE; empty = none."""
     pairs = [part.strip() for part in text.split(",")] if text.strip() else []

@@ -66,9 +66,7 @@ INSTANCES: tuple[Series[InstanceSample], ...] = (
     Series(
         "nodeGPUMigInstance",
         "Old name of hami_node_gpu_mig_instance_info.",
-        lambda s: (
-            f'{{{s.old_place},migname="{escaped(s.instance.slot.profile)}-{s.instance.gpu_instance}",{ZONE}}} 1'
-        ),
+        lambda s: f'{{{s.old_place},migname="{escaped(s.instance.slot.profile)}-{s.instance.gpu_instance}",{ZONE}}} 1',
     ),
 )
 

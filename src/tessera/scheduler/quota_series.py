@@ -70,9 +70,7 @@ QUOTAS: tuple[Series[QuotaSample], ...] = (
         "hami_resource_quota_limit",
         "The strictest limit in the namespace.",
         lambda s: (
-            ""
-            if s.limit is None
-            else f'{{namespace="{s.namespace}",quota_name="{s.resource}",{ZONE}}} {s.limit}'
+            "" if s.limit is None else f'{{namespace="{s.namespace}",quota_name="{s.resource}",{ZONE}}} {s.limit}'
         ),
     ),
 )

@@ -1,7 +1,7 @@
 """One call of the webhook: an AdmissionReview in, its answer out.
 
-Every body gets an answer that the apiserver understands, a fault of ours (code 500) included. Only creations are decided;
-whatever else is sent here by a wrong configuration passes unchanged. HTTP itself is not here.
+Every body gets an answer that the apiserver understands, a fault of ours (code 500) included. Only creations are
+decided; whatever else a wrong configuration sends here passes unchanged. HTTP itself is not here.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _decide(
         return admission.allowed()
     try:
         document = msgspec.json.decode(asked.object) if asked.object else None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a valid Pod: {error}") from error
     return admit(
         document, namespace=asked.namespace, vendors=vendors, settings=settings, quotas=quotas, user=asked.username

@@ -83,7 +83,7 @@ def containers(draw: st.DrawFn) -> Document:
     return made
 
 
-annotations = st.dictionaries(
+wishes = st.dictionaries(
     st.sampled_from(
         [
             "nvidia.com/vgpu-mode",
@@ -99,7 +99,7 @@ pods = st.builds(
     lambda apps, init, noted, spec: pod(*apps, init=tuple(init), annotations=noted, **spec),
     st.lists(containers(), min_size=1, max_size=3),
     st.lists(containers(), max_size=2),
-    st.one_of(st.none(), annotations),
+    st.one_of(st.none(), wishes),
     st.sampled_from([{}, {}, {}, {"nodeName": "n1"}, {"schedulerName": "other"}, {"schedulerName": ""}]),
 )
 

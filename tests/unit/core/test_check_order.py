@@ -1,4 +1,4 @@
-"""A card that breaks several rules shows the first of them, in HAMi's order, whether judged alone or among thousands."""
+"""A card that breaks several rules shows the first of them, in HAMi's order, judged alone or among thousands."""
 
 from __future__ import annotations
 

@@ -8,12 +8,12 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tests.support.builders import NodeBuilder, cluster, gpu_pod, node, pod, uuids
 
 
-def numa_nodes(*sizes: int, **card: int) -> NodeBuilder:
+def numa_nodes(*sizes: int, slots: int = 10) -> NodeBuilder:
     """Cards by NUMA node: `numa_nodes(2, 3)` has n1-0 and n1-1 on the first, n1-2 to n1-4 on the second."""
     built = node()
     for number, size in enumerate(sizes):
         for _ in range(size):
-            built = built.gpu(f"n1-{len(built.cards)}", numa=number, **card)  # type: ignore[arg-type]
+            built = built.gpu(f"n1-{len(built.cards)}", numa=number, slots=slots)
     return built
 
 

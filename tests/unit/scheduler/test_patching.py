@@ -8,7 +8,7 @@ import pytest
 from tessera.scheduler.patching import diff
 from tests.support.json_patches import patched
 
-A, B, C, D = ({"name": name, "value": name.lower()} for name in "ABCD")
+A, B, C, D, E = ({"name": name, "value": name.lower()} for name in "ABCDE")
 
 
 @pytest.mark.parametrize(
@@ -48,6 +48,13 @@ A, B, C, D = ({"name": name, "value": name.lower()} for name in "ABCD")
             ["x", "y"], ["x", "z"], [{"op": "replace", "path": "/1", "value": "z"}], id="members without a name"
         ),
         pytest.param([A, B, C, D], [B], [{"op": "replace", "path": "", "value": [B]}], id="most of a list"),
+        pytest.param([A, B], [A, B], [], id="another list of the same members"),
+        pytest.param(
+            [A, B, C, D, A],
+            [E, B, C, A],
+            [{"op": "replace", "path": "/0", "value": E}, {"op": "remove", "path": "/3"}],
+            id="changed around what stays",
+        ),
         pytest.param([A, B], [], [{"op": "replace", "path": "", "value": []}], id="all of a list"),
     ],
 )

@@ -11,7 +11,8 @@ from tessera.scheduler.admitting import AdmissionSettings
 from tessera.scheduler.reviewing import review
 from tessera.vendors.base import Vendor
 from tessera.wire.admission import Verdict
-from tests.support.admission import SAMPLES, patched, vendors
+from tests.support.admission import SAMPLES, vendors
+from tests.support.json_patches import patched
 
 JSON = "application/json"
 
@@ -97,11 +98,14 @@ def test_what_cannot_be_read_is_an_answer_too(body: bytes, content_type: str, co
     assert response["status"]["message"].startswith(message)
 
 
-def test_a_bottomless_object_is_an_answer_too() -> None:
-    depth = 100_000
-    deep = b'{"a":' * depth + b"1" + b"}" * depth
+@pytest.mark.parametrize(
+    "raw",
+    [b'"\xff"', b'"\\ud800"', b"1e999999", b'{"a":' * 100_000 + b"1" + b"}" * 100_000],
+    ids=["no UTF-8", "half a character", "beyond all numbers", "bottomless"],
+)
+def test_an_object_that_no_apiserver_writes_is_an_answer_too(raw: bytes) -> None:
     body = b'{"kind":"AdmissionReview","apiVersion":"admission.k8s.io/v1","request":{"operation":"CREATE","object":'
-    response = answer(body + deep + b"}}")["response"]
+    response = answer(body + raw + b"}}")["response"]
     assert response["status"]["code"] == 400
 
 

@@ -1,0 +1,147 @@
+"""What a scrape costs at scale: time to write everything, time to write it again, and the longest stall of the loop.
+
+    python -m bench.metrics --nodes 5000 --devices 8 --pods-per-node 16 --json
+
+Fails (exit 1) where one turn of the loop worked longer than the budget. The budget is in processor time: on a busy machine
+the wall clock, which is printed beside it, also counts what other programs did meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from dataclasses import dataclass
+
+import click
+
+from tessera.core.devices import Device, NodeFacts
+from tessera.core.grants import Grant, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger
+from tessera.core.requests import Role
+from tessera.scheduler.exposition import Exposition
+from tessera.vendors.base import Switches
+from tessera.vendors.registry import build_vendors
+
+TURN_BUDGET_MS = 10.0
+"""longest work between two turns of the loop, in processor time; 5 ms are meant, twice that on a slow machine"""
+CHANGED = 100
+"""nodes that change between two scrapes: some pods a second for some seconds"""
+
+
+def cluster(*, nodes: int, devices: int, pods_per_node: int) -> Ledger:
+    ledger = Ledger(build_vendors(None, Switches()))
+    for number in range(nodes):
+        name = f"gpu-node-{number:05}"
+        cards = tuple(
+            Device(
+                uuid=_uuid(number, index),
+                vendor="NVIDIA",
+                index=index,
+                slots=10,
+                memory=81920,
+                model="NVIDIA A100-SXM4-80GB",
+            )
+            for index in range(devices)
+        )
+        ledger.observe_node(NodeFacts(name, cards))
+        for pod in range(pods_per_node):
+            ledger.observe_pod(_pod(number, name, pod, uuid=_uuid(number, pod % devices)))
+    return ledger
+
+
+def _uuid(node: int, index: int) -> str:
+    return f"GPU-{node:08x}-{index:04x}-4c53-9a4e-0123456789ab"
+
+
+def _pod(number: int, node: str, pod: int, *, uuid: str, memory: int = 2048) -> PodFacts:
+    return PodFacts(
+        uid=f"{number:08x}-{pod:04x}-4000-8000-000000000000",
+        namespace=f"team-{number % 50}",
+        name=f"training-{number}-{pod}",
+        node=node,
+        spans=(Span(Role.APP),),
+        grants={"NVIDIA": ((Grant(uuid=uuid, vendor="NVIDIA", memory=memory, cores=5),),)},
+    )
+
+
+class Stalls:
+    """The longest time for which a task that is always ready had to wait for its turn, in seconds."""
+
+    def __init__(self) -> None:
+        self.wall = 0.0
+        self.work = 0.0
+
+    async def watch(self) -> None:
+        wall, work = time.perf_counter(), time.thread_time()
+        while True:
+            await asyncio.sleep(0)
+            wall_now, work_now = time.perf_counter(), time.thread_time()
+            self.wall = max(self.wall, wall_now - wall)
+            self.work = max(self.work, work_now - work)
+            wall, work = wall_now, work_now
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    seconds: float
+    stalls: Stalls
+    length: int
+
+
+async def measured(exposition: Exposition) -> Scrape:
+    stalls = Stalls()
+    watcher = asyncio.create_task(stalls.watch())
+    await asyncio.sleep(0)
+    started = time.perf_counter()
+    text = await exposition.render()
+    took = time.perf_counter() - started
+    await asyncio.sleep(0)
+    watcher.cancel()
+    return Scrape(took, stalls, len(text))
+
+
+async def measure(*, nodes: int, devices: int, pods_per_node: int, legacy: bool) -> dict[str, float]:
+    ledger = cluster(nodes=nodes, devices=devices, pods_per_node=pods_per_node)
+    # As the service does after its first sync.
+    gc.collect()
+    gc.freeze()
+    exposition = Exposition(ledger, legacy=legacy)
+    first = await measured(exposition)
+    repeated = await measured(exposition)
+    for number in range(0, nodes, max(1, nodes // CHANGED)):
+        ledger.observe_pod(_pod(number, f"gpu-node-{number:05}", 0, uuid=_uuid(number, 0), memory=4096))
+    changed = await measured(exposition)
+    scrapes = {"first": first, "repeated": repeated, "changed": changed}
+    return {
+        **{f"{name}_ms": round(scrape.seconds * 1e3, 1) for name, scrape in scrapes.items()},
+        **{f"{name}_stall_ms": round(scrape.stalls.wall * 1e3, 2) for name, scrape in scrapes.items()},
+        "longest_stall_ms": round(max(scrape.stalls.wall for scrape in scrapes.values()) * 1e3, 2),
+        "longest_turn_cpu_ms": round(max(scrape.stalls.work for scrape in scrapes.values()) * 1e3, 2),
+        "text_mb": round(first.length / 1e6, 1),
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--nodes", default=5000, show_default=True)
+@click.option("--devices", default=8, show_default=True)
+@click.option("--pods-per-node", default=0, show_default=True)
+@click.option("--legacy", is_flag=True, help="The old names too.")
+@click.option("--json", "as_json", is_flag=True)
+def main(nodes: int, devices: int, pods_per_node: int, legacy: bool, as_json: bool) -> None:
+    found = asyncio.run(measure(nodes=nodes, devices=devices, pods_per_node=pods_per_node, legacy=legacy))
+    if as_json:
+        click.echo(json.dumps({"nodes": nodes, "devices": devices, "pods_per_node": pods_per_node, **found}))
+    else:
+        for name, value in found.items():
+            click.echo(f"{name:20} {value:>10}")
+    if found["longest_turn_cpu_ms"] > TURN_BUDGET_MS:
+        click.echo(f"one turn worked {found['longest_turn_cpu_ms']} ms, budget {TURN_BUDGET_MS} ms", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`tessera scheduler`: webhook, extender and registration beside a stock kube-scheduler.
+
+Flags are only collected here; `tessera.scheduler.options` says what they mean. The service is imported when it runs,
+so that `--help` and mistakes in flags are answered at once.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from importlib import import_module
+from typing import Any
+
+import click
+
+from tessera import __version__
+from tessera.scheduler.flags import FLAGS, Flag, Group, Kind
+
+SERVICE = "tessera.scheduler.service"
+"""module whose `run(settings)` runs until it is told to stop and returns the exit code"""
+
+MAX_BYTES = 2**20 + 1
+"""of a file; one more than the reader accepts, so that it can say that there is too much"""
+
+
+class BadConfiguration(click.ClickException):
+    """One message with everything that is wrong; exit code 2, as for wrong flags."""
+
+    exit_code = 2
+
+    def __init__(self, problems: str) -> None:
+        super().__init__(
+            "the configuration cannot be used\n" + "\n".join(f"  {line}" for line in problems.splitlines())
+        )
+
+
+class GroupedCommand(click.Command):
+    """A command whose options are shown under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
+        for group in Group:
+            rows = [records.pop(flag.dest) for flag in FLAGS if flag.group is group]
+            with formatter.section(group.value):
+                formatter.write_dl([row for row in rows if row], col_max=34)
+        with formatter.section("Help"):
+            formatter.write_dl([row for row in records.values() if row], col_max=34)
+
+
+def option(flag: Flag) -> click.Option:
+    names = [f"--{name}" for name in (flag.name, *flag.aliases)] + ([f"-{flag.short}"] if flag.short else [])
+    how: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "hidden": flag.hidden}
+    if flag.kind is Kind.SWITCH:
+        # With a value only behind `=`, or with none, as Go's flags are written.
+        how |= {"is_flag": False, "flag_value": "true"}
+    return click.Option([*names, flag.dest], multiple=flag.kind is Kind.REPEATED, default=None, **how)
+
+
+def run(**params: str | tuple[str, ...] | None) -> None:
+    """Read the configuration, and print it or run the service with it."""
+    import structlog
+
+    from tessera.scheduler import options, printing
+    from tessera.scheduler.logs import configure_logs
+
+    flags = {flag.name: value for flag in FLAGS if (value := params[flag.dest]) is not None and value != ()}
+    try:
+        settings = options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
+    except options.OptionsError as error:
+        raise BadConfiguration(str(error)) from error
+    if options.wants_print(flags):
+        click.echo(printing.print_settings(settings), nl=False)
+        return
+    configure_logs(options.log_options(flags))
+    structlog.get_logger(__name__).info(
+        "starting",
+        version=__version__,
+        settings=printing.changes(settings),
+        overriding=options.flags_of(Group.OVERRIDES, flags),
+        ignored=options.flags_of(Group.IGNORED, flags),
+    )
+    click.get_current_context().exit(import_module(SERVICE).run(settings))
+
+
+def read_file(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read(MAX_BYTES).decode()
+
+
+command = GroupedCommand(
+    "scheduler",
+    callback=run,
+    params=[option(flag) for flag in FLAGS],
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    help="""Place device pods: the webhook, the extender of a stock kube-scheduler, and the ledger between them.
+
+    Understands the flags of HAMi's scheduler from v2.4.0 to v2.10 as well: such a Deployment starts with only its image
+    changed. A flag wins over the environment, which wins over the default; switches are written --flag, --flag=true or
+    --flag=false, durations 90s, 5m or 1h30m, addresses HOST:PORT or :PORT.
+    """,
+    epilog="""\b
+    Environment: KUBECONFIG, HOME, POD_NAME, POD_NAMESPACE, HOSTNAME, HAMI_NODELOCK_EXPIRE.
+
+    \b
+    Examples:
+      tessera scheduler --kubeconfig ~/.kube/config
+          on a workstation: filter and bind on 127.0.0.1:8080, no webhook
+      tessera scheduler --device-config-file /device-config.yaml
+          in a cluster: webhook on :9443 with certificates of its own
+      tessera scheduler --http_bind=0.0.0.0:443 --cert_file=/tls/tls.crt --key_file=/tls/tls.key -v=4
+          as HAMi's chart starts its scheduler
+      tessera scheduler --device-config-file device-config.yaml --print-config
+          check a configuration without starting anything
+    """,
+)

@@ -1,0 +1,99 @@
+"""What would help a pod that fits nowhere: numbers that are right, and changes that were seen to fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core.advice import NearMiss, advise, near_miss, smallest_changes
+from tessera.core.misfits import CardMisfit, Reason
+from tessera.core.requests import PodRequest
+from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod
+
+
+def world() -> Cluster:
+    one = cluster(node("n1").gpu("small", memory=8000), node("n2").gpu("large", memory=80000))
+    one.observe(gpu_pod("x").on("n1", "small,NVIDIA,1000,70:;"), gpu_pod("y").on("n2", "large,NVIDIA,60000,0:;"))
+    return one
+
+
+def asked(one: PodBuilder) -> PodRequest:
+    return one.request()
+
+
+def test_the_nearest_card_is_the_one_with_the_least_relative_shortfall() -> None:
+    one = world()
+    found = near_miss(one.ledger, asked(gpu_pod(mem=21000)), ["n1", "n2"])
+    card = CardMisfit("large", Reason.CARD_INSUFFICIENT_MEMORY, asked=21000, free=20000, total=80000)
+    assert found == NearMiss("n2", card, "MiB")
+    assert found.text == "needs 21000 MiB on one card; best is n2 / large with 20000 MiB free of 80000"
+
+
+def test_cores_may_be_what_is_short() -> None:
+    found = near_miss(world().ledger, asked(gpu_pod(mem=10, cores=40)), ["n1"])
+    assert found is not None
+    assert found.text == "needs 40 cores on one card; best is n1 / small with 30 cores free of 100"
+
+
+def test_equal_shortfalls_are_decided_by_name() -> None:
+    one = cluster(node("b").gpu("u", memory=10), node("a").gpu("w", memory=10).gpu("v", memory=10))
+    found = near_miss(one.ledger, asked(gpu_pod(mem=11)), ["b", "a"])
+    assert found is not None
+    assert (found.node, found.card.uuid) == ("a", "v")
+
+
+def test_a_pod_that_no_smaller_request_would_help_has_no_near_miss() -> None:
+    one = world()
+    assert near_miss(one.ledger, asked(gpu_pod(mem=1).annotate(("nvidia.com/use-gputype", "T4"))), ["n1"]) is None
+    assert near_miss(one.ledger, asked(gpu_pod(mem=1)), ["nowhere"]) is None
+    assert near_miss(one.ledger, asked(gpu_pod(mem=1)), ["n1"]) is None
+    assert near_miss(cluster(node().gpu("G", memory=0)).ledger, asked(gpu_pod(mem=1)), ["n1"]) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (gpu_pod(mem=21000), ["container c0: 20000 instead of 21000 MiB of memory would fit on n2"]),
+        (gpu_pod(percent=50, cores=1), ["container c0: 25 instead of 50 % of memory would fit on n2"]),
+        (gpu_pod(gpu=3, mem=10), ["container c0: 1 instead of 3 cards would fit on n1"]),
+        (gpu_pod(mem=5000, cores=200).annotate(("nvidia.com/use-gpuuuid", "small")), ["30 instead of 200 cores"]),
+        (
+            pod().container(gpu=1, mem=15000).container(gpu=1, mem=15000),
+            [
+                "container c0: 5000 instead of 15000 MiB of memory would fit on n2",
+                "container c1: 5000 instead of 15000 MiB of memory would fit on n2",
+            ],
+        ),
+        (gpu_pod(mem=10).annotate(("nvidia.com/use-gputype", "T4")), []),
+        (gpu_pod(gpu=2, mem=90000), []),
+    ],
+)
+def test_the_largest_change_that_fits_is_advised(one: PodBuilder, expected: list[str]) -> None:
+    found = [change.text for change in smallest_changes(world().ledger, asked(one), ["n1", "n2"])]
+    assert len(found) == len(expected)
+    assert all(part in text for part, text in zip(expected, found, strict=True))
+
+
+@pytest.mark.parametrize("mem", [21000, 77777, 10**6])
+def test_an_advised_change_fits_and_one_more_does_not(mem: int) -> None:
+    one = world()
+    asking = gpu_pod(mem=mem)
+    assert set(one.refused(asking)) == {"n1", "n2"}
+    (change,) = smallest_changes(one.ledger, asked(asking), ["n1", "n2"])
+    assert one.chosen(gpu_pod(mem=change.fits)).placement.node == change.node
+    assert set(one.refused(gpu_pod(mem=change.fits + 1))) == {"n1", "n2"}
+
+
+def test_advice_respects_quotas_and_changes_nothing() -> None:
+    one = world().quota(memory=70000)
+    before = one.ledger.state()
+    advice = advise(one.ledger, asked(gpu_pod(mem=30000)), ["n1", "n2"])
+    assert [change.fits for change in advice.changes] == [9000]
+    assert advice.near_miss is None
+    assert one.ledger.state() == before
+
+
+def test_only_the_request_that_is_named_is_changed() -> None:
+    one = cluster(node().gpu("G", memory=1000).capacity(**{"enflame.com/gcu": 2}))
+    both = pod().container(gpu=1, mem=1500, limits={"enflame.com/gcu": 2})
+    (change,) = smallest_changes(one.ledger, asked(both), ["n1"])
+    assert (change.field, change.asked, change.fits) == ("memory", 1500, 1000)

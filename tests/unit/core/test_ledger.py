@@ -1,0 +1,311 @@
+"""A pod's life in the ledger, and nodes that come, change and go under it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tessera.core.audit import audit
+from tessera.core.grants import Placement
+from tessera.core.ledger import State, replay
+from tests.support.builders import A100_40GB, Cluster, PodBuilder, cluster, gpu_pod, node, pod, vendors
+from tests.support.builders import node_facts as facts_of_node
+
+UID = "uid-p"
+
+
+def world() -> Cluster:
+    return cluster(node().gpu("G"), node("n2").gpu("H"))
+
+
+def state_of(one: Cluster, uid: str = UID) -> State | None:
+    entry = one.ledger.pod(uid)
+    return entry.state if entry else None
+
+
+# -- the state machine
+
+
+def test_a_pod_goes_from_reserved_to_bound_to_gone() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100, cores=10))
+    assert (state_of(one), one.cards()) == (State.RESERVED, {"G": (1, 100, 10)})
+    assert one.ledger.bind(UID)
+    assert (state_of(one), one.cards()) == (State.BOUND, {"G": (1, 100, 10)})
+    assert one.ledger.release(UID)
+    assert (state_of(one), one.cards()) == (None, {"G": (0, 0, 0)})
+
+
+def test_a_reservation_expires_at_its_deadline_and_not_before() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100), deadline=60.0)
+    assert one.ledger.expire(59.9) == []
+    assert one.ledger.expire(60.0) == [UID]
+    assert one.cards() == {"G": (0, 0, 0)}
+    assert one.ledger.expire(61.0) == []
+
+
+def test_reservations_expire_in_order_of_uid() -> None:
+    one = world()
+    for name in ("b", "c", "a"):
+        one.place(gpu_pod(name, mem=1), deadline=5.0)
+    one.place(gpu_pod("late", mem=1), deadline=50.0)
+    assert one.ledger.expire(10.0) == ["uid-a", "uid-b", "uid-c"]
+
+
+def test_a_pod_that_is_being_bound_does_not_expire() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100), deadline=60.0)
+    one.ledger.bind(UID)
+    assert one.ledger.expire(1e9) == []
+    assert one.cards() == {"G": (1, 100, 0)}
+
+
+def test_a_bind_that_failed_is_a_reservation_again() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100), deadline=60.0)
+    one.ledger.bind(UID)
+    assert one.ledger.unbind(UID, deadline=90.0)
+    assert state_of(one) is State.RESERVED
+    assert one.ledger.expire(89.0) == []
+    assert one.ledger.expire(90.0) == [UID]
+
+
+def test_what_the_api_shows_cannot_be_taken_back() -> None:
+    one = world()
+    running = one.start(gpu_pod(mem=100))
+    assert not one.ledger.unbind(UID, deadline=0.0)
+    assert not one.ledger.give_up(UID)
+    assert one.ledger.expire(1e9) == []
+    one.observe(running.ended())
+    assert state_of(one) is None
+
+
+def test_a_decision_that_the_api_does_not_show_is_given_up() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100))
+    assert one.ledger.give_up(UID)
+    assert not one.ledger.give_up(UID)
+    assert one.cards() == {"G": (0, 0, 0)}
+
+
+def test_steps_that_do_not_apply_change_nothing() -> None:
+    one = world()
+    assert not one.ledger.bind(UID)
+    assert not one.ledger.unbind(UID, deadline=1.0)
+    assert not one.ledger.release(UID)
+    assert not one.ledger.give_up(UID)
+    one.place(gpu_pod(mem=100))
+    assert not one.ledger.unbind(UID, deadline=1.0)
+    one.ledger.bind(UID)
+    assert not one.ledger.bind(UID)
+    assert one.cards() == {"G": (1, 100, 0)}
+
+
+def test_a_pod_that_is_filtered_again_holds_its_new_place_only() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100), ["n1"])
+    one.place(gpu_pod(mem=100), ["n2"])
+    assert (one.cards("n1"), one.cards("n2")) == ({"G": (0, 0, 0)}, {"H": (1, 100, 0)})
+    assert [entry.facts.node for entry in one.ledger.pods()] == ["n2"]
+    assert one.ledger.pods_on("n1") == []
+    assert [entry.facts.uid for entry in one.ledger.pods_on("n2")] == [UID]
+    assert one.ledger.pods_on("n3") == []
+
+
+def test_the_api_wins_over_a_reservation() -> None:
+    one = world()
+    one.place(gpu_pod(mem=100), ["n1"], deadline=60.0)
+    one.observe(gpu_pod(mem=100).on("n2", "H,NVIDIA,300,30:;"))
+    assert (one.cards("n1"), one.cards("n2")) == ({"G": (0, 0, 0)}, {"H": (1, 300, 30)})
+    assert one.ledger.expire(1e9) == []
+
+
+def test_seeing_the_same_pod_twice_counts_it_once() -> None:
+    one = world()
+    running = gpu_pod().on("n1", "G,NVIDIA,100,0:;")
+    one.observe(running, running, running.terminating())
+    assert one.cards() == {"G": (1, 100, 0)}
+
+
+def test_a_reservation_that_the_api_shows_unchanged_no_longer_expires() -> None:
+    one = world()
+    asking = gpu_pod(mem=100)
+    placement = one.place(asking, deadline=60.0)
+    one.observe(asking.annotate(*one.written(asking, placement).items()).on("n1"))
+    assert one.ledger.expire(1e9) == []
+    assert state_of(one) is State.BOUND
+
+
+def test_a_changed_allocation_is_read_again() -> None:
+    one = world()
+    one.observe(gpu_pod().on("n1", "G,NVIDIA,100,0:;"), gpu_pod().on("n1", "G,NVIDIA,250,5:;"))
+    assert one.cards() == {"G": (1, 250, 5)}
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_ended_frees_its_card_and_one_that_ends_does_not(phase: str) -> None:
+    one = world()
+    running = one.start(gpu_pod(mem=100))
+    one.observe(running.terminating())
+    assert one.cards() == {"G": (1, 100, 0)}
+    one.observe(running.terminating().ended(phase))
+    assert one.cards() == {"G": (0, 0, 0)}
+
+
+def test_a_finished_init_container_gives_back_what_only_it_needed() -> None:
+    one = world()
+    running = one.start(pod().init(gpu=1, mem=500).container(gpu=1, mem=200))
+    assert one.cards() == {"G": (1, 500, 0)}
+    one.observe(running.after_init("init0", exit_code=1))
+    assert one.cards() == {"G": (1, 500, 0)}
+    one.observe(running.after_init("init0"))
+    assert one.cards() == {"G": (1, 200, 0)}
+
+
+# -- nodes
+
+
+def test_pods_seen_before_their_node_are_charged_when_it_registers() -> None:
+    one = cluster().observe(gpu_pod("a").on("n1", "G,NVIDIA,100,10:;"), gpu_pod("b").on("n1", "G,NVIDIA,200,20:;"))
+    assert one.ledger.node("n1") is None
+    assert one.ledger.node_names() == []
+    one.add(node().gpu("G"))
+    assert one.cards() == {"G": (2, 300, 30)}
+
+
+def test_a_pod_that_ended_before_its_node_registered_leaves_nothing() -> None:
+    one = cluster().observe(gpu_pod("a").on("n1", "G,NVIDIA,100,10:;"), gpu_pod("a").on("n1").ended())
+    assert one.ledger.state() == cluster().ledger.state()
+
+
+def test_a_node_that_is_forgotten_and_back_has_its_pods_again() -> None:
+    one = world()
+    one.start(gpu_pod(mem=100))
+    before = one.ledger.state()
+    one.ledger.forget_node("n1")
+    assert one.ledger.node("n1") is None
+    assert one.refused(gpu_pod("q", mem=1), ["n1"]) == {"n1": "node unregistered"}
+    assert one.ledger.node_names() == ["n2"]
+    one.add(node().gpu("G"))
+    assert one.ledger.state() == before
+    assert audit(one.ledger) == []
+
+
+def test_a_pod_that_ended_while_its_node_was_forgotten_leaves_nothing() -> None:
+    one = world()
+    running = one.start(gpu_pod(mem=100), ["n1"])
+    one.ledger.forget_node("n1")
+    one.ledger.forget_node("n1")
+    one.ledger.forget_node("never seen")
+    one.observe(running.ended())
+    assert one.ledger.state() == cluster(node("n2").gpu("H")).ledger.state()
+
+
+def test_registering_the_same_again_changes_nothing() -> None:
+    one = world()
+    epoch, now = one.ledger.arrays.epoch, one.ledger.arrays.now
+    one.add(node().gpu("G"))
+    assert (one.ledger.arrays.epoch, one.ledger.arrays.now) == (epoch, now)
+
+
+def test_a_changed_registration_keeps_what_pods_hold() -> None:
+    one = world()
+    one.start(gpu_pod(mem=100, cores=100))
+    one.add(node().gpu("new").gpu("G", memory=50, cores=200))
+    assert one.cards() == {"new": (0, 0, 0), "G": (1, 100, 200)}
+    assert [finding.text for finding in audit(one.ledger)] == ["100 of 50 MiB granted"]
+
+
+def test_a_card_that_disappears_and_returns_is_still_taken() -> None:
+    one = cluster(node().gpu("G").gpu("H"))
+    one.start(gpu_pod(mem=100).annotate(("nvidia.com/use-gpuuuid", "G")))
+    one.add(node().gpu("H"))
+    assert one.cards() == {"H": (0, 0, 0)}
+    one.add(node().gpu("G").gpu("H"))
+    assert one.cards() == {"G": (1, 100, 0), "H": (0, 0, 0)}
+
+
+def test_a_node_whose_cards_are_all_gone_is_unregistered_and_its_pods_may_come_and_go() -> None:
+    one = world()
+    running = one.start(gpu_pod(mem=100), ["n1"])
+    one.add(node())
+    assert one.ledger.node("n1") is None
+    assert one.refused(gpu_pod("q", mem=1), ["n1"]) == {"n1": "node unregistered"}
+    one.observe(gpu_pod("other").on("n1", "G,NVIDIA,5,0:;"), running.ended())
+    one.add(node().gpu("G"))
+    assert one.cards() == {"G": (1, 5, 0)}
+
+
+def test_grants_on_unknown_cards_are_left_out() -> None:
+    one = world().observe(gpu_pod().on("n1", "G,NVIDIA,100,0:stranger,NVIDIA,900,0:;"))
+    assert one.cards() == {"G": (1, 100, 0)}
+    assert audit(one.ledger) == []
+
+
+def test_a_node_with_an_unreadable_registration_keeps_its_pods_and_takes_none() -> None:
+    broken = node().gpu("G").annotate(("hami.io/node-dcu-register", "nonsense"))
+    one = cluster(broken).observe(gpu_pod().on("n1", "G,NVIDIA,100,0:;"))
+    assert one.cards() == {"G": (1, 100, 0)}
+    assert one.refused(gpu_pod("q", mem=1)) == {"n1": "node usage unavailable"}
+    one.add(node().gpu("G"))
+    assert one.chosen(gpu_pod("q", mem=1)).placement.node == "n1"
+
+
+def test_a_node_with_nothing_but_a_problem_is_unavailable() -> None:
+    one = cluster(node().annotate(("hami.io/node-nvidia-register", "[{")))
+    view = one.ledger.node("n1")
+    assert view is not None
+    assert "NVIDIA: hami.io/node-nvidia-register" in view.facts.problem
+    assert one.refused(gpu_pod(mem=1)) == {"n1": "node usage unavailable"}
+
+
+# -- replay
+
+
+def lives() -> list[PodBuilder]:
+    mig = '[{"containerIndex":0,"gpuUUID":"M","profile":"1g.5gb","placement":{"start":6,"size":1}}]'
+    return [
+        pod("a").init(gpu=1).container(gpu=1).on("n1", "G,NVIDIA,100,10:;G,NVIDIA,50,5:;").after_init("init0"),
+        pod("b").sidecar(gpu=1).container(gpu=1).on("n1", "G,NVIDIA,100,10:;G,NVIDIA,50,5:;").terminating(),
+        gpu_pod("c").on("n2", "M,NVIDIA,4864,14:;").annotate(("hami.io/vgpu-mig-allocations", mig)),
+        gpu_pod("d").on("n2", "G,NVIDIA,oops,10:;"),
+    ]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4)))[::5])
+def test_events_in_any_order_give_the_ledger_that_a_replay_gives(order: tuple[int, ...]) -> None:
+    nodes = [node().gpu("G"), node("n2").gpu("M", memory=40960, mode="mig", profiles=A100_40GB)]
+    expected = replay(
+        vendors(),
+        nodes=[facts_of_node(one.api(), vendors()) for one in nodes],
+        pods=[one.facts() for one in lives()],
+    )
+    one = cluster()
+    running = lives()
+    for number, position in enumerate(order):
+        one.observe(running[position])
+        if number < len(nodes):
+            one.add(nodes[number])
+    one.observe(gpu_pod("gone").on("n1", "G,NVIDIA,1,1:;"), gpu_pod("gone").on("n1").ended())
+    assert one.ledger.state() == expected.state()
+    assert [finding for finding in audit(one.ledger) if finding.kind == "broken"] == []
+
+
+def test_quotas_are_replayed_too() -> None:
+    one = cluster().quota(memory=5)
+    objects, _ = one.ledger.quotas.state()
+    assert isinstance(objects, dict)
+    again = replay(vendors(), quotas=objects.values())
+    assert again.state() == one.ledger.state()
+
+
+def test_a_placement_is_what_the_api_will_show() -> None:
+    one = world()
+    asking = pod().init(gpu=1, mem=10).container(gpu=1, mem=20, cores=3)
+    placement = one.place(asking)
+    assert isinstance(placement, Placement)
+    entry = one.ledger.pod(UID)
+    assert entry is not None
+    assert asking.annotate(*one.written(asking, placement).items()).on("n1").facts() == entry.facts

@@ -1,0 +1,472 @@
+"""A reflector against a server that misbehaves on the wire: what the sink holds in the end, and how often was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera.kube.access import Access
+from tessera.kube.backoff import Backoff
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import KubeError
+from tessera.kube.reflector import Reflector, SinkError, UnreadableObject
+from tests.support.looping import in_fake_time
+from tests.support.rawserver import (
+    Answer,
+    Exchange,
+    RawServer,
+    close_at_once,
+    refusal,
+    reply,
+    reset_at_once,
+    silence,
+    stream,
+)
+
+HOUR = 3600.0
+
+
+class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    name: str = ""
+    uid: str = ""
+    resource_version: str = ""
+
+
+class Pod(msgspec.Struct, frozen=True, gc=False):
+    metadata: Meta = Meta()
+    node: str = ""
+
+
+def pod(name: str, *, uid: str = "", version: str = "1", node: Any = "") -> dict[str, Any]:
+    return {"metadata": {"name": name, "uid": uid or f"uid-{name}", "resourceVersion": version}, "node": node}
+
+
+def page(*pods: dict[str, Any], version: str = "10", more: str = "") -> Answer:
+    return reply(200, {"metadata": {"resourceVersion": version, "continue": more}, "items": list(pods)})
+
+
+def line(type: str, obj: dict[str, Any]) -> bytes:
+    return msgspec.json.encode({"type": type, "object": obj}) + b"\n"
+
+
+def expired_line() -> bytes:
+    return line("ERROR", {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"})
+
+
+class World:
+    """A sink that remembers, and fails where told."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.story: list[str] = []
+        self.errors: list[KubeError] = []
+        self.poison: set[str] = set()
+
+    def put(self, key: str, obj: Pod) -> None:
+        self._tell(f"put {key}")
+        self.pods[key] = obj
+
+    def drop(self, key: str) -> None:
+        self._tell(f"drop {key}")
+        del self.pods[key]
+
+    def synced(self) -> None:
+        self._tell("synced")
+
+    def _tell(self, what: str) -> None:
+        self.story.append(what)
+        if what in self.poison:
+            raise RuntimeError(f"cannot {what}")
+
+
+@asynccontextmanager
+async def reflecting(
+    *script: Answer, world: World, **settings: Any
+) -> AsyncIterator[tuple[RawServer, asyncio.Task[None]]]:
+    async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
+        reflector = Reflector(
+            client,
+            "/api/v1/pods",
+            Pod,
+            world,
+            key=lambda obj: obj.metadata.name,
+            uid=lambda obj: obj.metadata.uid,
+            version=lambda obj: obj.metadata.resource_version,
+            rng=random.Random(7),
+            on_error=world.errors.append,
+            **settings,
+        )
+        task = asyncio.create_task(reflector.run())
+        try:
+            yield server, task
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+async def reflected(*script: Answer, world: World, **settings: Any) -> RawServer:
+    """Until the script has come to its last answer, which holds."""
+    async with reflecting(*script, world=world, **settings) as (server, _):
+        await server.wait_for(len(script))
+        await asyncio.sleep(1)
+    return server
+
+
+def kinds(server: RawServer) -> list[str]:
+    return [
+        f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
+        for request in server.requests
+    ]
+
+
+HOLD = stream(end="hold")
+"""a watch without news"""
+
+
+@in_fake_time
+async def test_what_exists_is_put_and_what_changes_follows() -> None:
+    world = World()
+    changes = stream(
+        line("ADDED", pod("c", version="11")),
+        line("MODIFIED", pod("a", version="12", node="n1")),
+        line("DELETED", pod("b", version="13")),
+        end="hold",
+    )
+    server = await reflected(page(pod("a"), pod("b")), changes, world=world, label_selector="x=y", field_selector="f")
+    assert world.story == ["put a", "put b", "synced", "put c", "put a", "drop b"]
+    assert world.pods["a"].node == "n1"
+    assert kinds(server) == ["list", "watch 10"]
+    assert {request.query["labelSelector"] for request in server.requests} == {"x=y"}
+    assert {request.query["fieldSelector"] for request in server.requests} == {"f"}
+    assert 300 <= int(server.requests[1].query["timeoutSeconds"]) <= 600
+
+
+NEWS = line("ADDED", pod("b", version="11"))
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        stream(NEWS),
+        stream(NEWS, end="cut"),
+        stream(NEWS, end="reset"),
+        stream(NEWS, b'{"type":"ADD', end="end"),
+        stream(NEWS, b'{"type":"ADD', end="cut"),
+        stream(NEWS, b'{"type":"ADD', end="reset"),
+    ],
+    ids=["end", "plain EOF", "reset", "half a line", "half a line and EOF", "reset in the middle of an event"],
+)
+@in_fake_time
+async def test_a_watch_that_breaks_goes_on_where_it_was(first: Answer) -> None:
+    world = World()
+    server = await reflected(page(pod("a")), first, stream(line("DELETED", pod("a")), end="hold"), world=world)
+    assert world.story == ["put a", "synced", "put b", "drop a"]
+    assert kinds(server) == ["list", "watch 10", "watch 11"]
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [stream(NEWS, expired_line()), refusal(410, "Expired"), stream(NEWS, b"nonsense\n"), stream(NEWS, b'{"type":"X"}\n')],
+    ids=["410 as event", "410 as status", "malformed JSON", "no event"],
+)
+@in_fake_time
+async def test_after_a_gap_everything_is_listed_and_what_vanished_is_reported(gone: Answer) -> None:
+    world = World()
+    again = page(pod("b", version="15"), pod("c", uid="new"), pod("d"), version="20")
+    server = await reflected(page(pod("a"), pod("c", uid="old")), gone, again, HOLD, world=world)
+    assert sorted(world.pods) == ["b", "c", "d"]
+    assert world.pods["c"].metadata.uid == "new"
+    assert kinds(server) == ["list", "watch 10", "list", "watch 20"]
+    after = world.story[world.story.index("synced") + 1 :]
+    assert [what for what in after if what != "put b"] == ["drop c", "put c", "put d", "drop a", "synced"]
+
+
+@in_fake_time
+async def test_an_object_replaced_under_its_name_is_dropped_and_put_again() -> None:
+    world = World()
+    changes = stream(
+        line("MODIFIED", pod("a", uid="second", version="11")),
+        line("DELETED", pod("a", uid="first", version="12")),
+        line("DELETED", pod("unknown", version="13")),
+        end="hold",
+    )
+    await reflected(page(pod("a", uid="first")), changes, world=world)
+    assert world.story == ["put a", "synced", "drop a", "put a"]
+
+
+@in_fake_time
+async def test_a_bookmark_moves_the_watch_on() -> None:
+    world = World()
+    bookmark = line("BOOKMARK", {"metadata": {"resourceVersion": "500"}})
+    odd = line("BOOKMARK", {"metadata": {"resourceVersion": "600"}, "node": 5})
+    server = await reflected(page(pod("a")), stream(bookmark), stream(odd), HOLD, world=world)
+    assert kinds(server) == ["list", "watch 10", "watch 500", "watch 600"]
+    assert world.story == ["put a", "synced"]
+    assert world.errors == []
+
+
+@in_fake_time
+async def test_a_watch_that_ends_in_its_time_is_followed_by_the_next_at_once() -> None:
+    world = World()
+
+    async def five_minutes(exchange: Exchange) -> bool:
+        await asyncio.sleep(300)
+        await stream()(exchange)
+        return True
+
+    async with reflecting(page(pod("a")), five_minutes, five_minutes, HOLD, world=world) as (server, _):
+        await server.wait_for(4)
+        assert asyncio.get_running_loop().time() == pytest.approx(600, abs=0.01)
+    assert kinds(server) == ["list", "watch 10", "watch 10", "watch 10"]
+
+
+@in_fake_time
+async def test_patience_that_the_server_asks_for_is_given() -> None:
+    world = World()
+    script = refusal(429, Retry_After="50"), page(pod("a")), refusal(429, Retry_After="9999"), HOLD
+    async with reflecting(*script, world=world) as (server, _):
+        clock = asyncio.get_running_loop().time
+        times = []
+        for count in (1, 2, 3, 4):
+            await server.wait_for(count)
+            times.append(clock())
+    assert 50 <= times[1] - times[0] <= 51
+    assert 120 <= times[3] - times[2] <= 121
+    assert kinds(server) == ["list", "list", "watch 10", "watch 10"]
+
+
+@in_fake_time
+async def test_a_version_that_the_server_keeps_refusing_is_given_up() -> None:
+    world = World()
+    too_large = refusal(504, "Timeout", "Too large resource version")
+    script = page(pod("a"), version="99"), too_large, too_large, too_large, page(pod("b"), version="5"), HOLD
+    server = await reflected(*script, world=world)
+    assert kinds(server) == ["list", "watch 99", "watch 99", "watch 99", "list", "watch 5"]
+    assert list(world.pods) == ["b"]
+
+
+async def refuse_connections(exchange: Exchange) -> None:
+    raise AssertionError("never called")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        close_at_once,
+        reset_at_once,
+        refusal(500),
+        refusal(429),
+        refusal(403),
+        refusal(410, "Expired"),
+        reply(200, b"nonsense"),
+        reply(200, b"{"),
+        reply(204),
+    ],
+)
+@pytest.mark.parametrize("listed", [False, True], ids=["at the start", "after the list"])
+@in_fake_time
+async def test_an_hour_of_failures_is_not_an_hour_of_hammering(fault: Answer, listed: bool) -> None:
+    world = World()
+    script = (page(pod("a")), fault) if listed else (fault,)
+    async with reflecting(*script, world=world) as (server, task):
+        await asyncio.sleep(HOUR)
+        assert not task.done()
+    assert 120 <= len(server.requests) <= 330
+    assert len(server.requests) <= server.connections + len(world.errors) + 1
+    assert sorted(world.pods) == (["a"] if listed else [])
+
+
+@in_fake_time
+async def test_a_server_that_refuses_connections_and_comes_back_is_found_again() -> None:
+    world = World()
+    async with RawServer(page(pod("a")), HOLD) as server:
+        pass
+    port = server.port
+    attempts = 0
+
+    def count(error: KubeError) -> None:
+        nonlocal attempts
+        attempts += 1
+
+    async with KubeClient(Access(f"http://127.0.0.1:{port}")) as client:
+        reflector = Reflector(
+            client,
+            "/api/v1/pods",
+            Pod,
+            world,
+            key=lambda obj: obj.metadata.name,
+            uid=lambda obj: obj.metadata.uid,
+            version=lambda obj: obj.metadata.resource_version,
+            rng=random.Random(7),
+            on_error=count,
+        )
+        task = asyncio.create_task(reflector.run())
+        await asyncio.sleep(HOUR)
+        assert 120 <= attempts <= 330
+        server = RawServer(page(pod("a")), HOLD)
+        server.port = port
+        async with server:
+            await server.wait_for(2)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    assert list(world.pods) == ["a"]
+
+
+@in_fake_time
+async def test_a_server_that_ends_every_watch_at_once_is_not_hammered() -> None:
+    world = World()
+    async with reflecting(page(pod("a")), stream(), world=world) as (server, _):
+        await asyncio.sleep(HOUR)
+    assert 120 <= len(server.requests) <= 330
+    assert kinds(server).count("list") == 1
+    assert world.errors == []
+
+
+@in_fake_time
+async def test_a_silent_server_is_given_up_after_a_deadline() -> None:
+    world = World()
+    async with reflecting(silence, world=world) as (server, _):
+        await asyncio.sleep(HOUR)
+    assert 60 <= len(server.requests) <= 120
+
+
+@in_fake_time
+async def test_after_a_success_the_waits_are_short_again() -> None:
+    world = World()
+
+    async def a_minute(exchange: Exchange) -> bool:
+        await asyncio.sleep(60)
+        await close_at_once(exchange)
+        return False
+
+    failures = [refusal(500)] * 12
+    script = page(pod("a")), *failures, stream(NEWS, end="cut"), refusal(500), page(pod("a")), HOLD
+    async with reflecting(*script, world=world, backoff=Backoff(initial=1.0, cap=60.0)) as (server, _):
+        clock = asyncio.get_running_loop().time
+        await server.wait_for(len(failures) + 1)
+        assert clock() > 120
+        while len(world.story) < 3:
+            await asyncio.sleep(0.1)
+        before = clock()
+        await server.wait_for(len(server.requests) + 1)
+        assert clock() - before <= 1.1
+
+
+@in_fake_time
+async def test_a_sink_that_fails_on_one_object_gets_the_others() -> None:
+    world = World()
+    world.poison = {"put b", "drop a", "synced"}
+    changes = stream(line("DELETED", pod("a", version="11")), line("ADDED", pod("d", version="12")), end="hold")
+    await reflected(page(pod("a"), pod("b"), pod("c")), changes, world=world)
+    assert world.story == ["put a", "put b", "put c", "synced", "drop a", "put d"]
+    faults = [(error.action, error.key, str(error.__cause__)) for error in world.errors if isinstance(error, SinkError)]
+    assert faults == [
+        ("put", "b", "cannot put b"),
+        ("synced", "", "cannot synced"),
+        ("drop", "a", "cannot drop a"),
+    ]
+    assert len(world.errors) == 3
+
+
+@in_fake_time
+async def test_an_object_that_cannot_be_read_is_neither_lost_nor_in_the_way() -> None:
+    world = World()
+    script = (
+        page(pod("a"), pod("b"), pod("z")),
+        stream(line("MODIFIED", pod("a", version="11", node=5)), line("ADDED", pod("c", version="12")), expired_line()),
+        page(pod("a", node=5), pod("c"), version="20"),
+        stream(line("DELETED", pod("a", version="21", node=5)), line("ADDED", pod("d", version="22"))),
+        HOLD,
+    )
+    server = await reflected(*script, world=world)
+    assert sorted(world.pods) == ["c", "d"]
+    assert world.story == [
+        "put a", "put b", "put z", "synced", "put c",
+        "put c", "drop b", "drop z", "synced",
+        "drop a", "put d",
+    ]  # fmt: skip
+    found = [error.found.name for error in world.errors if isinstance(error, UnreadableObject)]
+    assert found == ["a", "a", "a"]
+    assert kinds(server) == ["list", "watch 10", "list", "watch 20", "watch 22"]
+
+
+@in_fake_time
+async def test_a_report_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(error: KubeError) -> None:
+        raise RuntimeError("no report")
+
+    world = World()
+    world.errors = Reports(fail)
+    await reflected(refusal(500), page(pod("a")), HOLD, world=world)
+    assert list(world.pods) == ["a"]
+    assert "the report of an error failed" in caplog.text
+
+
+class Reports(list[KubeError]):
+    def __init__(self, call: Callable[[KubeError], None]) -> None:
+        super().__init__()
+        self.append = call  # type: ignore[method-assign, assignment]
+
+
+@in_fake_time
+async def test_errors_are_logged_unless_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.poison = {"put a"}
+    async with RawServer(refusal(500, message="etcd is gone"), page(pod("a")), HOLD) as server:
+        async with KubeClient(Access(server.url)) as client:
+            reflector = Reflector(
+                client,
+                "/api/v1/pods",
+                Pod,
+                world,
+                key=lambda obj: obj.metadata.name,
+                uid=lambda obj: obj.metadata.uid,
+                version=lambda obj: obj.metadata.resource_version,
+            )
+            task = asyncio.create_task(reflector.run())
+            await server.wait_for(3)
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    assert "500: etcd is gone" in caplog.text
+    assert "RuntimeError: cannot put a" in caplog.text
+
+
+@in_fake_time
+async def test_a_slow_list_of_80_000_pods_comes_through_and_leaves_the_loop_to_others() -> None:
+    world = World()
+    total, size = 80_000, 500
+
+    async def pages(exchange: Exchange) -> bool:
+        start = int(exchange.request.query.get("continue", "0"))
+        await asyncio.sleep(5)
+        more = str(start + size) if start + size < total else ""
+        pods = [pod(f"pod-{number}") for number in range(start, start + size)]
+        return bool(await page(*pods, version="80000", more=more)(exchange))
+
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    script = [pages] * (total // size)
+    async with reflecting(*script, HOLD, world=world) as (server, _):
+        await server.wait_for(total // size)
+        busy = asyncio.create_task(others())
+        while "synced" not in world.story:
+            await asyncio.sleep(0)
+        busy.cancel()
+    assert len(world.pods) == total
+    assert turns >= total // size
+    assert kinds(server)[: total // size] == ["list"] * (total // size)
