@@ -2,8 +2,8 @@
 
     python -m bench.metrics --nodes 5000 --devices 8 --pods-per-node 16 --json
 
-Fails (exit 1) where one turn of the loop worked longer than the budget. The budget is in processor time: on a busy machine
-the wall clock, which is printed beside it, also counts what other programs did meanwhile.
+Fails (exit 1) where one turn of the loop worked longer than the budget. The budget is in processor time: on a busy
+machine the wall clock, which is printed beside it, also counts what other programs did meanwhile.
 """
 
 from __future__ import annotations

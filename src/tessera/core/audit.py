@@ -67,7 +67,14 @@ def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
 
 def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -> set[str]:
     """Cards of which one container has all the cores; several containers that have them together may share."""
-    granted = [grant for held in pod.grants.values() for grants in held for grant in grants]
+    ended = {position for position, span in enumerate(pod.spans) if span.finished}
+    granted = [
+        grant
+        for containers in pod.grants.values()
+        for position, grants in enumerate(containers)
+        if position not in ended
+        for grant in grants
+    ]
     return {
         grant.uuid
         for grant in granted

@@ -18,14 +18,12 @@ def _listed(names: Sequence[str]) -> str:
 
 def success_text(selected: Selected) -> str:
     """Which node was found, and among which: worst to best, the best ones where there are many."""
-    fits = selected.fits
-    shown = [f"{name}:{score:.2f}" for name, score in fits[-NAMED_NODES:]]
-    if len(fits) > NAMED_NODES:
-        shown.insert(0, f"{len(fits) - NAMED_NODES} more ...")
-    refused = len(selected.candidates.names) - len(fits)
-    return (
-        f"find fit node({selected.placement.node}), {refused} nodes not fit, {len(fits)} nodes fit({','.join(shown)})"
-    )
+    found = len(selected.rows)
+    shown = [f"{name}:{score:.2f}" for name, score in selected.best(NAMED_NODES)]
+    if found > NAMED_NODES:
+        shown.insert(0, f"{found - NAMED_NODES} more ...")
+    refused = len(selected.candidates.names) - found
+    return f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
 
 
 def failure_texts(refused: Refused) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tessera.sandbox import discovery, queries
+from tessera.sandbox import discovery, protobuf, queries
 from tessera.sandbox.admission import User
 from tessera.sandbox.answers import Form, form_for
 from tessera.sandbox.cluster import Call
@@ -39,7 +39,7 @@ from tessera.sandbox.verbs import APPLY_PATCH, PATCHES, Verbs
 from tessera.sandbox.watching import Scope, Watcher
 
 HEALTH = ("/healthz", "/livez", "/readyz")
-BODIES = ("application/json", "application/yaml")
+BODIES = ("application/json", "application/yaml", protobuf.MEDIA)
 MAX_WARNING = 1024
 """characters of one warning; kube-apiserver cuts long ones too"""
 
@@ -222,7 +222,12 @@ async def _body(request: web.Request) -> Any:
     media = request.content_type if "Content-Type" in request.headers else "application/json"
     if media not in BODIES:
         raise unsupported_media(media, BODIES)
-    content = await request.read()
+    return _decoded(media, await request.read())
+
+
+def _decoded(media: str, content: bytes) -> Any:
+    if media == protobuf.MEDIA:
+        return protobuf.decode(content)
     return decode_yaml(content) if media == "application/yaml" else decode_json(content)
 
 
@@ -242,7 +247,8 @@ async def _patch(request: web.Request) -> tuple[str, Any]:
 
 async def _delete_options(request: web.Request) -> DeleteOptions:
     content = await request.read()
-    options = shaped(without_nulls(decode_json(content)) if content.strip() else {}, DeleteOptions)
+    decoded = _decoded(request.content_type, content) if content.strip() else {}
+    options = shaped(without_nulls(decoded), DeleteOptions)
     if options.kind != "DeleteOptions":
         raise bad_request(f"a DELETE takes DeleteOptions, not {options.kind!r}")
     asked_s = queries.whole_number(request.query, "gracePeriodSeconds")

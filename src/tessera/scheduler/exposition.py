@@ -1,8 +1,8 @@
 """HAMi's per-card metrics for the whole cluster, without stalling the event loop.
 
-Every node's lines are kept as text and written anew only when the node's column in the ledger's arrays changed. Work is done
-in small pieces with a turn of the loop in between. All lines about one node in one answer are of the same moment; those
-of different nodes may be some milliseconds apart. A pod counts where its node is registered.
+Every node's lines are kept as text and written anew only when the node's column in the ledger's arrays changed. Work is
+done in small pieces with a turn of the loop in between. All lines about one node in one answer are of the same moment;
+those of different nodes may be some milliseconds apart. Pods on nodes that are not registered have no series.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
-from tessera.scheduler.identity import carries_identity
+from tessera.scheduler.identity import carries_identity, misplaced_references, refers_to_slices, without_mig
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
@@ -107,7 +107,14 @@ class Filter:
         request = pod_request(pod, self._vendors, self._defaults)
         if isinstance(request, BadPod):
             return request
-        return Prepared(request, request.asks_for_devices and carries_identity(pod, request))
+        if not request.asks_for_devices or not refers_to_slices(pod):
+            return Prepared(request, carries_identity=False)
+        misplaced = misplaced_references(pod)
+        if misplaced is not None:
+            return BadPod(
+                misplaced, "containers were added to the pod after Tessera's webhook; let the webhook run again"
+            )
+        return Prepared(without_mig(request), carries_identity(pod, request))
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request

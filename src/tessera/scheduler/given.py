@@ -42,10 +42,6 @@ class Given:
         """Whether the flag was written, well or not."""
         return name in self._flags
 
-    def first(self, *names: str) -> str | None:
-        """The first of some flags that was written."""
-        return next((name for name in names if name in self._flags), None)
-
     def read(self, name: str, parse: Callable[[str], T], default: D) -> T | D:
         """A flag's value."""
         written = self._flags.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +25,8 @@ POD_UID = "TESSERA_POD_UID"
 """helper variable, for paths that hold the pod's uid"""
 
 MIG_MODE = "mig"
+OTHER_MODES = "hami-core,mps"
+"""modes of cards whose slices have a name before Allocate"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ CARRIED: Mapping[str, Variables] = MappingProxyType(
 )
 """by vendor key; slices of all other vendors reach their container through Allocate alone"""
 
-_SLICE = re.compile(r"metadata\.annotations\['tessera\.io/c[0-9]+\..*'\]")
+_SLICE = re.compile(r"metadata\.annotations\['tessera\.io/c(?P<position>[0-9]{1,9})\..*'\]", re.ASCII)
 
 
 def identity_env(
@@ -114,6 +116,26 @@ def refers_to_slices(pod: Pod) -> bool:
         for entry in container.env or ()
         if (path := _field_path(entry)) is not None
     )
+
+
+def without_mig(pod: PodRequest) -> PodRequest:
+    """The same request, but not for MIG cards: an instance that Allocate makes has no name to refer to before."""
+    kept = dict(pod.constraints)
+    for vendor in CARRIED.keys() & set(pod.vendors):
+        constraint = pod.constraint(vendor)
+        if constraint.mode is None:
+            kept[vendor] = replace(constraint, mode=OTHER_MODES)
+    return replace(pod, constraints=tuple(sorted(kept.items())))
+
+
+def misplaced_references(pod: Pod) -> str | None:
+    """The first container whose references are those of another position: containers were added after admission."""
+    for position, container in enumerate((*pod.init_containers, *pod.app_containers)):
+        for entry in container.env or ():
+            found = _SLICE.fullmatch(_field_path(entry) or "")
+            if found is not None and int(found["position"]) != position:
+                return container.name
+    return None
 
 
 def is_slice_reference(entry: Mapping[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """The names that HAMi's metrics had up to v2.8, for dashboards that still ask for them.
 
-The labels of v2.4 and of v2.5 to v2.8 differ; a second set of lines under one name would count everything twice. So every
-name is written once with the labels of both. The one that they contradict each other in, `devicecores`, is the card's total.
+The labels of v2.4 and of v2.5 to v2.8 differ; a second set of lines under one name would count everything twice. So
+every name is written once with the labels of both; where they contradict each other, `devicecores` is the card's total.
 Cores are what the grants have, not per cent, also where the present names normalise them.
 """
 

@@ -1,7 +1,8 @@
 """What HAMi's metrics say about namespace quotas, use and limit in one unit: the one that the user wrote.
 
-The label `limit` is HAMi's and stays, although a changed limit starts a new series (Prometheus ends the old one at the next
-scrape); `hami_resource_quota_limit` is the one to calculate with. Where nothing is limited it is empty, since 0 is a limit.
+The label `limit` is HAMi's and stays, although a changed limit starts a new series (Prometheus ends the old one at the
+next scrape); `hami_resource_quota_limit` is the one to calculate with. Where nothing is limited the label is empty,
+since 0 is a limit.
 """
 
 from __future__ import annotations

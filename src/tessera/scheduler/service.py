@@ -28,6 +28,7 @@ from tessera.scheduler.binding import Binder, BindEvent
 from tessera.scheduler.cluster import KubeCluster
 from tessera.scheduler.filtering import Filter, FilterEvent
 from tessera.scheduler.handover import Handover
+from tessera.scheduler.injecting import Injection
 from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
 from tessera.scheduler.node_locks import NodeLocks
 from tessera.scheduler.registering import Patch, Registrar
@@ -133,6 +134,9 @@ class Service:
             force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
             privileged=settings.privileged,
             trusted_users=settings.trusted_users,
+            injection=Injection(settings.hook_path, settings.allow_disable_control)
+            if settings.injects_identity
+            else None,
         )
         self._pods = PodKeeper(
             self.ledger,

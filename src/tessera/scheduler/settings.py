@@ -110,6 +110,12 @@ class Settings:
     turn_seconds: float = 20.0
     """longest wait inside bind; must stay below the extender's HTTP timeout (30 s in the chart)"""
     privileged: PrivilegedMode = PrivilegedMode.IGNORE
+    injects_identity: bool = True
+    """the webhook makes slices travel with their pods; off while another extender still binds them"""
+    hook_path: str = "/usr/local"
+    """where node agents put their files into containers"""
+    allow_disable_control: bool = False
+    """tenants may switch the enforcement inside their containers off"""
     legacy_metrics: bool = False
     trusted_users: frozenset[str] = frozenset()
     """users whose pods may carry reserved annotations"""

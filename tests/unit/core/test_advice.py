@@ -53,7 +53,7 @@ def test_a_pod_that_no_smaller_request_would_help_has_no_near_miss() -> None:
     ("one", "expected"),
     [
         (gpu_pod(mem=21000), ["container c0: 20000 instead of 21000 MiB of memory would fit on n2"]),
-        (gpu_pod(percent=50, cores=1), ["container c0: 25 instead of 50 % of memory would fit on n2"]),
+        (gpu_pod(percent=90, cores=1), ["container c0: 87 instead of 90 % of memory would fit on n1"]),
         (gpu_pod(gpu=3, mem=10), ["container c0: 1 instead of 3 cards would fit on n1"]),
         (gpu_pod(mem=5000, cores=200).annotate(("nvidia.com/use-gpuuuid", "small")), ["30 instead of 200 cores"]),
         (

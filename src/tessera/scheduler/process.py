@@ -1,0 +1,229 @@
+"""The life of the process: listeners, certificates, signals, reload, and an orderly end.
+
+start:   certificates -> listeners -> informers; ready when all first lists are complete
+SIGHUP, or a changed file: configuration is read again; a bad one is reported and the old one stays
+SIGTERM: no new connections -> running binds end -> pending events are written -> exit 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Callable
+
+import structlog
+import uvloop
+
+from tessera.core.audit import Finding
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import AccessError
+from tessera.scheduler.exposition import Exposition
+from tessera.scheduler.metrics import Levels, Metrics
+from tessera.scheduler.service import Service
+from tessera.scheduler.serving import (
+    Listener,
+    Routes,
+    extender_routes,
+    health_routes,
+    metrics_routes,
+    webhook_routes,
+)
+from tessera.scheduler.settings import Settings
+from tessera.scheduler.tls import ServingTls
+from tessera.vendors.registry import build_vendors
+from tessera.wire.errors import WireError
+
+log = structlog.get_logger(__name__)
+
+LOOK_AT_FILES = 5.0
+"""seconds between looks at the configuration files"""
+SYNC_POLL = 0.1
+"""seconds between looks at whether the first lists are complete"""
+
+Reload = Callable[[], Settings]
+"""reads flags and files again; raises WireError or ValueError where they are bad"""
+
+
+def run(settings: Settings, reload: Reload | None = None) -> int:
+    """Run until told to stop; the exit code."""
+    return uvloop.run(_main(settings, reload))
+
+
+async def _main(settings: Settings, reload: Reload | None) -> int:
+    try:
+        access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
+    except AccessError as error:
+        log.error("no access to the apiserver", error=str(error))
+        return 2
+    async with KubeClient(
+        access, timeout=settings.kube_timeout, qps=settings.kube_qps, burst=settings.kube_burst
+    ) as client:
+        return await Process(settings, client, reload=reload).run()
+
+
+class Process:
+    """One running scheduler with its listeners."""
+
+    def __init__(self, settings: Settings, client: KubeClient, *, reload: Reload | None = None) -> None:
+        self.settings = settings
+        self._reload = reload
+        self._client = client
+        self.metrics = Metrics()
+        self.service = Service(settings, client, on_refusal=self.metrics.refused, on_audit=self._audited)
+        self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
+        self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca)
+        self.listeners: dict[str, Listener] = {}
+        self.stopping = asyncio.Event()
+        self._look = asyncio.Event()
+        self._events_dropped = 0
+
+    async def run(self) -> int:
+        """Until SIGTERM or SIGINT: 0; a fault of one part ends all: 1."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._look.set)
+        try:
+            return await self._run()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    async def _run(self) -> int:
+        await self._tls.prepare()
+        try:
+            await self._listen()
+        except OSError as error:
+            log.error("cannot listen", error=str(error))
+            await self._stop_listening()
+            return 1
+        work = [
+            asyncio.create_task(coroutine)
+            for coroutine in (self.service.run(), self._tls.run(), self._watch_files(), self._freeze())
+        ]
+        stop = asyncio.create_task(self.stopping.wait())
+        # The tasks that may end by themselves only end well; anything else that ends is a fault.
+        done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
+        code = 0 if stop in done else 1
+        log.info("stopping", binds=self.service.binder.running)
+        await self._stop_listening()
+        for task in (*work, stop):
+            task.cancel()
+        for result in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a part of the service failed", exc_info=result)
+        left = await self.service.events.flush(self.settings.grace_seconds / 2)
+        log.info("stopped", events_lost=left)
+        return code
+
+    # -- listening
+
+    async def _listen(self) -> None:
+        listeners, grace = self.settings.listeners, self.settings.grace_seconds
+        routes = self._routes()
+        decide, admit = extender_routes(routes), webhook_routes(routes)
+        health, metrics = health_routes(routes), metrics_routes(routes)
+        tls = self._tls.context
+        if listeners.single is not None:
+            everything = [*decide, *admit, *health]
+            self.listeners["single"] = Listener(listeners.single, everything, tls=tls, grace=grace)
+        else:
+            if listeners.extender is not None:
+                own = tls if listeners.extender_tls else None
+                self.listeners["extender"] = Listener(listeners.extender, [*decide, *health], tls=own, grace=grace)
+            if listeners.webhook is not None and tls is not None:
+                self.listeners["webhook"] = Listener(listeners.webhook, [*admit, *health], tls=tls, grace=grace)
+        if listeners.metrics is not None:
+            self.listeners["metrics"] = Listener(listeners.metrics, [*metrics, *health], grace=grace)
+        for name, listener in self.listeners.items():
+            await listener.start()
+            log.info("listening", what=name, address=str(listener.address))
+
+    async def _stop_listening(self) -> None:
+        await asyncio.gather(*(listener.stop() for listener in self.listeners.values()))
+
+    def _routes(self) -> Routes:
+        return Routes(
+            filter=self.service.answer_filter,
+            bind=self.service.answer_bind,
+            review=self.service.answer_review,
+            metrics=self._render_metrics,
+            is_ready=self.service.unsynced,
+            observe=self.metrics.observe,
+        )
+
+    # -- metrics
+
+    async def _render_metrics(self) -> bytes:
+        service = self.service
+        self.metrics.set_levels(
+            Levels(
+                in_handover=service.handover.in_hand,
+                awaiting_turn=service.handover.waiting,
+                reserved=len(service.filter.prepared),
+                refused=len(service.waiting),
+            )
+        )
+        self.metrics.set_leader(service.leads)
+        self.metrics.set_certificate_expiry(self._tls.expiry)
+        dropped = service.events.dropped
+        self.metrics.dropped_events(dropped - self._events_dropped)
+        self._events_dropped = dropped
+        return self.metrics.render() + await self._exposition.render()
+
+    def _audited(self, node: str, findings: list[Finding]) -> None:
+        for finding in findings:
+            log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
+        self.metrics.audited([node], findings)
+
+    # -- configuration
+
+    async def _watch_files(self) -> None:
+        """Read the configuration again on SIGHUP and when its file changes."""
+        seen = self._stamp()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AT_FILES):
+                    await self._look.wait()
+            asked = self._look.is_set()
+            self._look.clear()
+            stamp = self._stamp()
+            if asked or stamp != seen:
+                seen = stamp
+                self._read_configuration()
+                self._tls.look()
+
+    def _stamp(self) -> tuple[int, int, int]:
+        """Changes whenever the file does; a file that is gone for a moment is no news."""
+        try:
+            found = os.stat(self.settings.device_config_file)
+        except OSError:
+            return (0, 0, 0)
+        return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+    def _read_configuration(self) -> None:
+        if self._reload is None:
+            return
+        try:
+            settings = self._reload()
+            vendors = build_vendors(settings.device_sections, settings.switches)
+        except (WireError, ValueError, OSError) as error:
+            log.error("configuration not read again, the old one stays", error=str(error))
+            return
+        if settings.device_sections == self.settings.device_sections:
+            return
+        log.info("device configuration changed")
+        self.settings = settings
+        self.service.replace_vendors(vendors)
+
+    async def _freeze(self) -> None:
+        """After the first sync almost everything lives for ever: the collector need not look at it again."""
+        while self.service.unsynced():
+            await asyncio.sleep(SYNC_POLL)
+        gc.collect()
+        gc.freeze()
+        log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))

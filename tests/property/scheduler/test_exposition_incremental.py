@@ -1,0 +1,92 @@
+"""Whatever happens to a ledger, the text that is kept and mended is the text that would be written from nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from unittest import mock
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from prometheus_client.parser import text_string_to_metric_families
+
+from tessera.core import arrays
+from tessera.core.ledger import Ledger
+from tessera.scheduler.exposition import Exposition
+from tests.support import strategies as some
+
+STEPS = 30
+
+
+def drive(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
+
+
+class Scraped(RuleBasedStateMachine):
+    """A ledger in a world that does as it likes, scraped now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # A log so short that scrapes fall behind it.
+        self._limit = mock.patch.multiple(arrays, LOG_LIMIT=10)
+        self._limit.start()
+        self.ledger = Ledger(some.VENDORS)
+        self.ledger.arrays = arrays.CardArrays(nodes=1, devices=1)
+        self.exposition = Exposition(self.ledger, legacy=True)
+        self.pool: tuple[str, ...] = ()
+        self.uids: set[str] = set()
+        self.count = 0
+
+    def teardown(self) -> None:
+        self._limit.stop()
+
+    @initialize(pool=some.pools)
+    def begin(self, pool: tuple[str, ...]) -> None:
+        self.pool = pool
+
+    @rule(data=st.data(), name=st.sampled_from(some.NODES))
+    def a_node_registers_or_changes(self, data: st.DataObject, name: str) -> None:
+        self.ledger.observe_node(data.draw(some.nodes(name, self.pool)))
+
+    @rule(name=st.sampled_from(some.NODES))
+    def a_node_goes(self, name: str) -> None:
+        self.ledger.forget_node(name)
+
+    @rule(data=st.data())
+    def a_pod_appears(self, data: st.DataObject) -> None:
+        self.count += 1
+        facts = data.draw(some.foreign_pods(self.pool, f"pod-{self.count}"))
+        if self.ledger.node(facts.node) is None:
+            return
+        self.uids.add(facts.uid)
+        self.ledger.observe_pod(facts)
+
+    @precondition(lambda self: self.uids)
+    @rule(data=st.data())
+    def a_pod_ends(self, data: st.DataObject) -> None:
+        uid = data.draw(st.sampled_from(sorted(self.uids)))
+        self.uids.discard(uid)
+        self.ledger.release(uid)
+
+    @rule(data=st.data())
+    def a_quota_changes(self, data: st.DataObject) -> None:
+        self.ledger.observe_quota(data.draw(some.quotas(self.pool)))
+
+    @rule()
+    def scrape(self) -> None:
+        text = drive(self.exposition.render())
+        assert text == drive(Exposition(self.ledger, legacy=True).render())
+        seen = [
+            (sample.name, tuple(sorted(sample.labels.items())))
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        ]
+        assert len(seen) == len(set(seen))
+        of_nodes = {dict(labels)["node"] for name, labels in seen if name == "hami_gpu_shared_count"}
+        cards = {name for name in self.ledger.node_names() if (view := self.ledger.node(name)) and view.cards}
+        assert of_nodes == cards
+
+
+def test_a_mended_text_is_always_the_text_written_from_nothing() -> None:
+    run_state_machine_as_test(Scraped, settings=settings(stateful_step_count=STEPS, max_examples=60))
