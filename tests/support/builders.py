@@ -36,7 +36,6 @@ MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 CORDON = "hami.io/device-cordon"
 NODE_POLICY = "hami.io/node-scheduler-policy"
 DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
-NUMA_BIND = "nvidia.com/numa-bind"
 
 GPU = "nvidia.com/gpu"
 MEMORY = "nvidia.com/gpumem"
@@ -81,23 +80,23 @@ class PodBuilder:
         added = _container(f"init{len(self.init_containers)}", **asks) | {"restartPolicy": "Always"}
         return replace(self, init_containers=(*self.init_containers, added))
 
-    def annotate(self, *pairs: tuple[str, str], **more: str) -> PodBuilder:
-        return replace(self, annotations={**self.annotations, **dict(pairs), **more})
+    def annotate(self, *pairs: tuple[str, str]) -> PodBuilder:
+        return replace(self, annotations={**self.annotations, **dict(pairs)})
 
     def policy(self, *, node: str | None = None, device: str | None = None) -> PodBuilder:
         chosen = {NODE_POLICY: node, DEVICE_POLICY: device}
         return self.annotate(*((key, value) for key, value in chosen.items() if value is not None))
 
     def numa_bound(self) -> PodBuilder:
-        return self.annotate((NUMA_BIND, "true"))
+        return self.annotate(("nvidia.com/numa-bind", "true"))
 
     def called(self, name: str, *, namespace: str | None = None, uid: str | None = None) -> PodBuilder:
         return replace(self, name=name, namespace=namespace or self.namespace, uid=uid or "")
 
-    def on(self, node: str, allocated: str = "", **other: str) -> PodBuilder:
+    def on(self, node: str, allocated: str = "") -> PodBuilder:
         """Bound to a node, with what its NVIDIA annotation says."""
-        written = {ALLOCATED: allocated} if allocated else {}
-        return replace(self, node=node, annotations={**self.annotations, **written, **other})
+        bound = replace(self, node=node)
+        return bound.annotate((ALLOCATED, allocated)) if allocated else bound
 
     def after_init(self, *names: str, exit_code: int = 0) -> PodBuilder:
         """These init containers have ended."""
@@ -203,7 +202,6 @@ class NodeBuilder:
     name: str
     cards: tuple[Mapping[str, Any], ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
     provides: Mapping[str, Any] = field(default_factory=dict)
 
     def gpu(
@@ -257,9 +255,6 @@ class NodeBuilder:
             rows.setdefault(other, {})[one] = score
         return self.annotate((PAIR_SCORES, json.dumps([{"uuid": u, "score": s} for u, s in rows.items()])))
 
-    def label(self, key: str, value: str) -> NodeBuilder:
-        return replace(self, labels={**self.labels, key: value})
-
     def capacity(self, **resources: Any) -> NodeBuilder:
         return replace(self, provides={**self.provides, **resources})
 
@@ -269,7 +264,6 @@ class NodeBuilder:
             "metadata": {
                 "name": self.name,
                 "annotations": {**registered, **self.annotations},
-                "labels": dict(self.labels),
             },
             "status": {"capacity": dict(self.provides), "allocatable": dict(self.provides)},
         }
@@ -323,14 +317,14 @@ class Cluster:
                 self.ledger.observe_pod(facts)
         return self
 
-    def quota(self, name: str = "q", *, namespace: str = "default", **hard: Any) -> Cluster:
-        """A ResourceQuota; `memory` and `cores` are NVIDIA's."""
+    def quota(
+        self, name: str = "q", *, namespace: str = "default", hard: Mapping[str, Any] | None = None, **named: Any
+    ) -> Cluster:
+        """A ResourceQuota; `memory` and `cores` are NVIDIA's, any other limit has its full name."""
         known = {"memory": f"limits.{MEMORY}", "cores": f"limits.{CORES}"}
-        text = {
-            "metadata": {"name": name, "namespace": namespace},
-            "spec": {"hard": {known.get(key, key): value for key, value in hard.items()}},
-        }
-        self.ledger.observe_quota(quota_facts(decode_object(json.dumps(text), ResourceQuota), vendors()))
+        limits = {known.get(key, key): value for key, value in {**named, **(hard or {})}.items() if value is not None}
+        text = json.dumps({"metadata": {"name": name, "namespace": namespace}, "spec": {"hard": limits}})
+        self.ledger.observe_quota(quota_facts(decode_object(text, ResourceQuota), vendors()))
         return self
 
     def select(self, one: PodBuilder | PodRequest, names: Iterable[str] | None = None) -> Selected | Refused:

@@ -84,13 +84,16 @@ def refusal(status: int, reason: str = "", message: str = "no", **headers: str) 
     return reply(status, body, Content_Type="application/json", **headers)
 
 
-def stream(*chunks: bytes, end: str = "end") -> Answer:
-    """A chunked answer. `end`: end (as it should), cut (plain EOF), reset (TCP reset), hold (never)."""
+def stream(*chunks: bytes, end: str = "end", lasting: float = 0.0) -> Answer:
+    """A chunked answer that stays open for `lasting` seconds.
+
+    `end`: end (as it should), cut (plain EOF), reset (TCP reset), hold (never)."""
 
     async def answer(exchange: Exchange) -> bool:
         await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
         for chunk in chunks:
             await exchange.send(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+        await asyncio.sleep(lasting)
         if end == "reset":
             # The client must have the bytes first: a reset throws away what it has not read.
             for _ in range(TURNS):
@@ -131,17 +134,18 @@ async def silence(exchange: Exchange) -> None:
 class RawServer:
     """Use as `async with RawServer(reply(...), ...) as server`."""
 
-    def __init__(self, *script: Answer, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *script: Answer, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self.script = list(script) or [close_at_once]
         self.tls = tls
+        self.port = port
         self.requests: list[Request] = []
         self.connections = 0
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.tls)
-        self.port: int = self._server.sockets[0].getsockname()[1]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
+        self.port = self._server.sockets[0].getsockname()[1]
         self.url = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
         return self
 
@@ -171,8 +175,8 @@ class RawServer:
                     self.arrived.notify_all()
                 if not await answer(Exchange(request, writer)):
                     break
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the client, or the test, is done with it
         finally:
             self._tasks.discard(task)
             writer.close()

@@ -1,18 +1,19 @@
 """Random clusters, pods and quotas for property tests, for every vendor that exists.
 
-Pods are drawn as API objects and read through the border, so that a property holds for what users can write. Amounts come
-from few round values: collisions (a full card, an equal score, a quota used up) are where rules differ.
+Pods are drawn as API objects and read through the border, so that a property holds for what users can write. Amounts
+come from few round values: collisions (a full card, an equal score, a quota used up) are where rules differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
-from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
+from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.quota import QuotaFacts
@@ -50,6 +51,10 @@ MIG_PROFILES = (
 )
 
 
+Custom = st.SearchStrategy[Mapping[str, Any]]
+NOTHING_MORE: Custom = st.just({})
+
+
 @dataclass(frozen=True, slots=True)
 class Make:
     """What cards of one vendor look like, and what pods ask of them."""
@@ -60,7 +65,7 @@ class Make:
     slots: tuple[int, ...] = (1, 2, 10)
     model: tuple[str, ...] = ()
     """empty = the vendor's key"""
-    custom: st.SearchStrategy[Mapping[str, Any]] = st.just({})
+    custom: Custom = NOTHING_MORE
     asked_memory: tuple[int, ...] = (0, 1024, 4096, 8192, 20000)
     """MiB"""
     asked_cores: tuple[int, ...] = (0, 10, 50, 100)
@@ -69,12 +74,12 @@ class Make:
 
 _PARTITIONS = tuple(Profile(size, size * 8192, f"{size}g.{size * 8}gb", str(size)) for size in (1, 2, 4))
 
-_networks = st.builds(lambda network: {"NetworkID": network}, st.integers(0, 1)) | st.just({})
+_NETWORKS: Custom = st.builds(lambda network: {"NetworkID": network}, st.integers(0, 1)) | NOTHING_MORE
 
 _ASCEND = Make(
     memory=(32768, 65536),
     slots=(4,),
-    custom=_networks,
+    custom=_NETWORKS,
     asked_memory=(0, 2184, 8192, 16384, 65536),
     asked_count=(1, 1, 2, 4),
 )
@@ -109,7 +114,7 @@ _MAKES: Mapping[str, Make] = {
     ),
     "Mthreads": Make(memory=(49152,), cores=(16,), slots=(100,), asked_cores=(0, 4, 16, 20)),
     "Vastai": Make(
-        custom=st.builds(lambda aic: {"DeviceStrategy": "die", "AIC": aic}, st.integers(0, 1)) | st.just({}),
+        custom=st.builds(lambda aic: {"DeviceStrategy": "die", "AIC": aic}, st.integers(0, 1)) | NOTHING_MORE,
         asked_memory=(0,),
         asked_cores=(0,),
     ),
@@ -244,7 +249,7 @@ _ASCEND_SETTINGS = (("huawei.com/vnpu-mode", "hami-core"),)
 
 
 @st.composite
-def annotations(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
+def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
     """A pod's wishes: policies, and now and then constraints of the vendors."""
     found: dict[str, str] = {}
     for key, values in (
@@ -258,7 +263,7 @@ def annotations(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
             found[key] = value
     vendor = draw(st.sampled_from(vendors))
     settings = _SETTINGS.get(vendor, _ASCEND_SETTINGS if vendor.startswith("Ascend") else ())
-    if settings:
+    if settings and draw(st.booleans()):
         found.update(draw(st.lists(st.sampled_from(settings), max_size=2)))
     if draw(st.integers(0, 4)) == 0:
         uuids = [uuid_of(node, vendor, i) for node in NODES[:3] for i in range(3)]
@@ -287,7 +292,8 @@ def limits(draw: st.DrawFn, vendor: str) -> dict[str, str | int | float]:
 
 @st.composite
 def containers(draw: st.DrawFn, vendors: Sequence[str], name: str, role: Role) -> Container:
-    asked = draw(st.lists(st.sampled_from(vendors), max_size=2, unique=True).filter(lambda a: role is Role.APP or a))
+    least = 0 if role is Role.APP and draw(st.integers(0, 4)) == 0 else 1
+    asked = draw(st.lists(st.sampled_from(vendors), min_size=least, max_size=2, unique=True))
     resources: dict[str, str | int | float] = {}
     for vendor in asked:
         resources |= draw(limits(vendor))
@@ -316,7 +322,7 @@ def wire_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> Pod:
     drawn = [draw(containers(vendors, f"c{i}", role)) for i, role in enumerate(roles)]
     return Pod(
         metadata=Metadata(
-            name=uid, namespace=draw(st.sampled_from(NAMESPACES)), uid=uid, annotations=draw(annotations(vendors))
+            name=uid, namespace=draw(st.sampled_from(NAMESPACES)), uid=uid, annotations=draw(wishes(vendors))
         ),
         spec=PodSpec(
             init_containers=[c for c, role in zip(drawn, roles, strict=True) if role is not Role.APP],
@@ -325,19 +331,14 @@ def wire_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> Pod:
     )
 
 
-def request_of(pod: Pod) -> PodRequest | None:
-    """The pod as placement sees it; None where the vendor cannot honour what it asks."""
+@st.composite
+def readable_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> tuple[Pod, PodRequest]:
+    """A pod and its request; pods that ask what a vendor cannot honour are passed over."""
+    pod = draw(wire_pods(vendors, uid))
     request = pod_request(pod, VENDORS)
-    return request if isinstance(request, PodRequest) else None
-
-
-def readable_pods(vendors: Sequence[str], uid: str) -> st.SearchStrategy[tuple[Pod, PodRequest]]:
-    """A pod and its request; unreadable ones are passed over."""
-    return wire_pods(vendors, uid).map(lambda pod: (pod, request_of(pod))).filter(_is_readable)  # type: ignore[return-value]
-
-
-def _is_readable(pair: tuple[Pod, PodRequest | None]) -> bool:
-    return pair[1] is not None
+    assume(isinstance(request, PodRequest))
+    assert isinstance(request, PodRequest)
+    return pod, request
 
 
 def pod_requests(vendors: Sequence[str], uid: str) -> st.SearchStrategy[PodRequest]:
@@ -376,9 +377,7 @@ def _foreign_grant(draw: st.DrawFn, node: str, vendor: str) -> Grant:
     )
 
 
-def _slot(place: MigPlacement) -> Any:
-    from tessera.core.devices import MigSlot
-
+def _slot(place: MigPlacement) -> MigSlot:
     return MigSlot(MIG_PROFILES[0].name, place)
 
 
@@ -400,5 +399,3 @@ def quotas(draw: st.DrawFn, vendors: Sequence[str]) -> QuotaFacts:
             if cores is not None:
                 found[rules.quota_cores] = cores
     return QuotaFacts(draw(st.sampled_from(NAMESPACES)), draw(st.sampled_from(("first", "second"))), found)
-
-

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tessera import __version__
 from tessera.scheduler.flags import FLAGS, Flag, Group, Kind
 
-SERVICE = "tessera.scheduler.service"
-"""module whose `run(settings)` runs until it is told to stop and returns the exit code"""
+if TYPE_CHECKING:
+    from tessera.scheduler.settings import Settings
+
+SERVICE = "tessera.scheduler.process"
+"""module whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
 
 MAX_BYTES = 2**20 + 1
 """of a file; one more than the reader accepts, so that it can say that there is too much"""
@@ -63,9 +67,13 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     from tessera.scheduler import options, printing
     from tessera.scheduler.logs import configure_logs
 
-    flags = {flag.name: value for flag in FLAGS if (value := params[flag.dest]) is not None and value != ()}
+    flags = flags_of_params(params)
+
+    def read() -> Settings:
+        return options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
+
     try:
-        settings = options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
+        settings = read()
     except options.OptionsError as error:
         raise BadConfiguration(str(error)) from error
     if options.wants_print(flags):
@@ -79,7 +87,12 @@ def run(**params: str | tuple[str, ...] | None) -> None:
         overriding=options.flags_of(Group.OVERRIDES, flags),
         ignored=options.flags_of(Group.IGNORED, flags),
     )
-    click.get_current_context().exit(import_module(SERVICE).run(settings))
+    click.get_current_context().exit(import_module(SERVICE).run(settings, read))
+
+
+def flags_of_params(params: Mapping[str, str | tuple[str, ...] | None]) -> dict[str, str | tuple[str, ...]]:
+    """What was written behind each flag that was given."""
+    return {flag.name: value for flag in FLAGS if (value := params[flag.dest]) is not None and value != ()}
 
 
 def read_file(path: str) -> str:

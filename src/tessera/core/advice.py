@@ -97,7 +97,9 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | N
     if request is None or rules is None or not rules.arrays_exact or not len(rows):
         return None
     arrays = ledger.arrays
-    question = screen.Question(request, pod.constraint(request.vendor), rules, mutex=False)
+    rows = rows[~arrays.unavailable[rows]]
+    mutex = "mutex" in {word.strip() for word in pod.device_policy.split(",")}
+    question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
     best: tuple[float, int, int, int, Reason] | None = None
     codes = screen.judge(arrays, question, rows)
     for code, reason in enumerate(screen.REASONS):
@@ -109,6 +111,8 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | N
         shares = _shares(arrays, request, places, rows[columns], reason)
         ranks = arrays.ranks[rows[columns]]
         i = int(np.lexsort((places, ranks, shares))[0])
+        if not np.isfinite(shares[i]):
+            continue
         found = (float(shares[i]), int(ranks[i]), int(places[i]), int(rows[columns[i]]), reason)
         best = found if best is None or found[:3] < best[:3] else best
     if best is None:
@@ -121,7 +125,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | N
 
 
 def _shares(arrays: CardArrays, request: Request, places: Ints, columns: Ints, reason: Reason) -> Floats:
-    """What these cards lack, as a share of the whole."""
+    """What these cards lack, as a share of the whole; infinite for cards that have nothing of it."""
     at = (places, columns)
     if reason is Reason.CARD_INSUFFICIENT_MEMORY:
         total = arrays.memory[at]
@@ -133,7 +137,7 @@ def _shares(arrays: CardArrays, request: Request, places: Ints, columns: Ints, r
         total = arrays.cores[at]
         asked = np.where(request.cores >= np.minimum(total, WHOLE_CARD_CORES), total, request.cores)
         free = total - arrays.used_cores[at]
-    shares: Floats = (asked - free) / np.maximum(total, 1)
+    shares: Floats = np.where(total > 0, (asked - free) / np.maximum(total, 1), np.inf)
     return shares
 
 

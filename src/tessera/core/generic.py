@@ -146,7 +146,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 
 def _within_quota(ask: Ask, eligible: Fitting) -> Fitting:
-    """The cards that the quota pays for: all where it pays for any `count` of them, else as many as it pays for together.
+    """The cards that the quota pays for: all where it pays for any `count` of them, else those it pays for together.
 
     The best ones first, or the cheapest where that is the only way: a dear card at the front must not hide a fit.
     """

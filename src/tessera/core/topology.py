@@ -73,11 +73,12 @@ def _greedy(pairs: Matrix, count: int) -> tuple[int, ...]:
     first, second = divmod(int(np.argmax(np.triu(pairs, 1) - np.tri(size, dtype=np.int64) * (1 << 40))), size)
     inside = np.zeros(size, dtype=bool)
     inside[[first, second]] = True
-    while int(inside.sum()) < count:
-        gain = np.where(inside, np.iinfo(np.int64).min, pairs[:, inside].sum(axis=1))
-        inside[int(np.argmax(gain))] = True
+    ties = pairs[:, first] + pairs[:, second]
+    for _ in range(count - 2):
+        best = int(np.argmax(np.where(inside, np.iinfo(np.int64).min, ties)))
+        inside[best] = True
+        ties += pairs[:, best]
     for _ in range(SWAP_ROUNDS):
-        ties = pairs[:, inside].sum(axis=1)
         ins, outs = np.flatnonzero(~inside), np.flatnonzero(inside)
         gain = ties[ins][:, None] - ties[outs][None, :] - pairs[np.ix_(ins, outs)]
         best = int(np.argmax(gain))
@@ -85,4 +86,5 @@ def _greedy(pairs: Matrix, count: int) -> tuple[int, ...]:
             break
         enter, leave = divmod(best, len(outs))
         inside[ins[enter]], inside[outs[leave]] = True, False
+        ties += pairs[:, ins[enter]] - pairs[:, outs[leave]]
     return tuple(int(i) for i in np.flatnonzero(inside))

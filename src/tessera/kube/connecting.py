@@ -50,9 +50,8 @@ def open_session(user_agent: str) -> aiohttp.ClientSession:
 async def _note_departure(
     session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestHeadersSentParams
 ) -> None:
-    departure = context.trace_request_ctx
-    if isinstance(departure, Departure):
-        departure.left = True
+    departure: Departure = context.trace_request_ctx
+    departure.left = True
 
 
 def _probed_socket(address: tuple[Any, ...]) -> socket.socket:
@@ -66,7 +65,8 @@ def _probed_socket(address: tuple[Any, ...]) -> socket.socket:
         # Milliseconds, and for data that is never acknowledged, which probes do not cover.
         "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_SECONDS + _PROBES * _PROBE_EVERY_SECONDS),
     }
-    for name, value in options.items():
-        if hasattr(socket, name):
-            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # Not every system knows every one of them.
+    known = {getattr(socket, name): value for name, value in options.items() if hasattr(socket, name)}
+    for option, value in known.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
     return made

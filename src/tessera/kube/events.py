@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import Enum
 from typing import Any, Protocol
 
 from tessera.kube.backoff import Backoff
@@ -71,6 +72,12 @@ class _Waiting:
     first: float
     last: float
     attempts: int = 0
+
+
+class _Outcome(Enum):
+    OVER = "written, or refused in a way that stays"
+    AGAIN = "failed, worth another try"
+    LOST = "failed too often"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,44 +159,46 @@ class EventRecorder:
             await asyncio.sleep(self._backoff.delay(failures, self._rng))
 
     async def _write_some(self) -> bool:
-        """One batch; whether the apiserver took part in it as it should."""
+        """One batch; whether the apiserver answered all of it."""
         async with self._writing:
             batch: list[tuple[_Same, _Waiting]] = []
             while self._waiting and len(batch) < PARALLEL_WRITES:
                 batch.append(self._waiting.popitem(last=False))
             if not self._waiting:
                 self._some.clear()
-            done: list[bool] = [False] * len(batch)
+            outcomes = [_Outcome.AGAIN] * len(batch)
 
             async def write(index: int) -> None:
-                done[index] = await self._write(*batch[index])
+                outcomes[index] = await self._write(*batch[index])
 
             try:
                 await asyncio.gather(*(write(index) for index in range(len(batch))))
             finally:
                 # Also after a cancellation, so that a flush finds them.
-                for (same, waiting), written in zip(reversed(batch), reversed(done), strict=True):
-                    if not written:
+                for (same, waiting), outcome in zip(reversed(batch), reversed(outcomes), strict=True):
+                    if outcome is _Outcome.AGAIN:
                         self._put_back(same, waiting)
-            return all(done)
+            return all(outcome is _Outcome.OVER for outcome in outcomes)
 
-    async def _write(self, same: _Same, waiting: _Waiting) -> bool:
-        """Whether the event is over and done with: written, or not worth another try."""
+    async def _write(self, same: _Same, waiting: _Waiting) -> _Outcome:
         waiting.attempts += 1
         try:
             await self._create_or_count(same, waiting)
         except ApiError as error:
             if error.status < 500 and error.status != 429:
-                self.dropped += waiting.count  # forbidden, no such namespace, or malformed: it stays so
-                return True
+                self.dropped += waiting.count  # forbidden, no such namespace, or malformed
+                return _Outcome.OVER
+        except ValueError:
+            self.dropped += waiting.count  # a name that fits no path, or text that fits no JSON
+            return _Outcome.OVER
         except KubeError:
             pass
         else:
-            return True
+            return _Outcome.OVER
         if waiting.attempts < ATTEMPTS:
-            return False
+            return _Outcome.AGAIN
         self.dropped += waiting.count
-        return True
+        return _Outcome.LOST
 
     async def _create_or_count(self, same: _Same, waiting: _Waiting) -> None:
         namespace = same.ref.namespace or "default"

@@ -51,6 +51,7 @@ def admit(kind: Kind, content: Json, *, store: Store, identities: Identities) ->
     """The built-in admission of a pod: service account, tolerations, priority."""
     if kind is not PODS:
         return
+    content["status"] = {}
     spec = content["spec"]
     _use_service_account(content, store, identities)
     _tolerate_short_outages(spec)

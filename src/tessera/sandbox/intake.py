@@ -32,8 +32,12 @@ def decode_json(body: bytes) -> Any:
 
 
 def decode_yaml(body: bytes) -> Any:
+    report = documents.Report("body")
     try:
-        return strict.plain(yaml_source.read_yaml(body.decode(), documents.Report("body")))
+        found = yaml_source.read_yaml(body.decode(), report)
+        if report:
+            raise report.error()
+        return strict.plain(found)
     except (WireError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid YAML: {error}") from error
 
@@ -45,7 +49,7 @@ def as_object(kind: Kind, body: Any) -> Json:
     for key, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
         if body.get(key, wanted) not in (wanted, ""):
             raise bad_request(f"{body.get(key)!r} in {key} does not match the expected {wanted!r}")
-    found: Json = without_nulls(body)
+    found: Json = without_nulls(body) | {"kind": kind.kind, "apiVersion": kind.api_version}
     shaped(found, SHAPES[kind.kind])
     metadata = found.setdefault("metadata", {})
     for key in ("labels", "annotations", "finalizers", "ownerReferences", "resourceVersion"):

@@ -57,7 +57,7 @@ def _read(message: Message, data: bytes) -> Json:
             continue
         try:
             found = field.convert(value)
-        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        except (AttributeError, TypeError, ValueError, OverflowError, OSError) as error:
             raise bad_request(f"the protobuf field {field.name} has the wrong type") from error
         if field.mapped:
             content.setdefault(field.name, {})[found.get("key", "")] = found.get("value", "")

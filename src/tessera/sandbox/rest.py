@@ -70,22 +70,21 @@ class Rest:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler for every path."""
         fault = self._faults.take(request.method, request.path)
-        response = await self._before(request, fault) or await self._answer(request)
+        response = await self._before(fault) or await self._answer(request)
         if isinstance(fault, Hold) and fault.after_effect:
             await _held(fault)
-        status = response.status
-        if isinstance(fault, LoseAnswer):
-            response, status = _cut(request), 0
+        cut = isinstance(fault, Drop | LoseAnswer)
+        status = 0 if cut else response.status
         self._journal.note(Seen(request.method, request.path, request.query_string, status))
-        return response
+        return _cut(request) if cut else response
 
-    async def _before(self, request: web.Request, fault: Fault | None) -> web.StreamResponse | None:
+    async def _before(self, fault: Fault | None) -> web.StreamResponse | None:
         match fault:
             case Fail():
                 refusal = of_status(fault.status, fault.message, retry_after_s=fault.retry_after_s)
                 return _refused(refusal)
             case Drop():
-                return _cut(request)
+                return web.Response()
             case Delay(seconds):
                 await asyncio.sleep(seconds)
             case Hold(after_effect=False):

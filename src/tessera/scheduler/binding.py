@@ -46,7 +46,9 @@ ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """seconds; doubled each time, with jitter"""
 LONGEST_PAUSE = 3.0
-PASSING = frozenset({429, 500, 502, 503, 504})
+NOT_FOUND = 404
+TOO_MANY = 429
+PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
 """answers after which the same write may succeed"""
 
 
@@ -105,7 +107,11 @@ class Binder:
         self._now = now
         self._time = time
         self._on_bind = on_bind
-        self.running = 0
+        self._under_way: set[str] = set()
+
+    @property
+    def running(self) -> int:
+        return len(self._under_way)
 
     async def answer(self, body: bytes) -> bytes:
         """The answer to a request, errors included."""
@@ -113,11 +119,13 @@ class Binder:
             args = decode_binding_args(body)
         except WireError as error:
             return encode_binding_result(str(error))
-        self.running += 1
+        if args.pod_uid in self._under_way:
+            return encode_binding_result(f"pod {args.pod_namespace}/{args.pod_name} is being bound already")
+        self._under_way.add(args.pod_uid)
         try:
             outcome = await self._bind(args)
         finally:
-            self.running -= 1
+            self._under_way.remove(args.pod_uid)
         self._on_bind(BindEvent(args.pod_namespace, args.pod_name, args.pod_uid, outcome.error, args.node))
         return encode_binding_result(outcome.error)
 
@@ -125,26 +133,40 @@ class Binder:
         prepared = await self._prepare(args)
         if isinstance(prepared, Outcome):
             return prepared
+        if not prepared.request.asks_for_devices:
+            return await self._bind_plainly(args)
         uid = args.pod_uid
         self._ledger.bind(uid)
         entry = self._ledger.pod(uid)
         assert entry is not None  # it was just prepared
         placement = Placement(args.node, entry.facts.grants)
+        writing = False
         try:
             problem = await self._turns.take(args, prepared, placement)
             if problem is not None:
                 outcome = Outcome(Fate.UNBOUND, problem)
             elif self._ledger.pod(uid) is not entry:
                 outcome = Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was deleted or bound meanwhile")
+            elif not self._still_there(placement):
+                outcome = Outcome(Fate.LOST, f"node {args.node} lost its devices")
             else:
-                outcome = await self._write(args, self._annotations(prepared.request, placement))
+                annotations = self._annotations(prepared.request, placement)
+                writing = True
+                outcome = await self._write(args, annotations, {keys.ASSIGNED_NODE: args.node})
         except KubeError as error:
             outcome = Outcome(Fate.UNBOUND, str(error))
-        except asyncio.CancelledError:
-            await self._settle(args, Outcome(Fate.UNKNOWN, "the service is stopping"))
+        except BaseException:
+            await self._settle(args, Outcome(Fate.UNKNOWN if writing else Fate.UNBOUND))
             raise
         await self._settle(args, outcome)
         return outcome
+
+    async def _bind_plainly(self, args: BindingArgs) -> Outcome:
+        """A pod without devices, from a kube-scheduler that sends us all pods."""
+        try:
+            return await self._write(args, {}, {})
+        except KubeError as error:
+            return Outcome(Fate.UNBOUND, str(error))
 
     # -- before the write
 
@@ -170,6 +192,8 @@ class Binder:
         if isinstance(prepared, BadPod):
             return Outcome(Fate.LOST, prepared.text)
         request = prepared.request
+        if not request.asks_for_devices:
+            return prepared
         self._decisions.forget(request.uid)
         view = self._ledger.node(node)
         if view is None:
@@ -181,22 +205,29 @@ class Binder:
         self._decisions.keep(prepared, answer)
         return prepared
 
+    def _still_there(self, placement: Placement) -> bool:
+        """Whether the node has every card that was promised: it may have changed since, or be gone."""
+        view = self._ledger.node(placement.node)
+        cards = {device.uuid for device in view.facts.devices} if view is not None else set()
+        return all(
+            grant.uuid in cards for containers in placement.grants.values() for grants in containers for grant in grants
+        )
+
     def _annotations(self, request: PodRequest, placement: Placement) -> dict[str, str]:
         view = self._ledger.node(placement.node)
-        if view is None:
-            return {}
+        assert view is not None  # its cards are still there
         written = binding_annotations(request, placement, node=view.facts, vendors=self._vendors, now=self._now())
         return written | identity_annotations(placement)
 
     # -- the write
 
-    async def _write(self, args: BindingArgs, annotations: dict[str, str]) -> Outcome:
-        if not annotations:
-            return Outcome(Fate.LOST, f"node {args.node} lost its devices")
+    async def _write(self, args: BindingArgs, annotations: dict[str, str], labels: dict[str, str]) -> Outcome:
         last = ""
+        maybe_done = False
+        asked_to_wait = 0.0
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(_pause(attempt))
+                await asyncio.sleep(max(_pause(attempt), asked_to_wait))
             try:
                 await self._cluster.bind(
                     args.pod_namespace,
@@ -204,13 +235,14 @@ class Binder:
                     uid=args.pod_uid,
                     node=args.node,
                     annotations=annotations,
-                    labels={keys.ASSIGNED_NODE: args.node},
+                    labels=labels,
                 )
             except ApiError as error:
                 last = str(error)
-                if error.status in PASSING:
-                    continue
-                return await self._look_up(args, last)
+                if error.status not in PASSING:
+                    return await self._look_up(args, last)
+                maybe_done = maybe_done or error.status != TOO_MANY
+                asked_to_wait = min(error.retry_after or 0.0, LONGEST_PAUSE)
             except Unreachable as error:
                 last = str(error)
                 if error.maybe_done:
@@ -219,7 +251,7 @@ class Binder:
                         return found
             else:
                 return Outcome(Fate.BOUND)
-        return Outcome(Fate.UNBOUND, last)
+        return await self._look_up(args, last) if maybe_done else Outcome(Fate.UNBOUND, last)
 
     async def _look_up(self, args: BindingArgs, error: str) -> Outcome:
         """What the API shows after a write whose effect is not known."""
@@ -228,12 +260,11 @@ class Binder:
                 await asyncio.sleep(_pause(attempt))
             try:
                 pod = await self._cluster.get_pod(args.pod_namespace, args.pod_name)
-            except ApiError as problem:
-                if problem.status == 404:
+            except KubeError as problem:
+                if isinstance(problem, ApiError) and problem.status == NOT_FOUND:
                     return Outcome(Fate.LOST, error)
-            except Unreachable:
-                continue
             else:
+                self._decisions.uncertain.discard(args.pod_uid)
                 return _fate(pod, args, error)
         return Outcome(Fate.UNKNOWN, error)
 
@@ -244,7 +275,7 @@ class Binder:
         uid = args.pod_uid
         match outcome.fate:
             case Fate.BOUND:
-                self._decisions.prepared.pop(uid, None)
+                self._decisions.settled(uid)
             case Fate.LOST:
                 self._decisions.forget(uid)
                 await self._turns.give_back(args)
@@ -253,6 +284,7 @@ class Binder:
                 await self._turns.give_back(args)
             case Fate.UNKNOWN:
                 # Unknown is never free: held like a reservation until the watch shows what happened.
+                self._decisions.uncertain.add(uid)
                 self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds)
 
 

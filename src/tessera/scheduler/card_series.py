@@ -53,7 +53,7 @@ class SliceSample:
     """as the grant has them"""
     core_ratio: int
     card_memory: int
-    """MiB; 0 where the node does not have the card"""
+    """MiB"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +65,9 @@ class InstanceSample:
     old_place: str
 
 
-def per_cent(cores: int, device: Device | None) -> int:
+def per_cent(cores: int, device: Device) -> int:
     """Cores as core ratios show them."""
-    if device is None or device.vendor not in COMPUTE_UNITS:
+    if device.vendor not in COMPUTE_UNITS:
         return cores
     return -(-cores * 100 // device.cores) if device.cores > 0 else 0
 
@@ -91,18 +91,20 @@ def _card_sample(node: str, card: Card) -> CardSample:
 
 
 def slice_samples(view: NodeView, pods: Iterable[PodFacts]) -> list[SliceSample]:
-    """One sample a container and card; grants of one container on one card add up."""
+    """One sample a container and card of this node; grants of one container on one card add up."""
     devices = {card.device.uuid: card.device for card in view.cards}
     found: dict[tuple[str, str, int, str], tuple[int, int]] = {}
     for pod in pods:
         for position, grant in _held(pod):
+            if grant.uuid not in devices:
+                continue
             # Two pods of one name overlap for a moment when one replaces the other; a series must be there only once.
             key = (pod.namespace, pod.name, position, grant.uuid)
             memory, cores = found.get(key, (0, 0))
             found[key] = (memory + grant.memory, cores + grant.cores)
     node = escaped(view.name)
     return [
-        _slice_sample(node, key, memory=memory, cores=cores, device=devices.get(key[3]))
+        _slice_sample(node, key, memory=memory, cores=cores, device=devices[key[3]])
         for key, (memory, cores) in found.items()
     ]
 
@@ -118,9 +120,7 @@ def _held(pod: PodFacts) -> Iterator[tuple[int, Grant]]:
                     yield position, grant
 
 
-def _slice_sample(
-    node: str, key: tuple[str, str, int, str], *, memory: int, cores: int, device: Device | None
-) -> SliceSample:
+def _slice_sample(node: str, key: tuple[str, str, int, str], *, memory: int, cores: int, device: Device) -> SliceSample:
     namespace, pod, position, uuid = escaped(key[0]), escaped(key[1]), key[2], escaped(key[3])
     return SliceSample(
         place=f'namespace="{namespace}",node="{node}",pod="{pod}",container_index="{position}",device_uuid="{uuid}"',
@@ -131,7 +131,7 @@ def _slice_sample(
         memory=memory,
         cores=cores,
         core_ratio=per_cent(cores, device),
-        card_memory=device.memory if device is not None else 0,
+        card_memory=device.memory,
     )
 
 

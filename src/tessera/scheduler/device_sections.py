@@ -23,8 +23,9 @@ ReadFile = Callable[[str], str]
 """text of a file; OSError or UnicodeError where there is none"""
 
 Sections = Mapping[str, Any]
+Scalar = str | int | bool
 
-_PARSE: Mapping[Value, Callable[[str], str | int | bool]] = {
+_PARSE: Mapping[Value, Callable[[str], Scalar]] = {
     Value.RESOURCE: resource_of,
     Value.AMOUNT: amount_of,
     Value.SWITCH: switch_of,
@@ -43,7 +44,8 @@ def names_ascend(given: Given) -> bool:
 
 def device_sections(given: Given, *, file: str, switches: Switches, read_file: ReadFile) -> Sections | None:
     """Decoded sections; None = the chart's values as they are, or what cannot be used."""
-    overrides = [override for override in OVERRIDES if override.flag in given]
+    written = {override: given.read(override.flag, _PARSE[override.value], None) for override in OVERRIDES}
+    overrides = {override: value for override, value in written.items() if value is not None}
     base = _from_file(given, file, read_file) if file else chart_sections()
     if base is None:
         return None
@@ -55,7 +57,7 @@ def device_sections(given: Given, *, file: str, switches: Switches, read_file: R
             flags = ", ".join(f"--{override.flag}" for override in overrides)
             given.problems.append(f"{file or 'the chart'} as overridden by {flags}: {problem}")
         else:
-            given.blame("device-config-file", f"{file}: {problem}")
+            given.problems.append(f"{file}: {problem}")
     return sections if file or overrides else None
 
 
@@ -79,22 +81,18 @@ def _problem(sections: Sections, switches: Switches) -> str | None:
     return None
 
 
-def _overridden(given: Given, base: Sections, overrides: list[Override], file: str) -> Sections:
+def _overridden(given: Given, base: Sections, overrides: Mapping[Override, Scalar], file: str) -> Sections:
     sections = dict(base)
-    for override in overrides:
-        value = given.read(override.flag, _PARSE[override.value], None)
-        if value is None:
-            continue
+    for override, value in overrides.items():
         section = sections.get(override.section, empty_section(schemas()[override.section]))
-        if override.chips:
-            changed = _with_chip(section, override, value)
-            if changed is None:
-                chip = override.chips[0]
-                given.blame(override.flag, f"{file} has no chip {chip} under {override.section} to be named so")
-                continue
+        if not override.chips:
+            sections[override.section] = _with(_preset(section, override.section), override.key, value)
+            continue
+        changed = _with_chip(section, override, value)
+        if changed is None:
+            given.blame(override.flag, f"{file} has no {override.chips[0]} under {override.section} to be named so")
         else:
-            changed = _with(_preset(section, override.section), override.key, value)
-        sections[override.section] = changed
+            sections[override.section] = changed
     return sections
 
 
@@ -107,7 +105,7 @@ def _preset(section: Any, name: str) -> Any:
     return section
 
 
-def _with_chip(section: Any, override: Override, value: str | int | bool) -> Any | None:
+def _with_chip(section: Any, override: Override, value: Scalar) -> Any | None:
     """The section with one chip changed; None where it has no such chip."""
     words = [chip.common_word for chip in section.configs]
     word = next((word for word in override.chips if word in words), None)
@@ -117,7 +115,7 @@ def _with_chip(section: Any, override: Override, value: str | int | bool) -> Any
     return msgspec.structs.replace(section, configs=chips)
 
 
-def _with(section: Any, key: str, value: str | int | bool) -> Any:
+def _with(section: Any, key: str, value: Scalar) -> Any:
     """The section with the value of one key, spelled as in the file, replaced."""
     names = {field.encode_name: field.name for field in msgspec.structs.fields(section)}
     return msgspec.structs.replace(section, **{names[key]: value})

@@ -2,7 +2,8 @@
 
 Every node's lines are kept as text and written anew only when the node's column in the ledger's arrays changed. Work is
 done in small pieces with a turn of the loop in between. All lines about one node in one answer are of the same moment;
-those of different nodes may be some milliseconds apart. Pods on nodes that are not registered have no series.
+those of different nodes may be some milliseconds apart. Only cards that a node has registered have series, and slices
+of those: what is held of others changes nothing that the ledger logs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from msgspec import Raw
 
 from tessera.core.advice import quick_near_miss
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger
+from tessera.core.ledger import Ledger, PodEntry, State
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
@@ -80,6 +80,8 @@ class Filter:
         self._encoded: tuple[Refused, bytes] | None = None
         self.prepared: dict[str, Prepared] = {}
         """by uid, pods with a reservation: what bind needs to write down"""
+        self.uncertain: set[str] = set()
+        """uids of reservations whose binding may have been written after all: they stay where they are"""
 
     def answer(self, body: bytes) -> bytes:
         """The answer to a request, errors included: HTTP has nothing to add."""
@@ -118,10 +120,10 @@ class Filter:
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request
+        held = self._ledger.pod(request.uid)
+        if held is not None and (held.state is State.BOUND or request.uid in self.uncertain):
+            return self._stay(held, candidates)
         self.forget(request.uid)
-        bound = self._ledger.pod(request.uid)
-        if bound is not None:
-            return encode_filter_result(error=f"pod {request.namespace}/{request.name} is bound to {bound.facts.node}")
         answer = self._selector.select(request, candidates)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
@@ -133,6 +135,16 @@ class Filter:
         self._on_decision(FilterEvent(request, True, [success_text(answer)]))
         return encode_filter_result(node_names=[answer.placement.node])
 
+    def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
+        """A pod that has been bound, is being bound, or may have been bound: its cards are not given up for others."""
+        pod, node = f"pod {held.facts.namespace}/{held.facts.name}", held.facts.node
+        if held.state is State.BOUND:
+            return encode_filter_result(error=f"{pod} is {'' if held.observed else 'being '}bound to {node}")
+        if node not in candidates.names:
+            return encode_filter_result(error=f"{pod} may be bound to {node} already")
+        # The same write again is right whether or not the first one took effect.
+        return encode_filter_result(node_names=[node])
+
     def keep(self, prepared: Prepared, placement: Placement) -> None:
         """Reserve a placement for the bind that follows."""
         deadline = self._time() + self._reservation_seconds
@@ -141,14 +153,19 @@ class Filter:
 
     def forget(self, uid: str) -> None:
         """Drop the pod's older reservation, if it has one."""
-        self.prepared.pop(uid, None)
+        self.settled(uid)
         self._ledger.give_up(uid)
+
+    def settled(self, uid: str) -> None:
+        """The pod is bound or gone: no bind will ask for what was prepared."""
+        self.prepared.pop(uid, None)
+        self.uncertain.discard(uid)
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""
         over = self._ledger.expire(self._time())
         for uid in over:
-            self.prepared.pop(uid, None)
+            self.settled(uid)
         return over
 
     def _explain(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
@@ -186,6 +203,7 @@ class Filter:
         """The given nodes as if they were empty: what an autoscaler wants to know about a new node."""
         given = {entry.node.name: entry for entry in decode_nodes(nodes)}
         ledger = Ledger(self._vendors)
+        ledger.quotas = self._ledger.quotas  # no new node helps a namespace whose quota is used up
         for entry in given.values():
             facts = node_facts(entry.node, self._vendors)
             if facts.devices or facts.problem:

@@ -43,6 +43,15 @@ def text_of(text: str) -> str:
 def some_text(text: str) -> str:
     if not text.strip():
         raise ValueError("expected a text, found nothing")
+    if not text.isprintable():
+        raise ValueError(f"expected a text without control characters, found {quoted(text)}")
+    return text
+
+
+def directory_of(text: str) -> str:
+    """An absolute path inside containers."""
+    if not text.startswith("/") or not text.isprintable():
+        raise ValueError(f"expected a path that starts with /, found {quoted(text)}")
     return text
 
 

@@ -138,6 +138,19 @@ _OWN = (
         "Take device pods that name the default-scheduler. Default: true.",
     ),
     Flag("privileged", Group.ADMISSION, "Privileged containers that ask for devices. Default: ignore.", "ignore|deny"),
+    _switch(
+        "inject-identity",
+        Group.ADMISSION,
+        "Let slices travel with their pods; false while another extender still binds them. Default: true.",
+    ),
+    Flag(
+        "hook-path", Group.ADMISSION, "Where node agents put files into containers. Default: /usr/local.", "DIRECTORY"
+    ),
+    _switch(
+        "allow-disable-control",
+        Group.ADMISSION,
+        "Let tenants switch enforcement inside their containers off. Default: false.",
+    ),
     Flag(
         "trusted-user",
         Group.ADMISSION,

@@ -77,7 +77,9 @@ class Handover:
         self._time = time
         self._queues: dict[str, _Queue] = {}
         self._nodes: dict[str, str] = {}
-        """uid -> node"""
+        """uid -> node, of pods in hand"""
+        self._forgotten: set[str] = set()
+        """uids whose turn took too long: it is not given again for the same binding"""
 
     @property
     def in_hand(self) -> int:
@@ -88,7 +90,13 @@ class Handover:
         return sum(len(queue.waiting) for queue in self._queues.values())
 
     async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float) -> bool:
-        """Wait for the turn; False where it did not come in time. The turn lasts until `over`."""
+        """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
+
+        A pod has one turn: asked for on the same node again it still has it, on another node the old one ends.
+        """
+        if self._nodes.get(uid) == node:
+            return True
+        self.over(uid)
         queue = self._queues.setdefault(node, _Queue())
         waiter = _Waiter(uid, shape, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiter)
@@ -109,11 +117,12 @@ class Handover:
 
     def resume(self, node: str, uid: str, shape: Shape) -> None:
         """A pod that an earlier process bound and whose handover is not over."""
-        if uid not in self._nodes:
+        if uid not in self._nodes and uid not in self._forgotten:
             self._take(node, uid, shape)
 
     def over(self, uid: str) -> bool:
         """The handover ended: success, failure, or the pod is gone."""
+        self._forgotten.discard(uid)
         node = self._nodes.pop(uid, None)
         if node is None:
             return False
@@ -127,6 +136,7 @@ class Handover:
         old = [uid for q in self._queues.values() for uid, (_, until) in q.in_hand.items() if until <= now]
         for uid in sorted(old):
             self.over(uid)
+        self._forgotten.update(old)
         return sorted(old)
 
     def _take(self, node: str, uid: str, shape: Shape) -> None:
@@ -137,17 +147,17 @@ class Handover:
     def _advance(self, node: str) -> None:
         """Give the turn to every waiter that conflicts with nobody before it."""
         queue = self._queues[node]
-        before = [shape for shape, _ in queue.in_hand.values()]
+        before = [(uid, shape) for uid, (shape, _) in queue.in_hand.items()]
         still: list[_Waiter] = []
         for waiter in queue.waiting:
             if waiter.turn.done():
                 continue
-            if any(waiter.shape.conflicts(shape) for shape in before):
+            if any(uid != waiter.uid and waiter.shape.conflicts(shape) for uid, shape in before):
                 still.append(waiter)
             else:
                 self._take(node, waiter.uid, waiter.shape)
                 waiter.turn.set_result(None)
-            before.append(waiter.shape)
+            before.append((waiter.uid, waiter.shape))
         queue.waiting = still
         if queue.idle:
             del self._queues[node]

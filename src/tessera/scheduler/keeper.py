@@ -25,6 +25,8 @@ from tessera.wire.objects import Pod, ResourceQuota
 log = structlog.get_logger(__name__)
 
 PHASES_OVER = frozenset({keys.PHASE_SUCCESS, keys.PHASE_FAILED})
+RUNNING = "Running"
+"""kubelet starts no container before every one of the pod has its devices"""
 
 
 class PodKeeper:
@@ -51,6 +53,8 @@ class PodKeeper:
 
     def put(self, key: str, pod: Pod) -> None:
         uid = pod.metadata.uid
+        if self._uids.get(key, uid) != uid:
+            self.drop(key)
         self._uids[key] = uid
         facts = pod_facts(pod, self._vendors)
         if facts is not None:
@@ -77,7 +81,7 @@ class PodKeeper:
         if facts.problem and (known is None or known.facts.problem != facts.problem):
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)
         phase = pod.annotations.get(keys.BIND_PHASE, "")
-        if phase in PHASES_OVER:
+        if phase in PHASES_OVER or pod.status.phase == RUNNING:
             self._turns.over(uid)
         elif phase == keys.PHASE_ALLOCATING:
             self._turns.resume(facts, carries=self._carries(pod))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from tessera.kube.errors import ApiError
+from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.cluster import Cluster
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
@@ -69,7 +69,7 @@ class NodeLocks:
             async with asyncio.timeout(timeout):
                 return await self._acquire(node, key, owner)
         except TimeoutError:
-            return NotHeld(f"node {node} has been locked within {self._expire_after}: node lock contention")
+            return NotHeld(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
 
     async def _acquire(self, node: str, key: str, owner: Owner) -> Held | NotHeld:
         conflicts = 0
@@ -81,7 +81,7 @@ class NodeLocks:
                 lock = decode_node_lock(text) if text is not None else None
             except WireError as error:
                 return NotHeld(str(error))
-            if text is not None and lock is not None and lock.owner == owner:
+            if text is not None and lock is not None and lock.owner == owner and not self._is_expired(lock):
                 return Held(node, key, text)
             if lock is not None and not await self._is_forgotten(lock):
                 await self._until_changed(change, lock)
@@ -93,6 +93,9 @@ class NodeLocks:
             except ApiError as error:
                 if error.status != CONFLICT:
                     return NotHeld(f"failed to set node lock of {node}: {error}")
+                conflicts += 1
+            except Unreachable:
+                # It may be ours now: the next look says.
                 conflicts += 1
             else:
                 return Held(node, key, value)
@@ -115,7 +118,7 @@ class NodeLocks:
 
     async def _is_forgotten(self, lock: NodeLock) -> bool:
         """Too old, or its pod is gone."""
-        if self._time() - lock.time > self._expire_after:
+        if self._is_expired(lock):
             return True
         if lock.owner is None:
             return False
@@ -127,6 +130,9 @@ class NodeLocks:
             raise
         return False
 
+    def _is_expired(self, lock: NodeLock) -> bool:
+        return self._time() - lock.time > self._expire_after
+
     async def _until_changed(self, change: asyncio.Event, lock: NodeLock) -> None:
         left = (lock.time + self._expire_after - self._time()).total_seconds()
         try:
@@ -137,3 +143,10 @@ class NodeLocks:
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._now(), UTC)
+
+
+def _as_go(span: timedelta) -> str:
+    """Whole seconds as Go prints a duration: 5m0s."""
+    minutes, seconds = divmod(int(span.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 import structlog
 
+from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
@@ -57,6 +58,8 @@ class Registrar:
         self._on_node = on_node
         self._asked: dict[str, Node] = {}
         """nodes with a handshake that waits for an answer: only time changes what they mean"""
+        self._registered: dict[str, NodeFacts] = {}
+        """as the nodes themselves say; the ledger's view also knows what their pods make of it"""
         self.has_synced = False
 
     def put(self, key: str, node: Node) -> None:
@@ -68,7 +71,7 @@ class Registrar:
 
     def drop(self, key: str) -> None:
         self._asked.pop(key, None)
-        self._ledger.forget_node(key)
+        self._forget(key)
 
     def synced(self) -> None:
         self.has_synced = True
@@ -79,21 +82,26 @@ class Registrar:
             self._register(node)
 
     def _register(self, node: Node) -> None:
+        self._asked.pop(node.name, None)
         alive = {key: vendor for key, vendor in self._vendors.items() if self._is_alive(node, vendor)}
         facts = node_facts(node, alive)
-        known = self._ledger.node(node.name)
-        if known is not None and known.facts.devices and not facts.devices:
+        known = self._registered.get(node.name)
+        if known is not None and known.devices and not facts.devices:
             log.warning("node lost its cards", node=node.name, problem=facts.problem)
-        if facts.problem and (known is None or known.facts.problem != facts.problem):
+        if facts.problem and (known is None or known.problem != facts.problem):
             log.warning("registration cannot be read", node=node.name, problem=facts.problem)
         if facts.devices or facts.problem:
-            changed = known is None or known.facts != facts
+            self._registered[node.name] = facts
             self._ledger.observe_node(facts)
             self._shake_hands(node, {device.vendor for device in facts.devices})
-            if changed:
+            if known != facts:
                 self._on_room()
         else:
-            self._ledger.forget_node(node.name)
+            self._forget(node.name)
+
+    def _forget(self, name: str) -> None:
+        self._registered.pop(name, None)
+        self._ledger.forget_node(name)
 
     def _is_alive(self, node: Node, vendor: Vendor) -> bool:
         """Whether a vendor's plugin still stands behind its registration."""
@@ -102,8 +110,11 @@ class Registrar:
         allocatable = _whole(node.allocatable.get(vendor.names.count))
         match decode_handshake(node.annotations.get(vendor.keys.handshake), zone=self._zone):
             case Requesting(time):
-                self._asked[node.name] = node
-                asked_lately = time is None or self._time() < time + ANSWER_WITHIN
+                if time is None:
+                    return True
+                asked_lately = self._time() < time + ANSWER_WITHIN
+                if asked_lately:
+                    self._asked[node.name] = node
                 return asked_lately or (allocatable or 0) > 0
             case Absent():
                 # Plugins that do not shake hands say it through kubelet: 0 after having had devices.
@@ -114,20 +125,15 @@ class Registrar:
     def _shake_hands(self, node: Node, vendors: set[str]) -> None:
         """Answer plugins that reported: the stamp tells them that their registration was read."""
         stamps: Patch = {}
-        waiting = False
         for key in sorted(vendors):
             handshake = self._vendors[key].keys.handshake
             match decode_handshake(node.annotations.get(handshake) if handshake else None, zone=self._zone):
                 case Reported() | Deleted() | Other():
                     stamps[handshake] = encode_requesting(self._time(), zone=self._zone)
-                case Requesting():
-                    waiting = True
-                case Absent():
+                case Requesting() | Absent():
                     pass
         if stamps:
             self._patch(node.name, stamps)
-        if not waiting:
-            self._asked.pop(node.name, None)
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._now(), UTC)

@@ -263,10 +263,11 @@ class Service:
                 serial += 1
                 try:
                     await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: str(serial)})
-                except ApiError as error:
-                    if error.status == 404:
-                        self.waiting.gone(pod.uid)
                 except KubeError as error:
+                    if isinstance(error, ApiError) and error.status == 404:
+                        self.waiting.gone(pod.uid)
+                        continue
+                    self.waiting.not_woken(pod.uid)
                     log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
     async def _audit(self) -> None:
@@ -298,7 +299,7 @@ class Service:
         self._group.create_task(work)
 
     def _forget_prepared(self, uid: str) -> None:
-        self.filter.prepared.pop(uid, None)
+        self.filter.settled(uid)
 
     def _tell_decision(self, event: FilterEvent) -> None:
         request = event.request

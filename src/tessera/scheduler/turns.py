@@ -12,10 +12,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+
+import structlog
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
+from tessera.kube.errors import KubeError
 from tessera.scheduler.filtering import Prepared
 from tessera.scheduler.handover import Handover, shape_of
 from tessera.scheduler.node_locks import Held, NodeLocks, NotHeld
@@ -24,6 +28,8 @@ from tessera.vendors.base import Vendor
 from tessera.wire import keys
 from tessera.wire.extender import BindingArgs
 from tessera.wire.objects import Node
+
+log = structlog.get_logger(__name__)
 
 BY_ENVIRONMENT = "env"
 """word in the agent's annotation: containers get their slices from their own pod"""
@@ -71,38 +77,51 @@ class Turns:
         return not (carries and BY_ENVIRONMENT in agent) or self.needs_lock(placement)
 
     async def take(self, args: BindingArgs, prepared: Prepared, placement: Placement) -> str | None:
-        """Wait for the turn and the lock; None, or why they could not be had."""
+        """Wait for the turn and the lock, no longer than the timeout for all; None, or why they could not be had."""
         if not self.needs_turn(placement, carries=prepared.carries_identity):
             return None
-        lock = self.needs_lock(placement)
-        shape = shape_of(placement, alone=lock)
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._timeout
+        shape = shape_of(placement, alone=self._alone(placement))
         if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout):
             return f"node {args.node} is still handing devices to another pod"
         held = self._locked.setdefault(args.pod_uid, [])
-        for key in self._lock_keys(placement) if lock else ():
+        for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
+            if any((lock.node, lock.key) == (args.node, key) for lock in held):
+                continue
             owner = (args.pod_namespace, args.pod_name)
-            answer = await self._locks.acquire(args.node, key, owner, timeout=self._timeout)
+            answer = await self._locks.acquire(args.node, key, owner, timeout=deadline - clock())
             if isinstance(answer, NotHeld):
                 return answer.text
             held.append(answer)
         return None
 
     async def give_back(self, args: BindingArgs) -> None:
-        """The bind failed: nothing will be handed over."""
-        self._handover.over(args.pod_uid)
-        for held in self._locked.pop(args.pod_uid, ()):
-            await self._locks.release(held)
+        """The bind failed: nothing will be handed over. A lock that cannot be removed is left to its expiry."""
+        try:
+            for held in self._locked.pop(args.pod_uid, ()):
+                try:
+                    await self._locks.release(held)
+                except KubeError as error:
+                    log.warning("node lock not released", node=held.node, key=held.key, error=str(error))
+        finally:
+            # Last: whoever is next finds the lock gone.
+            self._handover.over(args.pod_uid)
 
     def resume(self, facts: PodFacts, *, carries: bool) -> None:
         """A pod in handover that this process did not bind itself."""
         placement = Placement(facts.node, facts.grants)
         if self.needs_turn(placement, carries=carries):
-            self._handover.resume(facts.node, facts.uid, shape_of(placement, alone=self.needs_lock(placement)))
+            self._handover.resume(facts.node, facts.uid, shape_of(placement, alone=self._alone(placement)))
 
     def over(self, uid: str) -> None:
         """The pod's handover ended; its plugin removed the lock."""
         self._locked.pop(uid, None)
         self._handover.over(uid)
+
+    def _alone(self, placement: Placement) -> bool:
+        """Whether the plugin can tell no two pods apart: a foreign one, with its lock or without."""
+        return placement.node not in self._agents or self.needs_lock(placement)
 
     def _has_lock(self, placement: Placement) -> bool:
         return any(self._vendors[vendor].keys.lock for vendor in placement.grants)

@@ -1,13 +1,13 @@
 """Pods that were refused, and waking the ones that fit now.
 
 kube-scheduler lets a refused pod sleep for up to five minutes. When the ledger gains room, the pods that fit now get
-one annotation patched, which makes it ask again at once. Pods of one shape fit or do not fit together, so a backlog
-costs one decision a shape. Nobody else is disturbed.
+one annotation patched, which makes it ask again at once. Pods of one shape and with the same candidates fit or do not
+fit together, so a backlog costs few decisions a shape. Nobody else is disturbed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
@@ -15,6 +15,8 @@ from tessera.core.selection import Candidates, Refused, Selected, Selector
 
 WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; whoever is bound next makes kube-scheduler ask for all the others"""
+LISTS_AT_ONCE = 8
+"""lists of candidates tried for one shape at one change; pods of one shape differ in them by node selectors"""
 
 
 @dataclass(slots=True)
@@ -67,9 +69,29 @@ class Waiting:
         """Pods that fit now, oldest first within a shape; each is woken once until it is refused again."""
         woken: list[PodRequest] = []
         for pods in self._shapes.values():
-            asleep = [pod for pod in pods.values() if not pod.woken][:WAKE_AT_ONCE]
-            if asleep and isinstance(selector.select(asleep[0].request, asleep[0].candidates), Selected):
-                for pod in asleep:
-                    pod.woken = True
-                    woken.append(pod.request)
+            for pod in _fitting(selector, (pod for pod in pods.values() if not pod.woken)):
+                pod.woken = True
+                woken.append(pod.request)
         return woken
+
+    def not_woken(self, uid: str) -> None:
+        """Telling kube-scheduler failed: the next change tries again."""
+        shape = self._pods.get(uid)
+        if shape is not None:
+            self._shapes[shape][uid].woken = False
+
+
+def _fitting(selector: Selector, asleep: Iterable[WaitingPod]) -> list[WaitingPod]:
+    """The first pods of one shape that fit now."""
+    fits: dict[Candidates, bool] = {}
+    found: list[WaitingPod] = []
+    for pod in asleep:
+        if pod.candidates not in fits:
+            if len(fits) == LISTS_AT_ONCE:
+                continue
+            fits[pod.candidates] = isinstance(selector.select(pod.request, pod.candidates), Selected)
+        if fits[pod.candidates]:
+            found.append(pod)
+            if len(found) == WAKE_AT_ONCE:
+                break
+    return found

@@ -21,7 +21,7 @@ from tessera.wire.quoting import quoted
 from tessera.wire.strict import decode
 from tessera.wire.yaml_source import plain_value, read_yaml
 
-FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex"})
+FOREIGN_KEYS = frozenset({"version", "flags", "resources", "sharing", "imex", "scheduler"})
 """top-level keys of NVIDIA's plugin configuration, read by another reader from the same file"""
 
 ALL_EMPTY = "all configurations are empty"

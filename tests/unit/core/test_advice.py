@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.advice import NearMiss, advise, near_miss, smallest_changes
+from tessera.core.advice import NearMiss, advise, near_miss, quick_near_miss, smallest_changes
 from tessera.core.misfits import CardMisfit, Reason
 from tessera.core.requests import PodRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod
@@ -97,3 +97,38 @@ def test_only_the_request_that_is_named_is_changed() -> None:
     both = pod().container(gpu=1, mem=1500, limits={"enflame.com/gcu": 2})
     (change,) = smallest_changes(one.ledger, asked(both), ["n1"])
     assert (change.field, change.asked, change.fits) == ("memory", 1500, 1000)
+
+
+# -- the quick answer over many nodes
+
+
+def quick(one: Cluster, asking: PodBuilder) -> NearMiss | None:
+    return quick_near_miss(one.ledger, asked(asking), one.selector.all_nodes().rows)
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        gpu_pod(mem=21000),
+        gpu_pod(percent=95, cores=1),
+        gpu_pod(mem=10, cores=100),
+        gpu_pod(mem=21000, cores=80),
+        gpu_pod(mem=21000).policy(device="mutex"),
+        gpu_pod(mem=21000).annotate(("nvidia.com/use-gpuuuid", "small,none")),
+        gpu_pod(mem=10).annotate(("nvidia.com/use-gpuuuid", "none")),
+        gpu_pod(mem=10, cores=20).annotate(("nvidia.com/use-gpuuuid", "none")),
+    ],
+)
+def test_the_quick_answer_is_the_careful_one(asking: PodBuilder) -> None:
+    one = world().add(node("n0").gpu("none", memory=0, cores=0), node("n3").gpu("ill", healthy=False))
+    one.add(node("n4").gpu("unsure", memory=20900).annotate(("hami.io/node-dcu-register", "nonsense")))
+    assert quick(one, asking) == near_miss(one.ledger, asked(asking), one.ledger.node_names())
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [pod().container(), pod().container(limits={"enflame.com/gcu": 9}), gpu_pod(mem=1)],
+)
+def test_there_is_no_quick_answer_where_the_arrays_cannot_tell(asking: PodBuilder) -> None:
+    assert quick(world(), asking) is None
+    assert quick(cluster(), asking) is None

@@ -82,7 +82,9 @@ def test_a_reservation_without_a_grant_still_occupies_its_place() -> None:
 
 def test_a_card_stays_held_while_anybody_holds_it() -> None:
     world = cluster(mixed()).observe(
-        holding("M,NVIDIA,1,1:;", name="one"), holding("M,NVIDIA,1,1:;", name="two"), holding("G,NVIDIA,1,0:;", name="x")
+        holding("M,NVIDIA,1,1:;", name="one"),
+        holding("M,NVIDIA,1,1:;", name="two"),
+        holding("G,NVIDIA,1,0:;", name="x"),
     )
     world.ledger.release("uid-one")
     assert fits(world) == {"G"}

@@ -9,8 +9,8 @@ import pytest
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
 from tessera.core.ledger import State, replay
+from tessera.vendors.reading_nodes import node_facts
 from tests.support.builders import A100_40GB, Cluster, PodBuilder, cluster, gpu_pod, node, pod, vendors
-from tests.support.builders import node_facts as facts_of_node
 
 UID = "uid-p"
 
@@ -279,7 +279,7 @@ def test_events_in_any_order_give_the_ledger_that_a_replay_gives(order: tuple[in
     nodes = [node().gpu("G"), node("n2").gpu("M", memory=40960, mode="mig", profiles=A100_40GB)]
     expected = replay(
         vendors(),
-        nodes=[facts_of_node(one.api(), vendors()) for one in nodes],
+        nodes=[node_facts(one.api(), vendors()) for one in nodes],
         pods=[one.facts() for one in lives()],
     )
     one = cluster()

@@ -16,7 +16,7 @@ NVIDIA = vendors()["NVIDIA"]
 def room(world_quota: dict[str, dict[str, int]], *drop: str) -> Room:
     world = cluster()
     for name, hard in world_quota.items():
-        world.quota(name, **hard)
+        world.quota(name, memory=hard.get("memory"), cores=hard.get("cores"))
     for name in drop:
         world.ledger.forget_quota("default", name)
     return world.ledger.quotas.room("default", NVIDIA)
@@ -86,7 +86,7 @@ def test_a_quota_below_what_is_used_blocks_and_lets_run() -> None:
 
 def test_the_factor_of_a_vendor_scales_the_limit() -> None:
     memory, cores = "cambricon.com/mlu.smlu.vmemory", "cambricon.com/mlu.smlu.vcore"
-    world = cluster(node().capacity(**{memory: 100, cores: 100})).quota(**{f"limits.{memory}": 10})
+    world = cluster(node().capacity(**{memory: 100, cores: 100})).quota(hard={f"limits.{memory}": 10})
     assert world.ledger.quotas.room("default", vendors()["MLU"]) == Room(2560, None)
 
     def asking(units: int) -> PodBuilder:
@@ -212,7 +212,7 @@ def test_a_percentage_fits_where_the_quota_pays_for_the_cards_memory() -> None:
     assert world.chosen(asking).placement.node == "small"
     assert world.refused(asking, ["a-large"]) == {"a-large": "1/1 ResourceQuotaNotFit"}
     world.start(asking)
-    assert world.refused(asking.called("second")) == {name: "1/1 ResourceQuotaNotFit" for name in ("a-large", "small")}
+    assert world.refused(asking.called("second")) == dict.fromkeys(("a-large", "small"), "1/1 ResourceQuotaNotFit")
 
 
 def test_of_dear_and_cheap_cards_the_quota_pays_for_a_cheap_pair() -> None:
@@ -252,7 +252,7 @@ def test_cores_beyond_a_whole_card_count_as_a_whole_card() -> None:
 
 
 def test_a_vendor_without_quota_names_is_never_limited() -> None:
-    world = cluster(node().capacity(**{"enflame.com/gcu": 1})).quota(**{"limits.enflame.com/gcu": 0})
+    world = cluster(node().capacity(**{"enflame.com/gcu": 1})).quota(hard={"limits.enflame.com/gcu": 0})
     assert world.chosen(pod().container(limits={"enflame.com/gcu": 1})).placement.node == "n1"
 
 
@@ -260,7 +260,23 @@ def test_a_vendor_that_rounds_cores_up_stays_within_the_quota_of_cores() -> None
     text = '{"devices":[{"index":"0","minor":"0","capacity":6}],"profiles":{"3g.24gb":"2","6g.48gb":"0"}}'
     world = cluster(node().annotate(("enflame.com/gcu-drs-capacity", text)))
     asking = pod().container(limits={"enflame.com/drs-gcu": 3})
-    world.quota(**{"limits.enflame.com/gcu-core": 49})
+    world.quota(hard={"limits.enflame.com/gcu-core": 49})
     assert world.refused(asking) == {"n1": "1/1 ResourceQuotaNotFit"}
-    world.quota(**{"limits.enflame.com/gcu-core": 50})
+    world.quota(hard={"limits.enflame.com/gcu-core": 50})
     assert world.chosen(asking).placement.node == "n1"
+
+
+def test_of_dear_and_cheap_cards_the_best_that_the_quota_pays_for_are_taken() -> None:
+    cards = node().gpu("dear0", memory=400).gpu("cheap", memory=100).gpu("dear1", memory=160)
+    world = cluster(cards).quota(memory=150)
+    assert uuids(world.chosen(gpu_pod(gpu=2, percent=50, cores=1)).placement) == [["dear1", "cheap"]]
+
+
+def test_an_instance_of_an_app_counts_beside_the_share_of_an_init_container() -> None:
+    cards = node().gpu("plain").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    both = pod().init(gpu=1, mem=60000).container(gpu=1, mem=8000).policy(device="binpack")
+    assert cluster(cards).quota(memory=65000).refused(both) == {"n1": "2/2 ResourceQuotaNotFit"}
+    world = cluster(cards).quota(memory=70000)
+    assert uuids(world.chosen(both).placement) == [["plain"], ["M"]]
+    world.start(both)
+    assert world.ledger.quotas.used("default", "NVIDIA").memory == 60000 + 9856

@@ -8,6 +8,7 @@ import pytest
 
 from tessera.core import arrays, evaluation, selection
 from tessera.core.audit import audit
+from tessera.core.fitting import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request
@@ -80,11 +81,12 @@ def test_an_unknown_vendor_is_refused_everywhere() -> None:
     request = PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(Request("Acme", 1),)),))
     expected = {"n1": "Device type not found", "n2": "Device type not found", "nX": "node unregistered"}
     assert texts(world.select(request, list(expected))) == expected
-    view = world.ledger.node("n2")
-    assert view is not None
-    answer = selection.Selector(world.ledger).select(request, ["n2"])
-    assert isinstance(answer, Refused)
-    assert answer.misfits["n2"].vendor == "Acme"
+    for name in ("n1", "n2"):
+        view = world.ledger.node(name)
+        assert view is not None
+        plain = fit_pod(view, request, vendors(), {})
+        assert isinstance(plain, Misfit)
+        assert (plain.text, plain.vendor) == ("Device type not found", "Acme")
 
 
 def test_kept_candidates_follow_nodes_that_come_and_go() -> None:
@@ -177,7 +179,9 @@ def test_a_reader_that_the_log_has_left_behind_starts_afresh(monkeypatch: pytest
     asking = gpu_pod("asking", mem=81920)
     assert world.chosen(asking).placement.node == "n00"
     for number in range(29):
-        world.observe(gpu_pod(f"p{number}").on(f"n{number:02}", f"n{number:02}-0,NVIDIA,1,0:n{number:02}-1,NVIDIA,1,0:;"))
+        world.observe(
+            gpu_pod(f"p{number}").on(f"n{number:02}", f"n{number:02}-0,NVIDIA,1,0:n{number:02}-1,NVIDIA,1,0:;")
+        )
     assert world.chosen(asking).placement.node == "n29"
     assert audit(world.ledger) == []
 
@@ -192,9 +196,7 @@ def test_judging_afresh_or_by_column_gives_the_same(monkeypatch: pytest.MonkeyPa
         seen.append(world.chosen(asking).placement.node)
         world.start(gpu_pod(f"p{number}", mem=50000), [seen[-1]])
     assert seen == [f"n{number:02}" for number in range(6)]
-    assert set(world.refused(asking).values()) == {
-        "1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory"
-    }
+    assert set(world.refused(asking).values()) == {"1/2 AllocatedCardsInsufficientRequest, 1/2 CardInsufficientMemory"}
 
 
 # -- agreement with the plain rule
@@ -267,9 +269,18 @@ def test_a_node_that_looks_possible_but_is_not_is_passed_over() -> None:
 
 
 def test_scores_of_vendors_are_added_to_the_nodes_own() -> None:
-    world = cluster(node("a").capacity(**{"metax-tech.com/gpu": 1}), node("b").capacity(**{"metax-tech.com/gpu": 4}))
-    asking = pod().container(limits={"metax-tech.com/gpu": 2})
-    assert dict(world.chosen(asking).fits) == {"b": 0.0}
+    gpu, losses = {"metax-tech.com/gpu": 2}, ("metax-tech.com/gpu.topology.losses", '{"1": 500, "2": 100}')
+    world = cluster(
+        node("full").capacity(**gpu).annotate(losses).gpus(1),
+        node("free").capacity(**gpu).annotate(losses).gpus(1),
+    )
+    world.start(pod("old").container(limits={"metax-tech.com/gpu": 1}), ["full"])
+    two = pod().container(gpu=1, mem=10, limits=gpu)
+    placement = world.chosen(two).placement
+    assert (placement.node, placement.score) == ("free", 1900.0)
+    one = pod().container(limits={"metax-tech.com/gpu": 1})
+    use = 10 * (1 / 12 + 100 / 300 + 65536 / (2 * 65536 + 81920))
+    assert dict(world.chosen(one).fits) == pytest.approx({"free": 1500.0, "full": 1500.0 + use})
 
 
 def test_a_pod_without_requests_fits_every_node() -> None:
@@ -299,6 +310,13 @@ def test_thousands_of_devices_on_one_node_are_placed_and_released() -> None:
     assert world.refused(gpu_pod("more", gpu=3001, mem=100)) == dict.fromkeys(["n1", "wide"], "NodeInsufficientDevice")
     world.observe(running.ended())
     assert set(world.cards("wide").values()) == {(0, 0, 0)}
+
+
+def test_a_forgotten_memory_is_built_again() -> None:
+    world = many(2)
+    first = world.chosen(gpu_pod(mem=1)).placement
+    world.selector.forget()
+    assert world.chosen(gpu_pod(mem=1)).placement == first
 
 
 def test_a_ledger_of_its_own_has_a_memory_of_its_own() -> None:

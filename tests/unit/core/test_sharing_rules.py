@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.support.builders import cluster, gpu_pod, node, pod, uuids
@@ -188,3 +190,14 @@ def test_a_percentage_is_of_each_cards_own_memory_rounded_down() -> None:
 def test_memory_beats_a_percentage_beside_it_in_fit_and_score() -> None:
     (request,) = gpu_pod(mem=100, percent=50).request().containers[0].requests
     assert (request.memory, request.percent, request.memory_on(8000)) == (100, 0, 100)
+
+
+def test_a_vendors_rules_see_the_settings_of_the_pods_on_a_card() -> None:
+    card = {"uuid": "M", "totalDevCount": 4, "totalCompute": 100, "totalVRam": 4096, "healthy": True}
+    world = cluster(node().annotate(("metax-tech.com/node-gpu-devices", json.dumps([card]))))
+    limits = {"metax-tech.com/sgpu": 1, "metax-tech.com/vmemory": 1, "metax-tech.com/vcore": 10}
+    qos = "metax-tech.com/sgpu-qos-policy"
+    world.start(pod("first").container(limits=limits).annotate((qos, "fixed-share")))
+    asking = pod().container(limits=limits)
+    assert world.refused(asking.annotate((qos, "burst-share"))) == {"n1": "1/1 CardQosPolicyMismatch"}
+    assert world.chosen(asking.annotate((qos, "fixed-share"))).placement.node == "n1"

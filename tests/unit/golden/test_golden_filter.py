@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tessera.core import wording
@@ -14,7 +16,7 @@ NAMES = ("node1", "node2", "nodeX")
 
 def two_nodes(model: str = MODELS[0]) -> Cluster:
     """Four cards of 8000 MiB; a quarter of device1 and three quarters of device4 are taken."""
-    card = {"memory": 8000, "model": model}
+    card: dict[str, Any] = {"memory": 8000, "model": model}
     return cluster(
         node("node1").gpu("device1", **card).gpu("device2", **card),
         node("node2").gpu("device3", **card).gpu("device4", **card),

@@ -243,7 +243,16 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"nonsense", b'{"metadata": 5}', b'{"metadata":{"resourceVersion":"\xff"}}', b"[" * 100_000, b"\x00"],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"nonsense",
+        b'{"metadata": 5}',
+        b'{"metadata":{"resourceVersion":"\xff"}}',
+        b"[" * 100_000,
+        b"\x00",
+    ],
 )
 @in_fake_time
 async def test_an_answer_that_makes_no_sense_is_an_answer_lost(body: bytes) -> None:

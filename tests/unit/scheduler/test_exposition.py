@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -71,7 +70,7 @@ SLICE = {
 async def test_a_card_and_its_slices_are_shown_under_the_names_of_hami(
     name: str, labels: dict[str, str], value: float
 ) -> None:
-    first = [one for one in await samples(Exposition(busy().ledger)) if one.name == name][0]
+    first = next(one for one in await samples(Exposition(busy().ledger)) if one.name == name)
     assert (first.labels, first.value) == (labels, value)
 
 
@@ -214,10 +213,14 @@ async def test_grants_beyond_the_known_containers_are_shown_too() -> None:
     assert await shown(world, "hami_vgpu_memory_allocated_bytes", "container_index") == {"0": 100 * MIB}
 
 
-async def test_a_slice_of_a_card_that_the_node_lost_is_still_shown() -> None:
+async def test_a_slice_is_shown_while_its_node_has_the_card() -> None:
     world = cluster(node("n1").gpus(1))
-    world.observe(gpu_pod("p").on("n1", "lost,NVIDIA,100,7:;"))
-    assert await shown(world, "hami_vgpu_core_allocated_ratio", "device_uuid") == {"lost": 7}
+    exposition = Exposition(world.ledger)
+    family = ("hami_vgpu_core_allocated_ratio", "device_uuid")
+    world.observe(gpu_pod("p").on("n1", "another,NVIDIA,100,7:;"))
+    assert await shown(exposition, *family) == {}
+    world.add(node("n1").gpu("another"))
+    assert await shown(exposition, *family) == {"another": 7}
 
 
 # -- MIG
@@ -292,7 +295,8 @@ async def test_quota_use_is_in_the_unit_of_its_limit() -> None:
     world.ledger.observe_node(NodeFacts("n1", (device,)))
     grant = Grant("d0", scaled.key, 3 * scaled.quota_factor, 5)
     world.ledger.observe_pod(_pod((grant,), vendor=scaled.key))
-    world.quota(**{f"limits.{scaled.quota_memory}": 4})
+    hard: dict[str, Any] = {f"limits.{scaled.quota_memory}": 4}
+    world.quota(**hard)
     assert await shown(world, "hami_resource_quota_used", "namespace", "quota_name", "limit") == {
         ("default", scaled.quota_memory, "4"): 3
     } | ({("default", scaled.quota_cores, ""): 5} if scaled.quota_cores else {})
@@ -351,10 +355,9 @@ async def test_what_changed_between_two_scrapes_is_shown() -> None:
 
 
 @pytest.fixture
-def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RENDER_BYTES", 1)
     monkeypatch.setattr(module, "JOIN_BYTES", 1)
-    yield
 
 
 @pytest.mark.usefixtures("_tiny_pieces")

@@ -78,15 +78,21 @@ def test_in_a_cluster_the_webhook_has_certificates_of_our_own() -> None:
         ({"node-lock": "always"}, "node_lock", NodeLockMode.ALWAYS),
         ({"node-lock-timeout": "90s"}, "node_lock_seconds", 90.0),
         ({"privileged": "deny"}, "privileged", PrivilegedMode.DENY),
+        ({"inject-identity": "false"}, "injects_identity", False),
+        ({"hook-path": "/opt"}, "hook_path", "/opt"),
+        ({"allow-disable-control": "true"}, "allow_disable_control", True),
         ({"legacy-metrics": "true"}, "legacy_metrics", True),
         ({"trusted-user": ("a", "system:serviceaccount:x:y")}, "trusted_users", {"a", "system:serviceaccount:x:y"}),
         ({"trusted-user": "a,b"}, "trusted_users", {"a,b"}),
         ({"grace-period": "5s"}, "grace_seconds", 5.0),
         ({"device-config-file": ""}, "device_sections", None),
-        ({"debug": "true", "profiling": "true", "node-lock-retry-timeout": "28s", "vmodule": "x=3"}, "privileged",
-         PrivilegedMode.IGNORE),
+        (
+            {"debug": "true", "profiling": "true", "node-lock-retry-timeout": "28s", "vmodule": "x=3"},
+            "privileged",
+            PrivilegedMode.IGNORE,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_flag_sets_its_setting(flags: Flags, name: str, value: object) -> None:
     assert getattr(settings(flags), name) == value
 
@@ -149,30 +155,62 @@ def at(text: str) -> Address:
         ({"cert_file": "", "key_file": ""}, POD, Listeners(), OWN),
         ({"tls-secret": "ns/n"}, {}, Listeners(), SelfManaged("ns", "n", OWN.service, OWN.webhook_configuration)),
         ({"tls-secret": "n"}, POD, Listeners(), SelfManaged("gpu", "n", OWN.service, OWN.webhook_configuration)),
-        ({"webhook-service": "s", "webhook-configuration": "w"}, POD, Listeners(),
-         SelfManaged("gpu", OWN.secret, "s", "w")),
+        (
+            {"webhook-service": "s", "webhook-configuration": "w"},
+            POD,
+            Listeners(),
+            SelfManaged("gpu", OWN.secret, "s", "w"),
+        ),
         ({"webhook-bind": "none"}, POD, Listeners(webhook=None), None),
         ({"webhook-bind": "none", "extender-tls": "true"}, POD, Listeners(webhook=None, extender_tls=True), OWN),
-        ({"webhook-bind": ":1", "extender-bind": ":2", "metrics-bind-address": "none"}, POD,
-         Listeners(extender=at(":2"), webhook=at(":1"), metrics=None), OWN),
+        (
+            {"webhook-bind": ":1", "extender-bind": ":2", "metrics-bind-address": "none"},
+            POD,
+            Listeners(extender=at(":2"), webhook=at(":1"), metrics=None),
+            OWN,
+        ),
         ({"extender-bind": "none", "extender-tls": "true"}, {}, Listeners(None, None, extender_tls=True), None),
-        (FILES | {"extender-tls": "true", "client-ca-file": "/ca"}, {},
-         Listeners(extender_tls=True, client_ca="/ca"), TlsFiles("/tls/tls.crt", "/tls/tls.key")),
+        (
+            FILES | {"extender-tls": "true", "client-ca-file": "/ca"},
+            {},
+            Listeners(extender_tls=True, client_ca="/ca"),
+            TlsFiles("/tls/tls.crt", "/tls/tls.key"),
+        ),
         # HAMi's one listener
         ({"http_bind": "0.0.0.0:80"}, POD, Listeners(None, None, single=at("0.0.0.0:80")), None),
-        (FILES | {"http_bind": ":443"}, POD, Listeners(None, None, single=at(":443")),
-         TlsFiles("/tls/tls.crt", "/tls/tls.key")),
-        (FILES | {"http_bind": ":443", "client-ca-file": "/ca"}, POD,
-         Listeners(None, None, single=at(":443"), client_ca="/ca"), TlsFiles("/tls/tls.crt", "/tls/tls.key")),
-        ({"http_bind": ":443", "tls-secret": "ns/n", "webhook-service": "s"}, {},
-         Listeners(None, None, single=at(":443")), SelfManaged("ns", "n", "s", OWN.webhook_configuration)),
+        (
+            FILES | {"http_bind": ":443"},
+            POD,
+            Listeners(None, None, single=at(":443")),
+            TlsFiles("/tls/tls.crt", "/tls/tls.key"),
+        ),
+        (
+            FILES | {"http_bind": ":443", "client-ca-file": "/ca"},
+            POD,
+            Listeners(None, None, single=at(":443"), client_ca="/ca"),
+            TlsFiles("/tls/tls.crt", "/tls/tls.key"),
+        ),
+        (
+            {"http_bind": ":443", "tls-secret": "ns/n", "webhook-service": "s"},
+            {},
+            Listeners(None, None, single=at(":443")),
+            SelfManaged("ns", "n", "s", OWN.webhook_configuration),
+        ),
         # port 0 is another one each time, and two hosts can share a port
-        ({"extender-bind": "127.0.0.1:0", "metrics-bind-address": ":0"}, {},
-         Listeners(at("127.0.0.1:0"), None, at(":0")), None),
-        ({"extender-bind": "127.0.0.1:80", "metrics-bind-address": "10.0.0.1:80"}, {},
-         Listeners(at("127.0.0.1:80"), None, at("10.0.0.1:80")), None),
+        (
+            {"extender-bind": "127.0.0.1:0", "metrics-bind-address": ":0"},
+            {},
+            Listeners(at("127.0.0.1:0"), None, at(":0")),
+            None,
+        ),
+        (
+            {"extender-bind": "127.0.0.1:80", "metrics-bind-address": "10.0.0.1:80"},
+            {},
+            Listeners(at("127.0.0.1:80"), None, at("10.0.0.1:80")),
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_listeners_and_certificates_go_together(
     flags: Flags, environ: Mapping[str, str], listeners: Listeners, tls: TlsFiles | SelfManaged | None
 ) -> None:
@@ -191,7 +229,11 @@ def test_listeners_and_certificates_go_together(
         ({"kube-qps": "much"}, {}, ["--kube-qps: expected a number"]),
         ({"kube-burst": "1.5"}, {}, ["--kube-burst: expected a whole number"]),
         ({"kube-timeout": "soon"}, {}, ["--kube-timeout: expected a duration"]),
-        ({"node-lock-timeout": "5"}, {}, ['--node-lock-timeout: expected a duration such as 90s, 5m or 1h30m, found "5"; write 5s']),
+        (
+            {"node-lock-timeout": "5"},
+            {},
+            ['--node-lock-timeout: expected a duration such as 90s, 5m or 1h30m, found "5"; write 5s'],
+        ),
         ({"node-lock-timeout": "0s"}, {}, ["--node-lock-timeout: expected a duration above 0"]),
         ({}, {"HAMI_NODELOCK_EXPIRE": "5 minutes"}, ["HAMI_NODELOCK_EXPIRE: expected a duration"]),
         ({"turn-timeout": "5m"}, {}, ["--turn-timeout: a bind must not wait longer than its reservation"]),
@@ -199,32 +241,66 @@ def test_listeners_and_certificates_go_together(
         ({"privileged": "allow"}, {}, ['--privileged: expected ignore or deny, found "allow"']),
         ({"trusted-user": ("a", "")}, {}, ["--trusted-user: expected a text"]),
         ({"v": "=high"}, {}, ['--v: expected a whole number, found "high"']),
-        ({"log-level": "loud", "log-format": "xml"}, {},
-         ["--log-format: expected json or console", "--log-level: expected debug or info or warning or error"]),
+        (
+            {"log-level": "loud", "log-format": "xml"},
+            {},
+            ["--log-format: expected json or console", "--log-level: expected debug or info or warning or error"],
+        ),
         ({"print-config": "x"}, {}, ["--print-config: expected true or false"]),
-        ({"leader-elect": "true"}, {}, ["--leader-elect: needs --leader-elect-resource-name",
-         "--leader-elect: needs --leader-elect-resource-namespace", "--leader-elect: needs the host's name"]),
+        (
+            {"leader-elect": "true"},
+            {},
+            [
+                "--leader-elect: needs --leader-elect-resource-name",
+                "--leader-elect: needs --leader-elect-resource-namespace",
+                "--leader-elect: needs the host's name",
+            ],
+        ),
         ({"cert_file": "/c"}, POD, ["--cert_file: is given without --key_file"]),
         ({"key_file": "/k"}, POD, ["--key_file: is given without --cert_file"]),
         (FILES | {"tls-secret": "a/b"}, {}, ["--tls-secret: makes certificates of our own and excludes --cert_file"]),
         (FILES | {"webhook-service": "s"}, {}, ["--webhook-service: is for certificates of our own"]),
         ({"webhook-configuration": "w"}, {}, ["--webhook-configuration: is for certificates of our own"]),
-        ({"tls-secret": "n"}, {}, ['--tls-secret: expected NAMESPACE/NAME, or NAME where POD_NAMESPACE is set, found "n"']),
+        (
+            {"tls-secret": "n"},
+            {},
+            ['--tls-secret: expected NAMESPACE/NAME, or NAME where POD_NAMESPACE is set, found "n"'],
+        ),
         ({"tls-secret": "a/B"}, {}, ["--tls-secret: expected NAMESPACE/NAME"]),
         ({"tls-secret": "a/b/c"}, {}, ["--tls-secret: expected NAMESPACE/NAME"]),
         ({"webhook-service": "S"}, POD, ["--webhook-service: expected a name of lower-case letters"]),
         ({"webhook-bind": ":9443"}, {}, ["--webhook-bind: needs a certificate"]),
         ({"extender-tls": "true"}, {}, ["--extender-tls: needs a certificate"]),
-        ({"client-ca-file": "/ca"}, POD, ["--client-ca-file: client certificates are only asked for over TLS: give --extender-tls"]),
-        ({"client-ca-file": "/ca", "http_bind": ":80"}, POD, ["--client-ca-file: client certificates are only asked for over TLS: give --cert_file"]),
-        ({"http_bind": ":80", "webhook-bind": ":81"}, {}, ["--http_bind: is one listener for everything and excludes --webhook-bind"]),
-        ({"http_bind": ":80", "extender-tls": "true"}, {}, ["--http_bind: is one listener for everything and excludes --extender-tls"]),
+        (
+            {"client-ca-file": "/ca"},
+            POD,
+            ["--client-ca-file: client certificates are only asked for over TLS: give --extender-tls"],
+        ),
+        (
+            {"client-ca-file": "/ca", "http_bind": ":80"},
+            POD,
+            ["--client-ca-file: client certificates are only asked for over TLS: give --cert_file"],
+        ),
+        (
+            {"http_bind": ":80", "webhook-bind": ":81"},
+            {},
+            ["--http_bind: is one listener for everything and excludes --webhook-bind"],
+        ),
+        (
+            {"http_bind": ":80", "extender-tls": "true"},
+            {},
+            ["--http_bind: is one listener for everything and excludes --extender-tls"],
+        ),
         ({"http_bind": "none"}, {}, ["--http_bind: expected HOST:PORT or :PORT"]),
         ({"http_bind": ":9395"}, {}, ["--metrics-bind-address: :9395 is taken by --http_bind :9395"]),
-        ({"extender-bind": "127.0.0.1:9443"}, POD, ["--webhook-bind: :9443 is taken by --extender-bind 127.0.0.1:9443"]),
+        (
+            {"extender-bind": "127.0.0.1:9443"},
+            POD,
+            ["--webhook-bind: :9443 is taken by --extender-bind 127.0.0.1:9443"],
+        ),
         ({"device-config-file": "/nope"}, {}, ["--device-config-file: cannot read /nope: No such file or directory"]),
     ],
-)  # fmt: skip
+)
 def test_a_bad_configuration_says_what_is_wrong(flags: Flags, environ: Mapping[str, str], said: list[str]) -> None:
     found = problems(flags, environ)
     assert len(found) == len(said)
@@ -238,6 +314,7 @@ def test_all_problems_come_at_once() -> None:
     assert {text.partition(":")[0] for text in found} == {
         "--kube-qps",
         "--node-lock",
+        "--resource-name",
         "--device-config-file",
         "HAMI_NODELOCK_EXPIRE",
     }

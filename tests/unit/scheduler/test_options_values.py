@@ -90,6 +90,7 @@ def test_a_duration_is_written_short_and_reads_back(seconds: float, text: str) -
     [
         (read.text_of, "", ""),
         (read.some_text, "x", "x"),
+        (read.directory_of, "/usr/local", "/usr/local"),
         (read.switch_of, "true", True),
         (read.switch_of, "F", False),
         (read.whole_of, "-3", -3),
@@ -124,6 +125,10 @@ def test_a_value_is_read(parse: Callable[[str], Any], text: str, value: object) 
     ("parse", "text", "message"),
     [
         (read.some_text, " ", "expected a text, found nothing"),
+        (read.some_text, "a\nb", "without control characters"),
+        (read.some_text, "\udcff", "without control characters"),
+        (read.directory_of, "usr", 'expected a path that starts with /, found "usr"'),
+        (read.directory_of, "/a\nb", "expected a path"),
         (read.switch_of, "", 'expected true or false, found ""'),
         (read.switch_of, "yes", 'expected true or false, found "yes"'),
         (read.whole_of, "4.5", 'expected a whole number, found "4.5"'),

@@ -1,0 +1,264 @@
+"""X.509 in memory: an own authority, serving certificates made by it, and reading what others made.
+
+Pure but for randomness: no file, no request, no clock (callers pass `now`, unix time in seconds). What it makes passes
+strict verifiers: EC P-256, key identifiers, constraints, names as subject alternatives. It decides nothing; whether a
+certificate should be replaced is in `certificates`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+E = TypeVar("E", bound=x509.ExtensionType)
+
+DAY = 86_400.0
+"""seconds"""
+AUTHORITY_SECONDS = 3650 * DAY
+LEAF_SECONDS = 365 * DAY
+BACKDATED = 3600.0
+"""seconds by which a certificate is older than it is, for clocks that are behind"""
+MAX_COMMON_NAME = 64
+"""characters, the limit of X.520; verifiers read the alternative names anyway"""
+MAX_BUNDLE = 64
+"""certificates that are read of one text"""
+
+
+class BadCertificate(Exception):
+    """Not a certificate, not a key, or not a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A certificate (a chain: leaf first) and its key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decisions need to know of a certificate; times are unix seconds."""
+
+    not_before: float
+    not_after: float
+    names: frozenset[str]
+    """DNS names and addresses"""
+    is_authority: bool
+
+    def valid_at(self, now: float) -> bool:
+        return self.not_before <= now < self.not_after
+
+    def left(self, now: float) -> float:
+        """Part of the life that is left, 0 to 1 (negative afterwards)."""
+        return (self.not_after - now) / max(self.not_after - self.not_before, 1.0)
+
+
+# -- making
+
+
+def make_authority(*, now: float) -> Pair:
+    """A new authority of its own name, so that two of them in one bundle can be told apart."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    name = _name(f"tessera-ca-{identifier.digest.hex()[:16]}")
+    built = (
+        _builder(name, name, key, now=now, seconds=AUTHORITY_SECONDS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+    )
+    return Pair(_pem(built.sign(key, hashes.SHA256())), _key_pem(key))
+
+
+def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
+    """A serving certificate for these names and addresses. It never outlives its authority."""
+    signer, signer_key = _one(authority.certificate), _private(authority.key)
+    if not isinstance(signer_key, ec.EllipticCurvePrivateKey):
+        raise BadCertificate("the authority's key is not an elliptic-curve key")
+    wanted = sorted(set(names))
+    if not wanted:
+        raise BadCertificate("a serving certificate needs a name")
+    key = ec.generate_private_key(ec.SECP256R1())
+    life = min(LEAF_SECONDS, signer.not_valid_after_utc.timestamp() - now)
+    if life <= 0:
+        raise BadCertificate("the authority has ended")
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
+    built = (
+        _builder(_name(wanted[0]), signer.subject, key, now=now, seconds=life)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(one) for one in wanted]), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(issuer, critical=False)
+    )
+    return Pair(_pem(built.sign(signer_key, hashes.SHA256())), _key_pem(key))
+
+
+# -- reading
+
+
+def facts_of(certificate: bytes) -> Facts:
+    """Of the first certificate of a PEM text."""
+    found = _one(certificate)
+    try:
+        extensions = found.extensions
+        alternatives = _extension(extensions, x509.SubjectAlternativeName)
+        basic = _extension(extensions, x509.BasicConstraints)
+    except (ValueError, UnsupportedAlgorithm, x509.UnsupportedGeneralNameType) as error:
+        raise BadCertificate(f"unreadable extensions: {error}") from error
+    names: set[str] = set()
+    if alternatives is not None:
+        names.update(alternatives.get_values_for_type(x509.DNSName))
+        names.update(str(address) for address in alternatives.get_values_for_type(x509.IPAddress))
+    return Facts(
+        not_before=found.not_valid_before_utc.timestamp(),
+        not_after=found.not_valid_after_utc.timestamp(),
+        names=frozenset(names),
+        is_authority=basic is not None and basic.ca,
+    )
+
+
+def check_pair(pair: Pair) -> None:
+    """Raise where the key is not the one of the certificate."""
+    if _public_bytes(_one(pair.certificate)) != _raw_public(_private(pair.key)):
+        raise BadCertificate("the key does not belong to the certificate")
+
+
+def can_sign(authority: Pair) -> bool:
+    """Whether `make_leaf` works with this pair."""
+    try:
+        check_pair(authority)
+        return facts_of(authority.certificate).is_authority and isinstance(
+            _private(authority.key), ec.EllipticCurvePrivateKey
+        )
+    except BadCertificate:
+        return False
+
+
+def signed_by(certificate: bytes, authority: bytes) -> bool:
+    """Whether the first certificate was directly made by the (first) authority."""
+    try:
+        _one(certificate).verify_directly_issued_by(_one(authority))
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+def split_bundle(text: bytes) -> tuple[bytes, ...]:
+    """The certificates of a PEM text, each once, in order; none where it cannot be read."""
+    try:
+        return tuple(dict.fromkeys(_pem(one) for one in _all(text)))
+    except BadCertificate:
+        return ()
+
+
+# -- inside
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, *, now: float, seconds: float
+) -> x509.CertificateBuilder:
+    began = datetime.fromtimestamp(now, UTC).replace(microsecond=0)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(began - timedelta(seconds=BACKDATED))
+        .not_valid_after(began + timedelta(seconds=int(seconds)))
+    )
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:MAX_COMMON_NAME])])
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(name)
+    except ValueError as error:
+        raise BadCertificate(f"{name!r} cannot be the name of a server") from error
+
+
+def _extension(extensions: x509.Extensions, kind: type[E]) -> E | None:
+    try:
+        return extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def _all(text: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(text)[:MAX_BUNDLE]
+    except ValueError as error:
+        raise BadCertificate("not a certificate in PEM") from error
+
+
+def _one(text: bytes) -> x509.Certificate:
+    return _all(text)[0]
+
+
+def _private(text: bytes) -> PrivateKeyTypes:
+    try:
+        return load_pem_private_key(text, password=None)
+    except TypeError as error:
+        raise BadCertificate("the key is encrypted; only plain keys can be used") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadCertificate("not a key in PEM") from error
+
+
+def _public_bytes(certificate: x509.Certificate) -> bytes:
+    try:
+        return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise BadCertificate("a certificate with an unknown kind of key") from error
+
+
+def _raw_public(key: PrivateKeyTypes) -> bytes:
+    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -1,0 +1,159 @@
+"""Where the self-managed certificates live: a Secret, and the `caBundle` of a webhook configuration.
+
+Every write names the version that it is based on, so that of several replicas exactly one wins; the others are told
+(False) and read again. Nothing is decided or retried here. Fields that are not ours are written back as they were.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError
+from tessera.kube.resources import MUTATING_WEBHOOKS, SECRETS
+from tessera.scheduler.settings import SelfManaged
+
+NOT_FOUND = 404
+CONFLICT = 409
+TLS_SECRET = "kubernetes.io/tls"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSecret:
+    """A Secret as it was read."""
+
+    data: Mapping[str, bytes]
+    """what cannot be decoded is left out"""
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWebhook:
+    """A webhook configuration as it was read."""
+
+    bundles: tuple[bytes, ...]
+    """one for every webhook in it; empty where there is none"""
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+class CertificateStore(Protocol):
+    """What keeping certificates asks of the cluster. Faults are KubeErrors; a lost race is False."""
+
+    async def read_secret(self) -> StoredSecret | None: ...
+
+    async def create_secret(self, data: Mapping[str, bytes]) -> bool: ...
+
+    async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool: ...
+
+    async def read_webhook(self) -> StoredWebhook | None:
+        """None where there is no such configuration: then there is nothing to keep right."""
+        ...
+
+    async def patch_webhook(self, old: StoredWebhook, bundle: bytes) -> bool: ...
+
+
+class KubeStore:
+    """The real one."""
+
+    def __init__(self, client: KubeClient, where: SelfManaged) -> None:
+        self._client = client
+        self._where = where
+
+    async def read_secret(self) -> StoredSecret | None:
+        found = await self._get(SECRETS.path(self._where.namespace, self._where.secret))
+        if found is None:
+            return None
+        encoded = _mapping(found.get("data"))
+        decoded = {name: value for name, text in encoded.items() if (value := _decoded(text)) is not None}
+        return StoredSecret(decoded, found)
+
+    async def create_secret(self, data: Mapping[str, bytes]) -> bool:
+        where = self._where
+        body = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": {"name": where.secret, "namespace": where.namespace},
+            "type": TLS_SECRET,
+            "data": _encoded(data),
+        }
+        try:
+            await self._client.create(SECRETS.path(where.namespace), body)
+        except ApiError as error:
+            if error.status == CONFLICT:
+                return False
+            raise
+        return True
+
+    async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool:
+        body = {**old.raw, "data": {**_mapping(old.raw.get("data")), **_encoded(data)}}
+        path = SECRETS.path(self._where.namespace, self._where.secret)
+        try:
+            await self._client.replace(path, body)
+        except ApiError as error:
+            if error.status in (CONFLICT, NOT_FOUND):
+                return False
+            raise
+        return True
+
+    async def read_webhook(self) -> StoredWebhook | None:
+        if not self._where.webhook_configuration:
+            return None
+        found = await self._get(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration))
+        if found is None:
+            return None
+        bundles = (_decoded(_client_config(webhook).get("caBundle")) or b"" for webhook in _webhooks(found))
+        return StoredWebhook(tuple(bundles), found)
+
+    async def patch_webhook(self, old: StoredWebhook, bundle: bytes) -> bool:
+        text = base64.b64encode(bundle).decode()
+        webhooks = [
+            {**webhook, "clientConfig": {**_client_config(webhook), "caBundle": text}} for webhook in _webhooks(old.raw)
+        ]
+        version = _mapping(old.raw.get("metadata")).get("resourceVersion")
+        # A merge patch replaces the list as a whole: with the version, only if nobody changed it meanwhile.
+        body = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
+        try:
+            await self._client.patch(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration), body)
+        except ApiError as error:
+            if error.status in (CONFLICT, NOT_FOUND):
+                return False
+            raise
+        return True
+
+    async def _get(self, path: str) -> dict[str, Any] | None:
+        try:
+            return await self._client.get(path, dict)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _webhooks(raw: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = raw.get("webhooks")
+    return [_mapping(webhook) for webhook in found] if isinstance(found, list) else []
+
+
+def _client_config(webhook: Mapping[str, Any]) -> dict[str, Any]:
+    return _mapping(webhook.get("clientConfig"))
+
+
+def _decoded(text: Any) -> bytes | None:
+    if not isinstance(text, str):
+        return None
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: base64.b64encode(value).decode() for name, value in data.items()}

@@ -1,0 +1,62 @@
+"""The server under contract: the one that TESSERA_CONTRACT_KUBECONFIG names, or else the embedded one."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tessera.sandbox.server import ApiServer, Options
+from tests.contract.speaking import Client, Json, client, read_kubeconfig
+
+
+@dataclass(frozen=True)
+class Space:
+    """A namespace of one test, with paths to what is in it."""
+
+    name: str
+
+    def of(self, plural: str, name: str = "", sub: str = "") -> str:
+        return "/".join(part for part in (f"/api/v1/namespaces/{self.name}/{plural}", name, sub) if part)
+
+    def pods(self, name: str = "", sub: str = "") -> str:
+        return self.of("pods", name, sub)
+
+    def leases(self, name: str = "") -> str:
+        base = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases"
+        return f"{base}/{name}" if name else base
+
+
+@pytest.fixture
+async def api() -> AsyncIterator[Client]:
+    given = os.environ.get("TESSERA_CONTRACT_KUBECONFIG")
+    if given:
+        async with client(read_kubeconfig(Path(given))) as speaking:
+            yield speaking
+        return
+    async with ApiServer(Options(seed=1, token="secret")) as server, client(server.kubeconfig()) as speaking:
+        yield speaking
+
+
+@pytest.fixture
+async def space(api: Client) -> AsyncIterator[Space]:
+    name = f"contract-{uuid.uuid4().hex[:10]}"
+    await api.made("/api/v1/namespaces", {"metadata": {"name": name}})
+    # Where no controller manager runs, nobody else makes the account that pods need.
+    await api.post(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+    yield Space(name)
+    await api.delete(f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0})
+    await api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def node(api: Client) -> AsyncIterator[Json]:
+    name = f"contract-{uuid.uuid4().hex[:10]}"
+    capacity = {"cpu": "8", "memory": "65536Mi", "pods": "110", "nvidia.com/gpu": "3000"}
+    body = {"metadata": {"name": name}, "status": {"capacity": capacity}}
+    yield await api.made("/api/v1/nodes", body)
+    await api.delete(f"/api/v1/nodes/{name}")

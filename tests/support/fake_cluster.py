@@ -1,0 +1,216 @@
+"""The apiserver as the scheduler's decisions see it, in memory, with faults that a test scripts call by call.
+
+It refuses what a real one refuses (wrong uid, bound already, being deleted, stale resourceVersion), so that a test
+asserts what is stored in the end. Changes wait in `changes` until the test lets an informer see them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.scheduler.cluster import Annotations
+from tessera.wire.objects import Metadata, Node, Pod
+from tests.support.builders import NodeBuilder, PodBuilder
+
+Object = TypeVar("Object", Pod, Node)
+
+
+def refused(status: int, reason: str = "", *, retry_after: float | None = None) -> ApiError:
+    return ApiError(status=status, reason=reason, message="scripted", retry_after=retry_after)
+
+
+def not_found(what: str) -> ApiError:
+    return ApiError(status=404, reason="NotFound", message=f"{what} not found")
+
+
+def lost_answer() -> Unreachable:
+    return Unreachable("no answer within 30 s", maybe_done=True)
+
+
+def never_sent() -> Unreachable:
+    return Unreachable("connection refused", maybe_done=False)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happens to one call: time passes, something else happens, the call takes effect (or not), it fails."""
+
+    error: KubeError | None = None
+    done: bool = False
+    """True where the call takes effect although it fails"""
+    delay: float = 0.0
+    """seconds before"""
+    meanwhile: Callable[[], object] = lambda: None
+
+
+OK = Step()
+
+
+@dataclass(frozen=True)
+class Write:
+    """A call that changes something, as it came in."""
+
+    verb: str
+    name: str
+    annotations: Mapping[str, str | None]
+    labels: Mapping[str, str]
+
+
+class FakeCluster:
+    """Pods and nodes. Every call goes through the steps that are scripted for its verb, then works."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        self.nodes: dict[str, Node] = {}
+        self.changes: deque[tuple[str, str]] = deque()
+        """kind and key of what an informer has not seen"""
+        self.calls: list[str] = []
+        self.writes: list[Write] = []
+        self._steps: defaultdict[str, deque[Step]] = defaultdict(deque)
+        self._always: dict[str, Step] = {}
+        self._version = 0
+
+    # -- what a test says
+
+    def script(self, verb: str, *steps: Step | KubeError) -> None:
+        """The next calls of `verb` go like this."""
+        self._steps[verb].extend(_step(step) for step in steps)
+
+    def always(self, verb: str, step: Step | KubeError | None) -> None:
+        """Every further call goes like this; None ends it."""
+        if step is None:
+            self._always.pop(verb, None)
+        else:
+            self._always[verb] = _step(step)
+
+    def add_pod(self, built: PodBuilder) -> None:
+        pod = built.api()
+        self._store_pod(f"{pod.metadata.namespace}/{pod.metadata.name}", pod)
+
+    def delete_pod(self, key: str) -> None:
+        del self.pods[key]
+        self.changes.append(("pod", key))
+
+    def add_node(self, built: NodeBuilder) -> None:
+        node = built.api()
+        self._store_node(node.name, node)
+
+    def delete_node(self, name: str) -> None:
+        del self.nodes[name]
+        self.changes.append(("node", name))
+
+    def annotate(self, name: str, **annotations: str | None) -> None:
+        """Somebody else changes a node."""
+        self._store_node(name, _annotated(self.nodes[name], annotations))
+
+    def mark_pod(self, key: str, annotations: Annotations) -> None:
+        """Somebody else changes a pod."""
+        self._store_pod(key, _annotated(self.pods[key], annotations))
+
+    # -- Cluster
+
+    async def get_pod(self, namespace: str, name: str) -> Pod:
+        return await self._call("get_pod", lambda: self._pod(f"{namespace}/{name}"))
+
+    async def get_node(self, name: str) -> Node:
+        return await self._call("get_node", lambda: self._node(name))
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+    ) -> None:
+        key = f"{namespace}/{name}"
+
+        def effect() -> None:
+            pod = self._pod(key)
+            if pod.metadata.uid != uid:
+                raise refused(409, "Conflict")
+            if pod.spec.node_name or pod.metadata.deletion_timestamp:
+                raise refused(409, "Conflict")
+            bound = _annotated(pod, annotations, labels)
+            self._store_pod(key, msgspec.structs.replace(bound, spec=msgspec.structs.replace(pod.spec, node_name=node)))
+
+        self.writes.append(Write("bind", key, annotations, labels))
+        await self._call("bind", effect)
+
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+        key = f"{namespace}/{name}"
+        self.writes.append(Write("annotate_pod", key, annotations, {}))
+        await self._call("annotate_pod", lambda: self._store_pod(key, _annotated(self._pod(key), annotations)))
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
+        def effect() -> None:
+            node = self._node(name)
+            if resource_version and resource_version != node.metadata.resource_version:
+                raise refused(409, "Conflict")
+            self._store_node(name, _annotated(node, annotations))
+
+        self.writes.append(Write("annotate_node", name, annotations, {}))
+        await self._call("annotate_node", effect)
+
+    # -- inside
+
+    T = TypeVar("T")
+
+    async def _call(self, verb: str, effect: Callable[[], T]) -> T:
+        self.calls.append(verb)
+        steps = self._steps[verb]
+        step = steps.popleft() if steps else self._always.get(verb, OK)
+        # A call gives the loop to others even where it answers at once.
+        await asyncio.sleep(step.delay)
+        step.meanwhile()
+        if step.error is None:
+            return effect()
+        if step.done:
+            effect()
+        raise step.error
+
+    def _pod(self, key: str) -> Pod:
+        if key not in self.pods:
+            raise not_found(f'pods "{key}"')
+        return self.pods[key]
+
+    def _node(self, name: str) -> Node:
+        if name not in self.nodes:
+            raise not_found(f'nodes "{name}"')
+        return self.nodes[name]
+
+    def _store_pod(self, key: str, pod: Pod) -> None:
+        self.pods[key] = self._stamped(pod)
+        self.changes.append(("pod", key))
+
+    def _store_node(self, name: str, node: Node) -> None:
+        self.nodes[name] = self._stamped(node)
+        self.changes.append(("node", name))
+
+    def _stamped(self, found: Object) -> Object:
+        self._version += 1
+        return _with_metadata(found, resource_version=str(self._version))
+
+
+def _step(step: Step | KubeError) -> Step:
+    return step if isinstance(step, Step) else Step(error=step)
+
+
+def _with_metadata(found: Object, **changes: object) -> Object:
+    metadata: Metadata = msgspec.structs.replace(found.metadata, **changes)
+    return msgspec.structs.replace(found, metadata=metadata)
+
+
+def _annotated(found: Object, annotations: Annotations, labels: Mapping[str, str] | None = None) -> Object:
+    merged = {**(found.metadata.annotations or {}), **annotations}
+    kept = {key: value for key, value in merged.items() if value is not None}
+    return _with_metadata(found, annotations=kept, labels={**(found.metadata.labels or {}), **(labels or {})})
