@@ -1,4 +1,4 @@
-"""A GPU cluster as the API shows it: nodes and pods as whole JSON objects, made by the thousand, and filter requests.
+"""A GPU cluster as the API shows it: nodes and pods as whole JSON objects, made by the thousand.
 
 Objects have the size and the noise of real ones (managed fields, conditions, images), so that skipping what nobody
 reads costs here what it costs in production. The same numbers always give the same objects.
@@ -6,9 +6,6 @@ reads costs here what it costs in production. The same numbers always give the s
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
-from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -30,13 +27,6 @@ NAMESPACES = 50
 IMAGES = 30
 """a kubelet reports up to 50"""
 BORN = "2026-11-15T06:47:30Z"
-
-REPEATED_SHAPES = ((2_000, 5), (6_000, 10), (12_000, 20), (20_000, 30))
-"""MiB and per cent: few shapes that come again and again, as deployments do"""
-HOPELESS_SHAPES = tuple((CARD_MEMORY + 10_000 * i, 10) for i in range(1, 5))
-"""more memory than any card has"""
-
-Shape = tuple[int, int]
 
 
 def node_name(number: int) -> str:
@@ -116,7 +106,7 @@ def _node(number: int, devices: int) -> dict[str, Any]:
 
 def _running_pod() -> dict[str, Any]:
     """A template: the marks of one pod go into its `%(...)s`."""
-    pod = _asking_pod(*HELD)
+    pod = asking_pod(*HELD)
     pod["metadata"] |= {
         "name": "%(name)s",
         "generateName": "training-",
@@ -174,8 +164,8 @@ def _pod_marks(node: int, pod: int, devices: int) -> dict[str, str]:
     }
 
 
-def _asking_pod(memory: int, cores: int) -> dict[str, Any]:
-    """A pod behind the webhook, as kube-scheduler shows it to an extender."""
+def asking_pod(memory: int, cores: int) -> dict[str, Any]:
+    """A pod behind the webhook, as kube-scheduler shows it to an extender: a template for name, namespace and uid."""
     amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
     amounts |= {"nvidia.com/gpumem": str(memory), "nvidia.com/gpucores": str(cores)}
     token = "kube-api-access-tcjbj"
@@ -240,48 +230,3 @@ def _managed(manager: str, root: str, fields: int) -> list[dict[str, Any]]:
     return [
         {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": tree}
     ]
-
-
-class Asking:
-    """Filter requests about all nodes of a fleet; every one that is made is about a new pod unless a uid is given."""
-
-    def __init__(self, nodes: int, *, run: str = "0") -> None:
-        """`run` tells the pods of several askers apart; a hexadecimal digit."""
-        self._names = [node_name(number) for number in range(nodes)]
-        self._listed = msgspec.json.encode(self._names)
-        self._run = run
-        self._made = 0
-        self._dice = random.Random(nodes)
-        self._templates: dict[Shape, str] = {}
-        self._repeated = cycle(REPEATED_SHAPES)
-
-    def uid(self) -> str:
-        self._made += 1
-        return f"{self._made:08x}-{self._run * 4}-4000-8000-0000000000ff"
-
-    def request(self, shape: Shape, *, uid: str = "", shuffled: bool = True) -> bytes:
-        """`shuffled`: the names in another order each time, as the parallel workers of kube-scheduler leave them."""
-        template = self._templates.get(shape)
-        if template is None:
-            template = self._templates[shape] = msgspec.json.encode(_asking_pod(*shape)).decode()
-        uid = uid or self.uid()
-        pod = template % {"name": f"training-{uid[:8]}", "namespace": "team-0", "uid": uid}
-        return b'{"Pod":%b,"Nodes":null,"NodeNames":%b}\n' % (pod.encode(), self._list(shuffled))
-
-    def repeated(self, *, shuffled: bool = True) -> bytes:
-        return self.request(next(self._repeated), shuffled=shuffled)
-
-    def unseen(self) -> bytes:
-        """Memory that no earlier pod asked for, to the MiB."""
-        return self.request((1_000 + self._made % 20_000, 7))
-
-    def hopeless(self, count: int) -> Sequence[tuple[Shape, str]]:
-        """Pods that no node can take."""
-        return [(shape, self.uid()) for shape, _ in zip(cycle(HOPELESS_SHAPES), range(count), strict=False)]
-
-    def _list(self, shuffled: bool) -> bytes:
-        if not shuffled:
-            return self._listed
-        self._dice.shuffle(self._names)
-        return msgspec.json.encode(self._names)
-

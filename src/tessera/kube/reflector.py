@@ -134,6 +134,10 @@ class Reflector(Generic[T]):
         self._failures = 0
         self._refusals = 0
 
+    def start_over(self) -> None:
+        """The next `run` begins with a list; for callers that stopped the one before. What vanished is still noticed."""
+        self._version = ""
+
     async def run(self) -> None:
         """For ever, until cancelled."""
         while True:

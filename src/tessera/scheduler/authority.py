@@ -40,6 +40,16 @@ MAX_COMMON_NAME = 64
 MAX_BUNDLE = 64
 """certificates that are read of one text"""
 
+_UNREADABLE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""what reading foreign certificates can end in"""
+
 
 class BadCertificate(Exception):
     """Not a certificate, not a key, or not a pair."""
@@ -123,7 +133,7 @@ def facts_of(certificate: bytes) -> Facts:
         extensions = found.extensions
         alternatives = _extension(extensions, x509.SubjectAlternativeName)
         basic = _extension(extensions, x509.BasicConstraints)
-    except (ValueError, UnsupportedAlgorithm, x509.UnsupportedGeneralNameType) as error:
+    except _UNREADABLE as error:
         raise BadCertificate(f"unreadable extensions: {error}") from error
     names: set[str] = set()
     if alternatives is not None:
@@ -158,7 +168,7 @@ def signed_by(certificate: bytes, authority: bytes) -> bool:
     """Whether the first certificate was directly made by the (first) authority."""
     try:
         _one(certificate).verify_directly_issued_by(_one(authority))
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+    except (BadCertificate, InvalidSignature, *_UNREADABLE):
         return False
     return True
 
@@ -228,7 +238,7 @@ def _extension(extensions: x509.Extensions, kind: type[E]) -> E | None:
 def _all(text: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(text)[:MAX_BUNDLE]
-    except ValueError as error:
+    except _UNREADABLE as error:
         raise BadCertificate("not a certificate in PEM") from error
 
 
@@ -248,7 +258,7 @@ def _private(text: bytes) -> PrivateKeyTypes:
 def _public_bytes(certificate: x509.Certificate) -> bytes:
     try:
         return certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    except (ValueError, UnsupportedAlgorithm) as error:
+    except _UNREADABLE as error:
         raise BadCertificate("a certificate with an unknown kind of key") from error
 
 

@@ -1,9 +1,9 @@
 """Keeps the self-managed serving certificate, its Secret and the webhook configuration in step.
 
 One round: read the webhook configuration, then the Secret; make or renew what `renewing.plan` says; see that the
-configuration trusts what the Secret says; only then serve the leaf. In this order: whoever reads a bundle before the Secret can
-never put an older bundle in place of a newer one, since the patch names the version that was read. Any number of replicas
-may do this at the same time; whoever loses a race uses what the winner wrote.
+configuration trusts what the Secret says; only then serve the leaf. The order matters: the patch names the version that
+was read before the Secret, so an older bundle never takes the place of a newer one. Any number of replicas may do this
+at the same time; whoever loses a race uses what the winner wrote.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ log = structlog.get_logger(__name__)
 CHECK_SECONDS = 60.0
 """between two rounds while all is well: how long a foreign change can go unnoticed"""
 QUIET_SECONDS = 5.0
-"""the shortest time between two rounds, however often `poke` is called: two controllers that disagree are no busy loop"""
+"""the shortest time between two rounds, however often `poke` is called: a quarrel of controllers is no busy loop"""
 SETTLE_SECONDS = 10.0
-"""from seeing a bundle in place to showing a certificate of its new authority: every apiserver has heard of it by then"""
+"""from seeing a bundle in place to showing a certificate of its new authority: time for apiservers to hear of it"""
+BACKOFF = Backoff(initial=2.0, cap=60.0, floor=1.0)
 ATTEMPTS = 5
 """races lost in one round before it is given up until the next"""
 
@@ -57,7 +58,7 @@ class CertificateKeeper:
         names: frozenset[str],
         now: Callable[[], float],
         on_served: Callable[[float], None] = lambda _expiry: None,
-        backoff: Backoff = Backoff(initial=2.0, cap=60.0, floor=1.0),  # noqa: B008
+        backoff: Backoff = BACKOFF,
         rng: random.Random | None = None,
     ) -> None:
         """`now` is unix time; `on_served` is told when the certificate that is shown ends, in unix time."""
@@ -98,8 +99,9 @@ class CertificateKeeper:
             webhook = await self._store.read_webhook()
             secret = await self._store.read_secret()
             bundles = webhook.bundles if webhook is not None else ()
+            trusted = bundles if self._in_place is None else (*bundles, self._in_place[0])
             data = secret.data if secret is not None else None
-            step = plan(data, now=self._now(), names=self._names, trusted=bundles)
+            step = plan(data, now=self._now(), names=self._names, trusted=trusted)
             if not isinstance(step, Keep):
                 material = (
                     renewed(step, now=self._now(), names=self._names) if isinstance(step, Renew) else step.material

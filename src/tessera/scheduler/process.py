@@ -12,6 +12,7 @@ import contextlib
 import gc
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import structlog
@@ -33,7 +34,7 @@ from tessera.scheduler.serving import (
     webhook_routes,
 )
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.tls import ServingTls
+from tessera.scheduler.tls import ServingTls, TlsError
 from tessera.vendors.registry import build_vendors
 from tessera.wire.errors import WireError
 
@@ -62,7 +63,12 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
     async with KubeClient(
         access, timeout=settings.kube_timeout, qps=settings.kube_qps, burst=settings.kube_burst
     ) as client:
-        return await Process(settings, client, reload=reload).run()
+        try:
+            process = Process(settings, client, reload=reload)
+        except TlsError as error:
+            log.error("no certificate to serve", error=str(error))
+            return 2
+        return await process.run()
 
 
 class Process:
@@ -75,7 +81,8 @@ class Process:
         self.metrics = Metrics()
         self.service = Service(settings, client, on_refusal=self.metrics.refused, on_audit=self._audited)
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
-        self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca)
+        self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
+        self._tls.prepare()
         self.listeners: dict[str, Listener] = {}
         self.stopping = asyncio.Event()
         self._look = asyncio.Event()
@@ -94,7 +101,6 @@ class Process:
                 loop.remove_signal_handler(number)
 
     async def _run(self) -> int:
-        await self._tls.prepare()
         try:
             await self._listen()
         except OSError as error:

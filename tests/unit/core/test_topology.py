@@ -140,3 +140,8 @@ def test_each_container_gets_its_own_linked_cards() -> None:
     world = cluster(node().gpus(4, slots=1).linked(links))
     two = pod().container(gpu=2, mem=10).container(gpu=2, mem=10).policy(device="topology-aware")
     assert [sorted(cards) for cards in uuids(world.chosen(two).placement)] == [["n1-0", "n1-2"], ["n1-1", "n1-3"]]
+
+
+def test_more_cards_than_any_machine_has_are_taken_in_the_order_given() -> None:
+    devices = [Device(f"G{i}", "NVIDIA", links={f"G{i + 1}": 5}) for i in range(600)]
+    assert topology.choose(devices, 3) == (0, 1, 2)

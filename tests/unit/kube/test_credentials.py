@@ -40,14 +40,15 @@ async def test_a_token_that_rotates_is_followed_within_a_minute(tmp_path: Path) 
 async def test_a_token_that_is_refused_is_read_again_at_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("first")
-    async with RawServer(refusal(401, "Unauthorized"), reply(200, {"kind": "Pod"})) as server:
-        async with KubeClient(Access(server.url, credentials=TokenFile(path))) as client:
-            path.write_text("first")
-            with pytest.raises(ApiError) as caught:
-                await client.get("/x", Thing)
-            assert caught.value.status == 401
-            path.write_text("second")
+    async with (
+        RawServer(refusal(401, "Unauthorized"), reply(200, {"kind": "Pod"})) as server,
+        KubeClient(Access(server.url, credentials=TokenFile(path))) as client,
+    ):
+        with pytest.raises(ApiError) as caught:
             await client.get("/x", Thing)
+        assert caught.value.status == 401
+        path.write_text("second")
+        await client.get("/x", Thing)
     assert [request.headers["authorization"] for request in server.requests] == ["Bearer first", "Bearer second"]
 
 

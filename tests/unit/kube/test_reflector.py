@@ -396,14 +396,15 @@ async def test_a_report_that_fails_stops_nothing(caplog: pytest.LogCaptureFixtur
 async def test_errors_are_logged_unless_told_otherwise(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     world.poison = {"put a"}
-    async with RawServer(refusal(500, message="etcd is gone"), page(pod("a")), HOLD) as server:
-        async with KubeClient(Access(server.url)) as client:
-            reflector = reflector_on(client, world)
-            task = asyncio.create_task(reflector.run())
-            await server.wait_for(3)
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+    async with (
+        RawServer(refusal(500, message="etcd is gone"), page(pod("a")), HOLD) as server,
+        KubeClient(Access(server.url)) as client,
+    ):
+        task = asyncio.create_task(reflector_on(client, world).run())
+        await server.wait_for(3)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
     assert "500: etcd is gone" in caplog.text
     assert "RuntimeError: cannot put a" in caplog.text
 

@@ -1,0 +1,100 @@
+"""The serving certificate of the listeners, wherever it comes from: files, our own authority, or none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from tessera.kube.client import KubeClient
+from tessera.scheduler.authority import BadCertificate
+from tessera.scheduler.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
+from tessera.scheduler.certificates import CertificateKeeper
+from tessera.scheduler.secret_store import KubeStore
+from tessera.scheduler.serving_context import ServingContext
+from tessera.scheduler.settings import SelfManaged, TlsFiles
+
+log = structlog.get_logger(__name__)
+
+
+class TlsError(Exception):
+    """The configured files cannot be used."""
+
+
+class ServingTls:
+    """One context for all listeners that speak TLS; `run` keeps its certificate fresh."""
+
+    def __init__(
+        self, source: TlsFiles | SelfManaged | None, client: KubeClient, *, client_ca: str, now: Callable[[], float]
+    ) -> None:
+        self.expiry = 0.0
+        """unix time at which the certificate that is shown ends; 0 where none is"""
+        self._serving: ServingContext | None = None
+        self._files: CertificateFiles | None = None
+        self._keeper: CertificateKeeper | None = None
+        self._looking = asyncio.Event()
+        if source is None:
+            return
+        self._serving = _serving_context(client_ca)
+        if isinstance(source, TlsFiles):
+            self._files = CertificateFiles(source.certificate, source.key, self._serving)
+            return
+        service = f"{source.service}.{source.namespace}"
+        names = frozenset({source.service, service, f"{service}.svc", f"{service}.svc.cluster.local"})
+        store = KubeStore(client, source)
+        self._keeper = CertificateKeeper(store, self._serving, names=names, now=now, on_served=self._served)
+
+    @property
+    def context(self) -> ssl.SSLContext | None:
+        return self._serving.context if self._serving is not None else None
+
+    def prepare(self) -> None:
+        """Read the files once; nothing starts with files that cannot be used."""
+        if self._files is None:
+            return
+        found = self._files.look()
+        if isinstance(found, Bad):
+            raise TlsError(found.text)
+        if isinstance(found, Loaded):
+            self._served(found.expiry)
+
+    def look(self) -> None:
+        """Something may have changed: look soon."""
+        self._looking.set()
+        if self._keeper is not None:
+            self._keeper.poke()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self._keeper is not None:
+            await self._keeper.run()
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._looking.wait()
+            self._looking.clear()
+            self._look_at_files()
+
+    def _look_at_files(self) -> None:
+        match self._files.look() if self._files is not None else None:
+            case Loaded(expiry):
+                log.info("certificate read again", expiry=expiry)
+                self._served(expiry)
+            case Bad(text, is_news=True):
+                log.error("certificate not read again, the old one stays", error=text)
+
+    def _served(self, expiry: float) -> None:
+        self.expiry = expiry
+
+
+def _serving_context(client_ca: str) -> ServingContext:
+    try:
+        return ServingContext(client_ca=Path(client_ca).read_bytes() if client_ca else b"")
+    except OSError as error:
+        raise TlsError(f"cannot read {error.filename}: {error.strerror}") from error
+    except BadCertificate as error:
+        raise TlsError(f"{client_ca}: {error}") from error
