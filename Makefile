@@ -25,7 +25,7 @@ FUZZ_SECONDS ?= 20
 # Per cent of lines and branches of core, wire and vendors that the tests must reach.
 COVERAGE := 95
 
-SUITES = $(wildcard tests/unit tests/property tests/contract)
+SUITES = $(wildcard tests/unit tests/property tests/contract tests/model tests/integration)
 TYPED = src tests $(if $(wildcard bench/*.py),bench) $(if $(wildcard examples/*.py),examples)
 
 define heading

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from itertools import combinations
+from operator import or_
 
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device
@@ -58,7 +60,8 @@ def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
         alone |= _whole_cards(ledger, entry.facts, devices)
     for card in view.cards:
         uuid = card.device.uuid
-        for kind, text in _audit_card(card, by_card[uuid]):
+        rules = ledger.rules.get(card.device.vendor)
+        for kind, text in _audit_card(card, by_card[uuid], core_masks=rules is not None and rules.core_masks):
             yield Finding(kind, view.name, uuid, text)
         if uuid in alone and len(by_card[uuid]) > 1:
             yield Finding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
@@ -84,11 +87,13 @@ def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -
     }
 
 
-def _audit_card(card: Card, held: list[Holding]) -> Iterator[tuple[str, str]]:
+def _audit_card(card: Card, held: list[Holding], *, core_masks: bool) -> Iterator[tuple[str, str]]:
     device = card.device
     total = Use()
     for holding in held:
         total = total.plus(holding.use)
+    if core_masks:
+        total = total._replace(cores=reduce(or_, (holding.use.cores for holding in held), 0))
     if total != Use(card.used, card.used_memory, card.used_cores):
         yield BROKEN, f"card shows {card.used, card.used_memory, card.used_cores}, its pods hold {tuple(total)}"
     for what, used, capacity in (
@@ -99,6 +104,8 @@ def _audit_card(card: Card, held: list[Holding]) -> Iterator[tuple[str, str]]:
         # A card may register nothing of a dimension (vXPU without slots or cores): it is limited by the others then.
         if used > capacity > 0:
             yield OVERCOMMITTED, f"{used} of {capacity} {what} granted"
+    if core_masks and sum(holding.use.cores.bit_count() for holding in held) != total.cores.bit_count():
+        yield OVERCOMMITTED, "two pods hold the same core"
     places = [slot.placement for slot in card.mig]
     if any(a.overlaps(b) for a, b in combinations(places, 2)):
         yield OVERCOMMITTED, "MIG instances overlap"

@@ -19,6 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from tessera.core.arrays import CardArrays
@@ -94,6 +96,7 @@ class Ledger:
         node.devices = {device.uuid: device for device in facts.devices}
         for entry in node.pods.values():
             entry.holdings = holdings(entry.facts, node.devices, self.rules)
+        for entry in node.pods.values():
             self._charge(node, entry)
         self._refresh(facts.name, node)
 
@@ -259,6 +262,7 @@ class Ledger:
             card.mig += holding.mig
             card.held = card.held or holding.held
             card.tenants += (entry.facts.tenant(holding.vendor),)
+            self._count_masks(node, card)
 
     def _uncharge(self, node: NodeEntry, entry: PodEntry) -> None:
         uid = entry.facts.uid
@@ -274,7 +278,15 @@ class Ledger:
             card.tenants = tuple(tenant for tenant in card.tenants if tenant.uid != uid)
             if holding.held:
                 card.held = self._held_by_others(node, uuid)
+            self._count_masks(node, card)
         entry.holdings = {}
+
+    def _count_masks(self, node: NodeEntry, card: Card) -> None:
+        """Core ids do not add up: an id that two pods hold is one id."""
+        rules = self.rules.get(card.device.vendor)
+        if rules is not None and rules.core_masks:
+            held = (entry.holdings.get(card.device.uuid) for entry in node.pods.values())
+            card.used_cores = reduce(or_, (holding.use.cores for holding in held if holding is not None), 0)
 
     def _held_by_others(self, node: NodeEntry, uuid: str) -> str:
         reasons = (entry.holdings[uuid].held for entry in node.pods.values() if uuid in entry.holdings)

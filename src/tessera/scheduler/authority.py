@@ -106,6 +106,7 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
     wanted = sorted(set(names))
     if not wanted:
         raise BadCertificate("a serving certificate needs a name")
+    alternatives = [_alternative(one) for one in wanted]
     key = ec.generate_private_key(ec.SECP256R1())
     life = min(LEAF_SECONDS, signer.not_valid_after_utc.timestamp() - now)
     if life <= 0:
@@ -116,7 +117,7 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([_alternative(one) for one in wanted]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(issuer, critical=False)
     )
@@ -222,10 +223,9 @@ def _alternative(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(name)
-    except ValueError as error:
-        raise BadCertificate(f"{name!r} cannot be the name of a server") from error
+    if not name or not name.isascii():
+        raise BadCertificate(f"{name!r} cannot be the name of a server")
+    return x509.DNSName(name)
 
 
 def _extension(extensions: x509.Extensions, kind: type[E]) -> E | None:

@@ -309,3 +309,24 @@ def test_a_placement_is_what_the_api_will_show() -> None:
     entry = one.ledger.pod(UID)
     assert entry is not None
     assert asking.annotate(*one.written(asking, placement).items()).on("n1").facts() == entry.facts
+
+
+def test_a_core_that_two_pods_hold_is_one_core_and_stays_taken_until_both_are_gone() -> None:
+    """Masks do not add up: 1 + 1 would show core 1 taken and core 0 free."""
+    one = cluster(node("inf").capacity(**{"aws.amazon.com/neuron": "1", "aws.amazon.com/neuroncore": "2"}))
+    allocated = ("hami.io/aws-neuron-devices-allocated", "inf-AWSNeuron-0,AWSNeuron,0,1:;")
+    for name in ("a", "b"):
+        holder = pod(name).container(limits={"aws.amazon.com/neuroncore": "1"})
+        one.observe(holder.on("inf").annotate(allocated))
+
+    def used() -> int:
+        (card,) = one.cards("inf").values()
+        return card[2]
+
+    assert used() == 1
+    assert [finding.text for finding in audit(one.ledger)] == ["two pods hold the same core"]
+    one.ledger.release("uid-a")
+    assert used() == 1
+    one.ledger.release("uid-b")
+    assert used() == 0
+    assert not audit(one.ledger)

@@ -204,6 +204,20 @@ async def test_a_bind_cancelled_in_the_moment_of_its_turn_gives_it_back() -> Non
 
 
 @in_fake_time
+async def test_a_bind_cancelled_just_before_its_turn_is_passed_over() -> None:
+    line = Line()
+    await line.ask("p1", ALONE)
+    await line.ask("p2", ALONE)
+    await line.ask("p3", ALONE)
+    line.tasks["p2"].cancel()
+    line.handover.over("p1")
+    await settle()
+    assert line.got == ["p1", "p3"]
+    await line.over("p3")
+    assert line.at_rest
+
+
+@in_fake_time
 async def test_ending_what_is_not_in_hand_changes_nothing() -> None:
     line = Line()
     assert not await line.over("nobody")

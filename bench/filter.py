@@ -1,0 +1,222 @@
+"""POST /filter over HTTP against the running scheduler, beside an echo that only decodes the same request.
+
+    python -m bench.filter --nodes 1000 --devices 8 --pods-per-node 16 --json
+    python -m bench.filter --check
+
+Every request is about a new pod, and every answer reserves its cards, so that the cluster keeps changing. Names come in
+another order each time, as the parallel workers of kube-scheduler leave them. Nothing leaves this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from bench.asking import Asking
+from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, table
+from bench.stage import Failure, Service, Size, Stage
+
+WARM_UP = 40
+"""calls before measuring; every repeated shape has been seen by then"""
+PENDING = 2_000
+"""refused pods of the backlog"""
+CALLS_PER_BIND = 20
+"""refusals between two placements: every bind makes kube-scheduler ask for the backlog again"""
+LIMIT_SECONDS = 420
+
+MOST_RATIO = 3.0
+MOST_REFUSED_RATIO = 1.5
+MOST_GROWTH = 1.3
+MOST_READY_S = 15.0
+MOST_RESIDENT_MB = 600.0
+CHECKED = Size(1_000, 8, 16)
+LARGE = Size(5_000, 8, 16)
+LARGE_EMPTY = Size(5_000, 8, 0)
+
+Act = Callable[[], float]
+Figures = dict[str, float]
+
+
+@dataclass(slots=True)
+class Target:
+    """One service, and the echo beside it."""
+
+    size: Size
+    service: Service
+    filter: Caller
+    echo: Caller
+    asking: Asking
+    backlog: list[tuple[tuple[int, int], str]] = field(default_factory=list)
+    dice: random.Random = field(default_factory=lambda: random.Random(5))
+
+    def placing(self, request: Callable[[], bytes]) -> Act:
+        def act() -> float:
+            answer = self.filter.post(request())
+            if b'"NodeNames":["' not in answer.body:
+                raise Failure(f"a pod was not placed: {_shortened(answer)}")
+            return answer.seconds
+
+        return act
+
+    def refusing(self, *, shuffled: bool) -> Act:
+        """A call for one of the backlog, after a placement now and then."""
+        calls = 0
+
+        def act() -> float:
+            nonlocal calls
+            calls += 1
+            if calls % CALLS_PER_BIND == 0:
+                self.placing(self.asking.repeated)()
+            shape, uid = self.dice.choice(self.backlog)
+            return self.refuse(shape, uid, shuffled=shuffled)
+
+        return act
+
+    def refuse(self, shape: tuple[int, int], uid: str, *, shuffled: bool) -> float:
+        answer = self.filter.post(self.asking.request(shape, uid=uid, shuffled=shuffled))
+        if b'"FailedNodes":{"' not in answer.body:
+            raise Failure(f"a pod was not refused: {_shortened(answer)}")
+        return answer.seconds
+
+    def echoing(self, request: Callable[[], bytes]) -> Act:
+        return lambda: self.echo.post(request()).seconds
+
+
+def _shortened(answer: Answer) -> str:
+    return answer.body[:300].decode(errors="replace")
+
+
+def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0") -> Target:
+    service = stage.service(stage.canned_api(size))
+    progress(f"ready after {service.ready_s} s")
+    callers = Caller(service.extender, "/filter"), Caller(stage.echo(), "/echo")
+    target = Target(size, service, *(stack.enter_context(caller) for caller in callers), Asking(size.nodes, run=run))
+    in_turns({"filter": target.placing(target.asking.repeated), "echo": target.echoing(target.asking.repeated)}, WARM_UP)
+    return target
+
+
+def beside_echo(name: str, act: Act, echo: Act, calls: int) -> Figures:
+    progress(f"measuring {calls} calls: {name}")
+    taken = in_turns({name: act, "echo": echo}, calls)
+    echo_ms = percentile(taken["echo"], 50)
+    return {
+        f"{name}_p50_ms": percentile(taken[name], 50),
+        f"{name}_p99_ms": percentile(taken[name], 99),
+        f"{name}_echo_p50_ms": echo_ms,
+        f"{name}_ratio": round(percentile(taken[name], 50) / echo_ms, 3),
+    }
+
+
+def placements(target: Target, calls: int) -> Figures:
+    """Repeated shapes, then shapes never seen before, then names that always come in the same order."""
+    asking = target.asking
+    found = beside_echo("filter", target.placing(asking.repeated), target.echoing(asking.repeated), calls)
+    found["echo_p50_ms"] = found.pop("filter_echo_p50_ms")
+    found["ratio"] = found.pop("filter_ratio")
+    found |= beside_echo("unseen", target.placing(asking.unseen), target.echoing(asking.repeated), calls // 2)
+
+    def listed() -> bytes:
+        return asking.repeated(shuffled=False)
+
+    return found | beside_echo("same_order", target.placing(listed), target.echoing(listed), calls // 2)
+
+
+def refusals(target: Target, calls: int) -> Figures:
+    """A backlog of pods that do not fit, and calls for one of them."""
+    target.backlog = list(target.asking.hopeless(PENDING))
+    progress(f"refusing {PENDING} pods for the first time")
+    first = [target.refuse(shape, uid, shuffled=True) for shape, uid in target.backlog]
+    found = {"refused_first_p50_ms": percentile(first, 50), "refused_first_p99_ms": percentile(first, 99)}
+    for name, shuffled in (("refused", True), ("refused_same_order", False)):
+
+        def request(shuffled: bool = shuffled) -> bytes:
+            return target.asking.repeated(shuffled=shuffled)
+
+        found |= beside_echo(name, target.refusing(shuffled=shuffled), target.echoing(request), calls)
+    return found | {"backlog_resident_mb": memory_of(target.service.pid).now}
+
+
+def state(target: Target) -> Figures:
+    memory = memory_of(target.service.pid)
+    return {"ready_s": target.service.ready_s, "resident_mb": memory.now, "peak_mb": memory.peak}
+
+
+def measure(size: Size, calls: int, limit: int) -> Figures:
+    """Every figure of one cluster; the names say the unit."""
+    with Stage(limit=limit) as stage, ExitStack() as stack:
+        target = start(stage, stack, size)
+        return placements(target, calls) | state(target) | refusals(target, calls // 2)
+
+
+def growth(empty: Target, loaded: Target, calls: int) -> float:
+    """How much slower a placement is with running pods than without."""
+    progress(f"comparing with an empty cluster: {calls} calls each")
+    taken = in_turns({str(t.size): t.placing(t.asking.repeated) for t in (empty, loaded)}, calls)
+    without, with_pods = (percentile(taken[str(target.size)], 50) for target in (empty, loaded))
+    return round(with_pods / without, 3)
+
+
+def check(calls: int, limit: int) -> list[Budget]:
+    """The budgets, always at the sizes they are defined for."""
+    with Stage(limit=limit) as stage, ExitStack() as stack:
+        small = placements(start(stage, stack, CHECKED), calls)
+    with Stage(limit=limit) as stage, ExitStack() as stack:
+        loaded = start(stage, stack, LARGE)
+        started = state(loaded)
+        large = placements(loaded, calls)
+        empty = start(stage, stack, LARGE_EMPTY, run="e")
+        grown = growth(empty, loaded, calls)
+        refused = refusals(loaded, calls // 2)
+    return [
+        Budget("filter / echo, 1000 nodes", small["ratio"], MOST_RATIO),
+        Budget("filter / echo, 1000 nodes, shapes never seen", small["unseen_ratio"], MOST_RATIO),
+        Budget("filter / echo, 5000 nodes", large["ratio"], MOST_RATIO),
+        Budget("filter / echo, 5000 nodes, shapes never seen", large["unseen_ratio"], MOST_RATIO),
+        Budget("filter with 16 pods a node / with none", grown, MOST_GROWTH),
+        Budget("refusal / echo, 5000 nodes, 2000 pods pending", refused["refused_ratio"], MOST_REFUSED_RATIO),
+        Budget("start with 80,000 pods, seconds to ready", started["ready_s"], MOST_READY_S),
+        Budget("start with 80,000 pods, resident MiB", started["resident_mb"], MOST_RESIDENT_MB),
+        Budget("with 2000 pods pending, resident MiB", refused["backlog_resident_mb"], MOST_RESIDENT_MB),
+    ]
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.filter", description=__doc__.split("\n")[0])
+    parser.add_argument("--nodes", type=int, default=CHECKED.nodes, help="default %(default)s")
+    parser.add_argument("--devices", type=int, default=CHECKED.devices, help="cards a node, default %(default)s")
+    parser.add_argument(
+        "--pods-per-node", type=int, default=CHECKED.pods_per_node, help="running pods a node, default %(default)s"
+    )
+    parser.add_argument("--calls", type=int, default=400, help="measured calls of a kind, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
+    parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 where one is broken")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    # The client is measured too: no pauses of its own.
+    gc.disable()
+    try:
+        if options.check:
+            budgets = check(options.calls, options.limit)
+            print(json.dumps({b.name: b.value for b in budgets}) if options.json else table(budgets))
+            return 0 if all(budget.kept for budget in budgets) else 1
+        size = Size(options.nodes, options.devices, options.pods_per_node)
+        found = measure(size, options.calls, options.limit)
+    except (Failure, OSError) as error:
+        progress(f"not measured: {error}")
+        return 2
+    print(json.dumps(found) if options.json else "\n".join(f"{name:<28} {value:>10}" for name, value in found.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

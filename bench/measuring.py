@@ -1,0 +1,130 @@
+"""What the benchmarks share: calls with a stopwatch, percentiles, the memory of a process, and budgets.
+
+Things that are compared are measured in turns, so that a busy machine slows all of them.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+HOST = "127.0.0.1"
+CALL_SECONDS = 30.0
+"""longest wait for an answer"""
+_CHUNK = 1 << 18
+"""bytes"""
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def percentile(seconds: list[float], rank: float, *, per_second: int = 1_000) -> float:
+    """In milliseconds unless told."""
+    return round(float(np.percentile(seconds, rank)) * per_second, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer and how long it took from the first byte sent to the last received."""
+
+    seconds: float
+    body: bytes
+
+
+class Caller:
+    """One keep-alive connection that posts JSON: as little client as possible, since it is measured too."""
+
+    def __init__(self, port: int, path: str) -> None:
+        self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
+        self._socket = socket.create_connection((HOST, port), timeout=CALL_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._socket.close()
+
+    def post(self, body: bytes) -> Answer:
+        """Raises OSError for anything but 200 with a Content-Length."""
+        data = f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+        began = time.perf_counter()
+        self._socket.sendall(data)
+        answer = self._receive()
+        return Answer(time.perf_counter() - began, answer)
+
+    def _receive(self) -> bytes:
+        received = bytearray()
+        while (end := received.find(b"\r\n\r\n")) < 0:
+            received += self._more()
+        status, *lines = bytes(received[:end]).lower().split(b"\r\n")
+        length = next((line for line in lines if line.startswith(b"content-length:")), b"")
+        if status.split()[1:2] != [b"200"] or not length:
+            raise OSError(f"unexpected answer: {bytes(received[:200])!r}")
+        whole = end + 4 + int(length.partition(b":")[2])
+        while len(received) < whole:
+            received += self._more()
+        return bytes(received[end + 4 :])
+
+    def _more(self) -> bytes:
+        data = self._socket.recv(_CHUNK)
+        if not data:
+            raise OSError("the connection was closed before the answer was complete")
+        return data
+
+
+def in_turns(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """The seconds that each act says it took; each round begins with another one."""
+    taken: dict[str, list[float]] = {name: [] for name in acts}
+    order = list(acts)
+    for _ in range(rounds):
+        for name in order:
+            taken[name].append(acts[name]())
+        order.append(order.pop(0))
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Resident memory of a process in MiB."""
+
+    now: float
+    peak: float
+
+
+def memory_of(pid: int) -> Memory:
+    """As Linux tells it, which counts in KiB."""
+    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmRSS:", "VmHWM:")}
+    return Memory(round(kib["VmRSS:"] / 1024, 1), round(kib["VmHWM:"] / 1024, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """A measured value and the most it may be."""
+
+    name: str
+    value: float
+    most: float
+
+    @property
+    def kept(self) -> bool:
+        return self.value <= self.most
+
+
+def table(budgets: list[Budget]) -> str:
+    width = max(len(budget.name) for budget in budgets)
+    lines = [f"{'what':<{width}} {'value':>10} {'budget':>10}"]
+    lines += [f"{b.name:<{width}} {b.value:>10.4g} {b.most:>10.4g}  {'ok' if b.kept else 'BROKEN'}" for b in budgets]
+    return "\n".join(lines)

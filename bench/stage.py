@@ -1,0 +1,200 @@
+"""The processes of a benchmark over HTTP: a canned apiserver, the echo, and the service itself, all on this machine.
+
+Whatever is started is stopped when the stage is left, by whichever way: an answer, an error, SIGTERM or the time limit.
+Logs go to a temporary folder and are shown where a process fails.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from bench.measuring import HOST, progress
+
+STOP_SECONDS = 5.0
+"""from a polite word to an impolite one"""
+START_SECONDS = 120.0
+"""far above any budget: whoever takes longer does not start at all"""
+POLL_SECONDS = 0.05
+LOG_TAIL = 3_000
+"""characters shown of a failed process"""
+
+
+class Failure(Exception):
+    """The benchmark could not be run; nothing is said about the service's speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Of a cluster."""
+
+    nodes: int
+    devices: int
+    """a node"""
+    pods_per_node: int
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes x {self.devices} cards, {self.pods_per_node} pods a node"
+
+
+@dataclass(frozen=True, slots=True)
+class Certificates:
+    """Files for serving the webhook."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A running `tessera scheduler`."""
+
+    pid: int
+    extender: int
+    """port"""
+    webhook: int
+    """port; 0 without certificates"""
+    ready_s: float
+    """seconds from the start of the process until /readyz agreed"""
+
+
+class Stage:
+    """Use as `with Stage(limit=seconds) as stage`."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._stack = ExitStack()
+        self._folder = Path()
+
+    def __enter__(self) -> Self:
+        self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tessera-bench-")))
+        for number, then in ((signal.SIGTERM, _ended), (signal.SIGALRM, _late)):
+            self._stack.callback(signal.signal, number, signal.signal(number, then))
+        signal.alarm(self._limit)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Before anything is stopped: stopping is bounded anyhow, and must not be cut short.
+        signal.alarm(0)
+        self._stack.__exit__(kind, error, trace)
+
+    def canned_api(self, size: Size) -> int:
+        """The port of an apiserver that shows a cluster of this size."""
+        progress(f"making a cluster: {size}")
+        numbers = ("--nodes", size.nodes, "--devices", size.devices, "--pods-per-node", size.pods_per_node)
+        return self._with_port("bench.canned_api", *map(str, numbers))
+
+    def echo(self) -> int:
+        return self._with_port("bench.echo")
+
+    def service(self, api: int, *, certificates: Certificates | None = None) -> Service:
+        """A scheduler that has read everything."""
+        folder = Path(tempfile.mkdtemp(dir=self._folder))
+        extender, metrics, webhook = _free_ports(3)
+        arguments = ["--kubeconfig", str(_kubeconfig(folder, api)), "--extender-bind", f"{HOST}:{extender}"]
+        arguments += ["--metrics-bind-address", f"{HOST}:{metrics}"]
+        if certificates is not None:
+            files = ["--cert_file", str(certificates.certificate), "--key_file", str(certificates.key)]
+            arguments += ["--webhook-bind", f"{HOST}:{webhook}", *files]
+        progress("starting the scheduler")
+        started = time.perf_counter()
+        process, log = self._start("tessera", "scheduler", *arguments)
+        while not _is_ready(extender):
+            if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
+                raise Failure(f"the scheduler did not become ready:\n{_tail(log)}")
+            time.sleep(POLL_SECONDS)
+        ready_s = round(time.perf_counter() - started, 2)
+        return Service(process.pid, extender, webhook if certificates is not None else 0, ready_s)
+
+    def _with_port(self, module: str, *arguments: str) -> int:
+        """A module of ours that prints its port."""
+        process, log = self._start(module, *arguments)
+        assert process.stdout is not None  # a pipe
+        readable, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        line = process.stdout.readline().strip() if readable else b""
+        if not line.isdigit():
+            raise Failure(f"{module} did not start:\n{_tail(log)}")
+        return int(line)
+
+    def _start(self, module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
+        handle, name = tempfile.mkstemp(prefix=module, suffix=".log", dir=self._folder)
+        # The environment of a workstation or a pod must not change what is measured.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("KUBE", "POD_"))}
+        with open(handle, "wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE if module.startswith("bench.") else log,
+                stderr=log,
+                env=environment,
+            )
+        self._stack.callback(_stop, process)
+        return process, Path(name)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+
+
+def _ended(_number: int, _frame: FrameType | None) -> None:
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _late(_number: int, _frame: FrameType | None) -> None:
+    raise Failure("the time limit is over")
+
+
+def _is_ready(port: int) -> bool:
+    connection = http.client.HTTPConnection(HOST, port, timeout=START_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody used a moment ago."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for made in sockets:
+            made.bind((HOST, 0))
+        return [made.getsockname()[1] for made in sockets]
+
+
+def _kubeconfig(folder: Path, api: int) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        "apiVersion: v1\nkind: Config\ncurrent-context: bench\n"
+        f"clusters: [{{name: bench, cluster: {{server: 'http://{HOST}:{api}'}}}}]\n"
+        "contexts: [{name: bench, context: {cluster: bench}}]\n"
+    )
+    return path
+
+
+def _tail(log: Path) -> str:
+    return log.read_text(errors="replace")[-LOG_TAIL:] or "(it said nothing)"

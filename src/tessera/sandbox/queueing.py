@@ -1,0 +1,214 @@
+"""kube-scheduler's queue as a plain data structure: who is tried next, and who waits for what.
+
+    added --> active --popped--> in flight --forgotten (bound, gone)-->
+                ^                  |  |  +-- failed: an error ------------------------> back-off, served in full
+                |                  |  +----- refused while something happened --------> back-off
+                |                  +-------- refused ---------------------------------> asleep
+                +-- back-off over, or nobody else is active <-- back-off <-- something happened --+
+
+No I/O and no clock: every call says what time it is. Which changes count as something is the caller's to say.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from enum import Enum
+
+FIRST_BACKOFF_S = 1.0
+LAST_BACKOFF_S = 10.0
+ASLEEP_S = 300.0
+"""after which a refused pod is tried again without a reason; all three are kube-scheduler's defaults"""
+
+NEVER = -1
+"""a number of events that is never current"""
+
+
+class Place(Enum):
+    """Where a pod is in the queue."""
+
+    ACTIVE = "active"
+    IN_FLIGHT = "in flight"
+    BACKOFF = "back-off after a refusal"
+    ERROR_BACKOFF = "back-off after an error"
+    ASLEEP = "asleep"
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    uid: str
+    priority: int
+    place: Place
+    turn: int
+    """grows with every move; the older of two is served first, and heap items with another one are stale"""
+    refusals: int = 0
+    errors: int = 0
+    """in a row"""
+    until: float = 0.0
+    """end of the back-off"""
+    asleep_since: float = 0.0
+    events: int = NEVER
+    """how many events there had been when it was popped"""
+
+
+class Queue:
+    """Pods that wait for a node. `early`: a refused pod's back-off ends when nobody else is active (since v1.33)."""
+
+    def __init__(self, *, early: bool = True) -> None:
+        self._early = early
+        self._entries: dict[str, _Entry] = {}
+        self._active: list[tuple[int, int, str]] = []
+        self._backoff: dict[Place, list[tuple[float, int, int, str]]] = {Place.BACKOFF: [], Place.ERROR_BACKOFF: []}
+        self._asleep: dict[str, _Entry] = {}
+        self._turn = 0
+        self._events = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._entries
+
+    def place(self, uid: str) -> Place | None:
+        entry = self._entries.get(uid)
+        return entry.place if entry is not None else None
+
+    def add(self, uid: str, *, priority: int = 0) -> None:
+        """A new pod; one that is known stays where it is."""
+        if uid not in self._entries:
+            entry = self._entries[uid] = _Entry(uid, priority, Place.ACTIVE, 0)
+            self._activate(entry)
+
+    def forget(self, uid: str) -> None:
+        """Bound, ended or deleted."""
+        self._entries.pop(uid, None)
+        self._asleep.pop(uid, None)
+
+    def pop(self, now: float) -> str | None:
+        """The pod to try now, which is in flight from here on."""
+        self._settle(now)
+        entry = self._first_active()
+        if entry is None and self._early:
+            entry = self._first_in_backoff(Place.BACKOFF)
+        if entry is None:
+            return None
+        entry.place, entry.events = Place.IN_FLIGHT, self._events
+        return entry.uid
+
+    def refused(self, uid: str, now: float) -> None:
+        """No node would have it."""
+        entry = self._landed(uid)
+        if entry is None:
+            return
+        entry.errors = 0
+        entry.refusals += 1
+        entry.until = now + backoff_s(entry.refusals)
+        if entry.events != self._events:
+            self._back_off(entry, Place.BACKOFF)
+        else:
+            self._turn += 1
+            entry.turn, entry.place, entry.asleep_since = self._turn, Place.ASLEEP, now
+            self._asleep[uid] = entry
+
+    def failed(self, uid: str, now: float) -> None:
+        """The attempt itself went wrong, which events cannot mend: it serves its back-off."""
+        entry = self._landed(uid)
+        if entry is not None:
+            entry.errors += 1
+            entry.until = now + backoff_s(entry.errors)
+            self._back_off(entry, Place.ERROR_BACKOFF)
+
+    def changed(self, uid: str, now: float) -> None:
+        """The pod itself was changed, so that its refusal means nothing any more."""
+        entry = self._entries.get(uid)
+        if entry is None:
+            return
+        entry.events = NEVER
+        if entry.place is Place.ASLEEP:
+            self._wake(entry, now)
+
+    def happened(self, now: float) -> None:
+        """Something that may have made room: every refused pod is worth another try."""
+        self._events += 1
+        for entry in list(self._asleep.values()):
+            self._wake(entry, now)
+
+    def next_at(self, now: float) -> float | None:
+        """When `pop` will have something, if nothing happens before; None where that is never."""
+        self._settle(now)
+        if self._peek_active() or (self._early and self._peek_backoff(Place.BACKOFF)):
+            return now
+        heads = [self._peek_backoff(place) for place in self._backoff]
+        times = [entry.until for entry in heads if entry is not None]
+        # Pods fall asleep in the order of time.
+        times += [entry.asleep_since + ASLEEP_S for entry in list(self._asleep.values())[:1]]
+        return min(times, default=None)
+
+    def _settle(self, now: float) -> None:
+        """Carry out what time alone does."""
+        for place in self._backoff:
+            while (entry := self._peek_backoff(place)) is not None and entry.until <= now:
+                heapq.heappop(self._backoff[place])
+                self._activate(entry)
+        while self._asleep:
+            oldest = next(iter(self._asleep.values()))
+            if oldest.asleep_since + ASLEEP_S > now:
+                return
+            self._wake(oldest, now)
+
+    def _wake(self, entry: _Entry, now: float) -> None:
+        self._asleep.pop(entry.uid, None)
+        if entry.until <= now:
+            self._activate(entry)
+        else:
+            self._back_off(entry, Place.BACKOFF)
+
+    def _activate(self, entry: _Entry) -> None:
+        self._turn += 1
+        entry.turn, entry.place = self._turn, Place.ACTIVE
+        heapq.heappush(self._active, (-entry.priority, entry.turn, entry.uid))
+
+    def _back_off(self, entry: _Entry, place: Place) -> None:
+        self._turn += 1
+        entry.turn, entry.place = self._turn, place
+        heapq.heappush(self._backoff[place], (entry.until, -entry.priority, entry.turn, entry.uid))
+
+    def _landed(self, uid: str) -> _Entry | None:
+        entry = self._entries.get(uid)
+        return entry if entry is not None and entry.place is Place.IN_FLIGHT else None
+
+    def _first_active(self) -> _Entry | None:
+        entry = self._peek_active()
+        if entry is not None:
+            heapq.heappop(self._active)
+        return entry
+
+    def _first_in_backoff(self, place: Place) -> _Entry | None:
+        entry = self._peek_backoff(place)
+        if entry is not None:
+            heapq.heappop(self._backoff[place])
+        return entry
+
+    def _peek_active(self) -> _Entry | None:
+        while self._active:
+            _, turn, uid = self._active[0]
+            entry = self._entries.get(uid)
+            if entry is not None and entry.place is Place.ACTIVE and entry.turn == turn:
+                return entry
+            heapq.heappop(self._active)
+        return None
+
+    def _peek_backoff(self, place: Place) -> _Entry | None:
+        heap = self._backoff[place]
+        while heap:
+            _, _, turn, uid = heap[0]
+            entry = self._entries.get(uid)
+            if entry is not None and entry.place is place and entry.turn == turn:
+                return entry
+            heapq.heappop(heap)
+        return None
+
+
+def backoff_s(failures: int) -> float:
+    """Seconds to wait after this many failures: 1, 2, 4, 8, 10, 10, ..."""
+    return min(LAST_BACKOFF_S, FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 16))
