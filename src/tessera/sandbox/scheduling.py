@@ -100,8 +100,12 @@ class SchedulingLoop:
             self._watches.append(self._tasks.create_task(reflector.run()))
         self._watches.append(self._tasks.create_task(self._conditions.run()))
         self._watches += [self._tasks.create_task(recorder.run()) for recorder in self._recorders.values()]
-        await self._pods.is_synced.wait()
-        await self._nodes.is_synced.wait()
+        try:
+            await self._pods.is_synced.wait()
+            await self._nodes.is_synced.wait()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
         return self
 
     async def __aexit__(
@@ -117,6 +121,8 @@ class SchedulingLoop:
             self._wake.clear()
             if not await self.step():
                 await self._until_something()
+            # A long row of refusals has nothing to wait for, and others want the loop too.
+            await asyncio.sleep(0)
 
     async def step(self) -> bool:
         """One pod, up to the start of its binding; whether there was one to try."""

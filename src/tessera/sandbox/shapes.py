@@ -259,7 +259,6 @@ class Webhook(Shape, frozen=True):
     namespace_selector: LabelSelector = LabelSelector()
     object_selector: LabelSelector = LabelSelector()
     failure_policy: str = "Fail"
-    side_effects: str = ""
     reinvocation_policy: str = "Never"
     timeout_seconds: int = 10
     admission_review_versions: tuple[str, ...] = ()

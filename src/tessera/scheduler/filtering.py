@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from msgspec import Raw
 
-from tessera.core.advice import quick_near_miss
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry, State
+from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text

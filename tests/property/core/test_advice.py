@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.core.advice import Change, advise
 from tessera.core.ledger import Ledger
+from tessera.core.near_misses import FewCards
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support import strategies as some
@@ -51,7 +52,9 @@ def test_every_advised_change_fits_and_one_more_does_not(data: st.DataObject, ve
         assert answer.placement.node == change.node
         assert change.fits < change.asked
         assert isinstance(selector.select(with_value(pod, change, change.fits + 1), some.NODES), Refused)
-    if advice.near_miss is not None:
+    if isinstance(advice.near_miss, FewCards):
+        assert 0 < advice.near_miss.found < advice.near_miss.asked
+    elif advice.near_miss is not None:
         card = advice.near_miss.card
         assert card.asked is not None
         assert card.free is not None

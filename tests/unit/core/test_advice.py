@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.advice import NearMiss, advise, near_miss, quick_near_miss, smallest_changes
+from tessera.core.advice import advise, smallest_changes
 from tessera.core.misfits import CardMisfit, Reason
+from tessera.core.near_misses import FewCards, NearMiss, near_miss, quick_near_miss
 from tessera.core.requests import PodRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod
 
@@ -37,8 +38,8 @@ def test_cores_may_be_what_is_short() -> None:
 def test_equal_shortfalls_are_decided_by_name() -> None:
     one = cluster(node("b").gpu("u", memory=10), node("a").gpu("w", memory=10).gpu("v", memory=10))
     found = near_miss(one.ledger, asked(gpu_pod(mem=11)), ["b", "a"])
-    assert found is not None
-    assert (found.node, found.card.uuid) == ("a", "v")
+    assert isinstance(found, NearMiss)
+    assert (found.node, found.card.uuid) == ("a", "w")
 
 
 def test_a_pod_that_no_smaller_request_would_help_has_no_near_miss() -> None:
@@ -99,10 +100,20 @@ def test_only_the_request_that_is_named_is_changed() -> None:
     assert (change.field, change.asked, change.fits) == ("memory", 1500, 1000)
 
 
+def test_where_some_cards_fit_the_node_with_most_of_them_comes_nearest() -> None:
+    one = cluster(
+        node("a").gpu("a0", memory=10).gpu("a1", memory=10).gpu("a2", memory=5),
+        node("b").gpu("b0", memory=10).gpu("b1", memory=5).gpu("b2", memory=5),
+    )
+    found = near_miss(one.ledger, asked(pod().container(gpu=3, mem=8)), ["b", "a"])
+    assert found == FewCards("a", asked=3, found=2)
+    assert found.text == "needs 3 cards that fit on one node; best is a with 2"
+
+
 # -- the quick answer over many nodes
 
 
-def quick(one: Cluster, asking: PodBuilder) -> NearMiss | None:
+def quick(one: Cluster, asking: PodBuilder) -> NearMiss | FewCards | None:
     return quick_near_miss(one.ledger, asked(asking), one.selector.all_nodes().rows)
 
 
@@ -117,6 +128,9 @@ def quick(one: Cluster, asking: PodBuilder) -> NearMiss | None:
         gpu_pod(mem=21000).annotate(("nvidia.com/use-gpuuuid", "small,none")),
         gpu_pod(mem=10).annotate(("nvidia.com/use-gpuuuid", "none")),
         gpu_pod(mem=10, cores=20).annotate(("nvidia.com/use-gpuuuid", "none")),
+        pod().container(gpu=2, mem=15000),
+        pod().container(gpu=3, mem=10),
+        pod().container(gpu=2, mem=90000),
     ],
 )
 def test_the_quick_answer_is_the_careful_one(asking: PodBuilder) -> None:

@@ -10,13 +10,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 import yaml
+from cryptography import x509
 
 from tessera.sandbox.admission import User
+from tessera.sandbox.certificates import for_loopback
 from tessera.sandbox.faults import Delay, Drop, Fail, Hold, LoseAnswer
 from tessera.sandbox.kinds import NAMESPACES, NODES, PODS
 from tessera.sandbox.rest import Pace
 from tessera.sandbox.server import ApiServer, Options
-from tests.contract.speaking import JSON_PATCH, TABLE, Client, Json, client
+from tests.contract.speaking import APPLY, JSON_PATCH, TABLE, Client, Json, client
 from tests.contract.test_api_contract import binding, pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
@@ -485,3 +487,50 @@ async def test_generations_count_changes_of_the_spec(api: Client) -> None:
     assert labelled.body["metadata"]["generation"] == 1
     changed = await api.patch(f"{PODS_PATH}/p", {"spec": {"activeDeadlineSeconds": 9}})
     assert changed.body["metadata"]["generation"] == 2
+
+
+@pytest.mark.parametrize(
+    ("metadata", "container", "field"),
+    [
+        ({"labels": {"not/a/key": "x"}}, {}, "metadata.labels"),
+        ({"annotations": {"not a key": "x"}}, {}, "metadata.annotations"),
+        ({"annotations": {"UPPER/x": "x", "_/x": ""}}, {}, "metadata.annotations"),
+        ({}, {"name": ""}, "spec.containers[0].name"),
+        ({}, {"name": "a.b"}, "spec.containers[0].name"),
+        ({}, {"name": "x" * 64}, "spec.containers[0].name"),
+        ({}, {"name": "second"}, "spec.containers[1].name"),
+        ({}, {"image": ""}, "spec.containers[0].image"),
+        ({}, {"resources": {"limits": {"a b": "1"}}}, "spec.containers[0].resources.limits[a b]"),
+    ],
+)
+async def test_a_refusal_names_the_field(api: Client, metadata: Json, container: Json, field: str) -> None:
+    body = pod(**metadata)
+    body["spec"]["containers"][0] |= container
+    body["spec"]["containers"].append({"name": "second", "image": "x"})
+    answer = await api.post(PODS_PATH, body)
+    assert (answer.status, answer.body["details"]["causes"][0]["field"]) == (422, field)
+
+
+async def test_several_problems_are_told_together(api: Client) -> None:
+    answer = await api.post(PODS_PATH, {"metadata": {"name": "p"}, "spec": {"containers": [{}]}})
+    names = [each["field"] for each in answer.body["details"]["causes"]]
+    assert names == ["spec.containers[0].name", "spec.containers[0].image"]
+    assert answer.message.startswith('Pod "p" is invalid: [spec.containers[0].name: Required value, ')
+
+
+async def test_what_is_applied_must_be_an_object(api: Client) -> None:
+    for body in ([], {"metadata": []}):
+        assert (await api.patch(f"{PODS_PATH}/p", body, APPLY, fieldManager="x")).status == 400
+
+
+async def test_requests_other_than_limits_may_stand_alone(api: Client) -> None:
+    body = pod()
+    body["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1"}}
+    assert (await api.made(PODS_PATH, body))["status"]["qosClass"] == "Burstable"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.1", "api.example"])
+def test_a_certificate_names_the_host_it_is_for(host: str) -> None:
+    found = x509.load_pem_x509_certificate(for_loopback(host).certificate)
+    names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert host in {str(each.value) for each in names}

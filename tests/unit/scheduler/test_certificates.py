@@ -147,6 +147,14 @@ def test_the_old_authority_leaves_the_bundle_when_everybody_has_moved() -> None:
     kept(step.material.data, NOW + OVERLAP_SECONDS + 1)
 
 
+@pytest.mark.parametrize(("days", "authorities"), [(0, 2), (6, 2), (8, 1)])
+def test_the_overlap_of_authorities_lasts_a_week(days: int, authorities: int) -> None:
+    both = replace(fresh(), authorities=(*(new := fresh()).authorities, *fresh().authorities), leaf=new.leaf)
+    step = plan(both.data, now=NOW + days * DAY, names=NAMES)
+    assert isinstance(step, Keep | Trim)
+    assert len(step.material.authorities) == authorities
+
+
 def test_trimming_an_authority_whose_key_is_not_ours_forgets_the_key_that_is() -> None:
     authority, other = make_authority(now=NOW), make_authority(now=NOW)
     leaf = make_leaf(authority, NAMES, now=NOW)
@@ -386,6 +394,56 @@ async def test_a_certificate_of_a_new_authority_is_shown_only_when_apiservers_ha
     clock.now += OVERLAP_SECONDS + 1
     await keeper.check()
     assert len(split_bundle(store.bundles[0])) == 1
+
+
+async def test_a_certificate_is_not_served_when_the_patch_of_its_bundle_lost_a_race() -> None:
+    store = FakeStore()
+    serving, keeper = replica(store, Clock())
+    patch = store.patch_webhook
+
+    async def lost_once(old: StoredWebhook, bundle: bytes) -> bool:
+        store.patch_webhook = patch  # type: ignore[method-assign]
+        store.disturb_webhook(make_authority(now=NOW).certificate)
+        return await patch(old, bundle)
+
+    store.patch_webhook = lost_once  # type: ignore[method-assign]
+    await keeper.check()
+    assert serving.served is not None
+    assert store.bundles == [cast("dict[str, bytes]", store.secret)["ca.crt"]]
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize("calls", range(1, 3))
+async def test_a_slow_replica_never_undoes_what_a_quick_one_did_between_two_of_its_calls(calls: int) -> None:
+    store, early, late = FakeStore(), Clock(), Clock()
+    quick, quick_keeper = replica(store, late)
+    slow, slow_keeper = replica(store, early)
+    await quick_keeper.check()
+    # To one of them the authority is already too old, to the other not yet.
+    authority = facts_of(cast("dict[str, bytes]", store.secret)["ca.crt"])
+    due = authority.not_after - (authority.not_after - authority.not_before) / 3
+    early.now = late.now = due - 30 * DAY
+    await slow_keeper.check()
+    await quick_keeper.check()
+    early.now, late.now = due - 60, due + 60
+    turn = store._turn
+    left = calls
+
+    async def rotate_in_between() -> None:
+        nonlocal left
+        left -= 1
+        await turn()
+        if left == 0:
+            await quick_keeper.check()
+            await asyncio.sleep(SETTLE_SECONDS)
+            await quick_keeper.check()
+
+    store._turn = rotate_in_between  # type: ignore[method-assign]
+    await slow_keeper.check()
+    await asyncio.sleep(SETTLE_SECONDS)
+    await slow_keeper.check()
+    assert quick.served == slow.served
+    assert store.writes == 3
 
 
 @pytest.mark.parametrize("damage", [b"", b"nonsense", make_authority(now=NOW).certificate])

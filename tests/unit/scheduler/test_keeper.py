@@ -207,7 +207,7 @@ def test_an_allocation_that_cannot_be_read_holds_its_node_and_says_so_once() -> 
 def test_another_fault_of_the_same_pod_is_said_again() -> None:
     kept = world()
     with capture_logs() as logs:
-        kept.create(running("odd", allocated="x"))
+        kept.create(running("odd", allocated="n1-0,NVIDIA,5,much:;"))
         kept.create(running("odd", allocated="n1-0,NVIDIA,much,5:;"))
     assert len(logs) == 2
 
