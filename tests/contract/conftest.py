@@ -32,13 +32,18 @@ class Space:
 
 
 @pytest.fixture
-async def api() -> AsyncIterator[Client]:
+async def kubeconfig() -> AsyncIterator[Json]:
     given = os.environ.get("TESSERA_CONTRACT_KUBECONFIG")
     if given:
-        async with client(read_kubeconfig(Path(given))) as speaking:
-            yield speaking
+        yield read_kubeconfig(Path(given))
         return
-    async with ApiServer(Options(seed=1, token="secret")) as server, client(server.kubeconfig()) as speaking:
+    async with ApiServer(Options(seed=1, tls=True, token="secret")) as server:
+        yield server.kubeconfig()
+
+
+@pytest.fixture
+async def api(kubeconfig: Json) -> AsyncIterator[Client]:
+    async with client(kubeconfig) as speaking:
         yield speaking
 
 

@@ -132,7 +132,7 @@ class World:
             turns=self.turns,
             waiting=self.waiting,
             on_room=self._more_room,
-            on_gone=self.filter.settled,
+            on_settled=self.filter.settled,
         )
         self.quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._more_room)
         self.nodes = Registrar(

@@ -391,7 +391,7 @@ def quotas(draw: st.DrawFn, vendors: Sequence[str]) -> QuotaFacts:
     for vendor in vendors:
         rules = VENDORS[vendor]
         if rules.quota_memory:
-            memory = draw(st.sampled_from((None, None, 0, 4096, 10000, 40000, 10**6)))
+            memory = draw(st.sampled_from((None, 0, 4096, 10000, 17000, 40000, 10**6)))
             if memory is not None:
                 found[rules.quota_memory] = memory // rules.quota_factor
         if rules.quota_cores:

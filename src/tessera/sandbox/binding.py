@@ -88,5 +88,5 @@ def _refusal(current: Stored) -> ApiError | None:
 
 def _mark_scheduled(status: Json, timestamp: str) -> None:
     others = [each for each in status.get("conditions", ()) if each.get("type") != "PodScheduled"]
-    scheduled = {"type": "PodScheduled", "status": "True", "lastProbeTime": None, "lastTransitionTime": timestamp}
+    scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": timestamp}
     status["conditions"] = [*others, scheduled]

@@ -197,7 +197,7 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
 
 
 def _term(expression: Json) -> LabelTerm:
-    operator = expression.get("operator", "")
+    operator: str = expression.get("operator", "")
     values = frozenset(expression.get("values") or ("",))
     return LabelTerm(expression.get("key", ""), _OPERATORS.get(operator, operator), values)
 

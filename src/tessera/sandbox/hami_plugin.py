@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tessera.kube.client import KubeClient
@@ -85,9 +86,7 @@ class HamiPlugin:
             owner = decode_node_lock(text).owner if text is not None else None
             if owner is not None:
                 return await self._client.get(PODS.path(*owner), dict[str, Any])
-            listed = await self._client.list(
-                PODS.path(), dict[str, Any], field_selector=f"spec.nodeName={self._node}"
-            )
+            listed = await self._client.list(PODS.path(), dict[str, Any], field_selector=f"spec.nodeName={self._node}")
         except (KubeError, WireError) as error:
             raise AllocateError(str(error)) from error
         for pod in listed.items:
@@ -104,14 +103,10 @@ class HamiPlugin:
 
     async def _finish(self, pod: Json, phase: str) -> None:
         """Write the phase and release the lock; errors of either are the next one's problem, as in HAMi."""
-        try:
+        with suppress(KubeError):
             await self._annotate(pod, {keys.BIND_PHASE: phase})
-        except KubeError:
-            pass
-        try:
+        with suppress(KubeError):
             await self._release(pod)
-        except KubeError:
-            pass
 
     async def _release(self, pod: Json) -> None:
         """Remove the lock, if it is this pod's or nobody's."""

@@ -1,7 +1,7 @@
 """The agent of a simulated node: what Allocate answers, and what it writes down afterwards.
 
-kubelet does not say whose container an Allocate is for. Agents of Tessera's two kinds look for pods that could be meant,
-by binding order and number of devices, and refuse where different slices are possible:
+kubelet does not say whose container an Allocate is for. Tessera's own agents look for the pods that could be meant, by
+binding order and number of devices, and refuse where different slices are possible:
 
     env       containers that refer to their own annotations get a harmless answer; the others as with `answer`
     answer    the answer carries the slice

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import STRATEGIC_PATCH, KubeClient
@@ -188,6 +189,8 @@ class Kubelet:
         except (AllocateError, Unavailable) as error:
             self._withdraw(uid)
             self._ids.release(uid)
+            if life.stopping or uid not in self._lives:
+                return
             text = f"rpc error: code = Unknown desc = {error}" if isinstance(error, AllocateError) else str(error)
             body = pod_statuses.rejected(pod, text, at=self._stamp())
             self._go_on(life, self._reject(life, body, agent.rejected(pod)))
@@ -266,28 +269,19 @@ class Kubelet:
         if uid in self._waiting:
             self._waiting.remove(uid)
 
-    def _go_on(self, life: _Life, work: Awaitable[None]) -> None:
+    def _go_on(self, life: _Life, work: Coroutine[Any, Any, None]) -> None:
         """One thing at a time happens to a pod: what comes next ends what went before."""
         if life.task is not None:
             life.task.cancel()
             life.task = None
         if self._tasks is None:
             # Not running yet; `run` picks up whoever is leaving.
-            _discard(work)
-            return
-        life.task = self._tasks.create_task(_finish(work))
+            work.close()
+        else:
+            life.task = self._tasks.create_task(work)
 
     def _stamp(self) -> str:
         return stamp(self._now())
-
-
-async def _finish(work: Awaitable[None]) -> None:
-    await work
-
-
-def _discard(work: Awaitable[None]) -> None:
-    if asyncio.iscoroutine(work):
-        work.close()
 
 
 def _devices(container: Json, resource: str) -> int:

@@ -28,12 +28,12 @@ from tessera.sandbox.reading import key_of, name_of, namespace_of, uid_of, versi
 
 HAMI_SCHEDULER = "hami-scheduler"
 DEFAULT_SCHEDULER = "default-scheduler"
-MANAGED = frozenset(
-    f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores", "priority")
-)
+MANAGED = frozenset(f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores", "priority"))
 PARALLEL_BINDS = 500
 """kube-scheduler has no limit; this one only keeps a mistake from opening every socket of the machine"""
 
+UNSCHEDULABLE, SCHEDULER_ERROR = "Unschedulable", "SchedulerError"
+"""reasons of the condition: no node fits, or the attempt itself went wrong"""
 NO_NODES = "no nodes available to schedule pods"
 
 
@@ -133,13 +133,16 @@ class SchedulingLoop:
             chosen = await self._chosen(attempt)
         except ExtenderError as error:
             self.attempts.failed(attempt, self._time())
-            self._say(attempt, Unscheduled("SchedulerError", str(error)))
+            self._say(attempt, Unscheduled(SCHEDULER_ERROR, str(error)))
             return True
-        if chosen is not None:
-            self.attempts.assume(attempt, chosen)
-            task = self._tasks.create_task(self._bind(attempt, chosen))
-            self._binding.add(task)
-            task.add_done_callback(self._binding.discard)
+        if isinstance(chosen, Unscheduled):
+            self.attempts.refused(attempt, self._time())
+            self._say(attempt, chosen)
+            return True
+        self.attempts.assume(attempt, chosen)
+        task = self._tasks.create_task(self._bind(attempt, chosen))
+        self._binding.add(task)
+        task.add_done_callback(self._binding.discard)
         return True
 
     async def settle(self) -> None:
@@ -155,24 +158,18 @@ class SchedulingLoop:
     def changed(self) -> None:
         self._wake.set()
 
-    async def _chosen(self, attempt: Attempt) -> str | None:
-        """The node for the pod; None where it was refused, and that was written down."""
+    async def _chosen(self, attempt: Attempt) -> str | Unscheduled:
+        """The node for the pod, or why there is none."""
         if not attempt.nodes:
-            return self._refuse(attempt, NO_NODES)
-        if not attempt.candidates:
-            return self._refuse(attempt, fit_error(attempt.nodes, attempt.misfits))
+            return Unscheduled(UNSCHEDULABLE, NO_NODES)
         answer = Filtered(attempt.candidates, {})
-        if attempt.extended and self._extender is not None:
+        if attempt.candidates and attempt.extended and self._extender is not None:
             answer = await self._extender.filter(attempt.pod, attempt.candidates)
         chosen = self.attempts.choose(attempt, answer.nodes)
-        if chosen is None:
-            misfits: Reasons = {**attempt.misfits, **{name: (text,) for name, text in answer.misfits.items()}}
-            return self._refuse(attempt, fit_error(attempt.nodes, misfits))
-        return chosen
-
-    def _refuse(self, attempt: Attempt, message: str) -> None:
-        self.attempts.refused(attempt, self._time())
-        self._say(attempt, Unscheduled("Unschedulable", message))
+        if chosen is not None:
+            return chosen
+        misfits: Reasons = {**attempt.misfits, **{name: (text,) for name, text in answer.misfits.items()}}
+        return Unscheduled(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
 
     async def _bind(self, attempt: Attempt, node: str) -> None:
         pod = attempt.pod
@@ -186,7 +183,7 @@ class SchedulingLoop:
             except (ExtenderError, KubeError) as error:
                 if self.attempts.bind_failed(attempt, self._time()):
                     text = error.message if isinstance(error, ApiError) else str(error)
-                    self._say(attempt, Unscheduled("SchedulerError", text))
+                    self._say(attempt, Unscheduled(SCHEDULER_ERROR, text))
                 self.changed()
                 return
         self._record(pod, "Normal", "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")

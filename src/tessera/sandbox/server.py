@@ -36,7 +36,7 @@ SHUTDOWN_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to serve. Port 0 takes a free one; a token makes authentication required."""
+    """How to serve. Port 0 takes a free one. A token makes authentication required; kubectl sends it over TLS only."""
 
     host: str = "127.0.0.1"
     port: int = 0
@@ -47,8 +47,8 @@ class Options:
     now: Callable[[], float] = time.time
     seed: int | None = None
     """makes uids and generated names repeat"""
-    history_length: int = 20_000
-    """changes remembered for each kind; older watches get 410"""
+    history_length: int = 5_000
+    """changes remembered for each kind, about 10 KB each for pods; older watches get 410"""
     pace: Pace = DEFAULT_PACE
     resolver: Resolver | None = None
     """where Services named by webhook configurations are served"""

@@ -31,10 +31,10 @@ Blocks = tuple[bytes, ...]
 class Exposition:
     """The series about one ledger."""
 
-    def __init__(self, ledger: Ledger, *, legacy: bool = False, instances: MigInstances | None = None) -> None:
+    def __init__(self, ledger: Ledger, *, legacy: bool = False) -> None:
         self._ledger = ledger
-        self._instances = instances or MigInstances()
-        self._instances.on_change = self.touch
+        self.instances = MigInstances(self.touch)
+        """to be told the MIG annotation of every pod"""
         self._cards = card_series.CARDS + (legacy_series.CARDS if legacy else ())
         self._mig = card_series.INSTANCES + (legacy_series.INSTANCES if legacy else ())
         self._slices = card_series.SLICES + (legacy_series.SLICES if legacy else ())
@@ -112,7 +112,7 @@ class Exposition:
             return 0
         cards = card_series.card_samples(view)
         slices = card_series.slice_samples(view, (entry.facts for entry in self._ledger.pods_on(name)))
-        instances = card_series.instance_samples(cards, self._instances.on(name))
+        instances = card_series.instance_samples(cards, self.instances.on(name))
         if name not in self._blocks:
             self._order = None
         self._blocks[name] = blocks = (

@@ -40,14 +40,15 @@ class PodKeeper:
         turns: Turns,
         waiting: Waiting,
         on_room: Callable[[], None],
-        on_gone: Callable[[str], None] = lambda _uid: None,
+        on_settled: Callable[[str], None] = lambda _uid: None,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
         self._turns = turns
         self._waiting = waiting
         self._on_room = on_room
-        self._on_gone = on_gone
+        self._on_settled = on_settled
+        """told the uids of pods that are bound or gone: nothing that was decided about them is open any more"""
         self._uids: dict[str, str] = {}
         self.has_synced = False
 
@@ -76,6 +77,7 @@ class PodKeeper:
         known = self._ledger.pod(uid)
         self._ledger.observe_pod(facts)
         self._waiting.gone(uid)
+        self._on_settled(uid)
         if known is not None and known.facts != facts:
             self._on_room()
         if facts.problem and (known is None or known.facts.problem != facts.problem):
@@ -93,7 +95,7 @@ class PodKeeper:
     def _gone(self, uid: str) -> None:
         self._turns.over(uid)
         self._waiting.gone(uid)
-        self._on_gone(uid)
+        self._on_settled(uid)
         if self._ledger.release(uid):
             self._on_room()
 

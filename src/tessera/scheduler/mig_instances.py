@@ -15,7 +15,7 @@ class MigInstances:
     """Fed with the annotation of every pod that is seen; tells `on_change` the node whose instances are others now."""
 
     def __init__(self, on_change: Callable[[str], None] = lambda _node: None) -> None:
-        self.on_change = on_change
+        self._on_change = on_change
         self._pods: dict[str, tuple[str, str]] = {}
         """uid -> node and text"""
         self._nodes: dict[str, dict[str, tuple[MigAllocation, ...]]] = {}
@@ -34,7 +34,7 @@ class MigInstances:
             found = ()  # whoever keeps the ledger reports it, and holds the node
         if found:
             self._nodes.setdefault(node, {})[uid] = found
-            self.on_change(node)
+            self._on_change(node)
 
     def drop(self, uid: str) -> None:
         """The pod is gone or has ended."""
@@ -43,7 +43,7 @@ class MigInstances:
         if of_node.pop(uid, None) is not None:
             if not of_node:
                 del self._nodes[node]
-            self.on_change(node)
+            self._on_change(node)
 
     def on(self, node: str) -> list[MigAllocation]:
         """In order of pods."""

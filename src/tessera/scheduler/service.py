@@ -8,37 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 import structlog
 
 from tessera.core.audit import Finding, audit_nodes
-from tessera.core.ledger import Ledger
-from tessera.core.selection import Refused, Selector
+from tessera.core.selection import Refused
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.events import EventRecorder, ObjectRef
 from tessera.kube.leases import Lease, LeaseWatch
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from tessera.scheduler.admitting import AdmissionSettings
-from tessera.scheduler.binding import Binder, BindEvent
+from tessera.scheduler.binding import BindEvent
 from tessera.scheduler.cluster import KubeCluster
-from tessera.scheduler.filtering import Filter, FilterEvent
-from tessera.scheduler.handover import Handover
+from tessera.scheduler.filtering import FilterEvent
 from tessera.scheduler.injecting import Injection
-from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
-from tessera.scheduler.node_locks import NodeLocks
-from tessera.scheduler.registering import Patch, Registrar
 from tessera.scheduler.reviewing import review
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.turns import Turns
-from tessera.scheduler.waking import Waiting
+from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor
-from tessera.vendors.registry import build_vendors
-from tessera.wire import keys
 from tessera.wire.extender import encode_binding_result, encode_filter_result
 from tessera.wire.objects import Node, Pod, ResourceQuota
 
@@ -95,40 +86,26 @@ class Service:
     ) -> None:
         self.settings = settings
         self.client = client
-        self.vendors = build_vendors(settings.device_sections, settings.switches)
-        self.ledger = Ledger(self.vendors)
-        self.selector = Selector(self.ledger)
-        self.events = EventRecorder(client, component=settings.scheduler_name, host="")
-        self.waiting = Waiting()
         self._on_audit = on_audit
-        self._room = asyncio.Event()
-        loop_time = asyncio.get_running_loop().time
-        cluster = self._cluster = KubeCluster(client)
-        locks = NodeLocks(cluster, expire_after=settings.node_lock_seconds, now=now)
-        self.handover = Handover(forget_after=settings.node_lock_seconds, time=loop_time)
-        self._turns = Turns(self.handover, locks, self.vendors, mode=settings.node_lock, timeout=settings.turn_seconds)
-        self.filter = Filter(
-            self.ledger,
-            self.selector,
-            self.vendors,
-            waiting=self.waiting,
-            defaults=settings.policies,
-            reservation_seconds=settings.reservation_seconds,
-            time=loop_time,
+        self._group = asyncio.TaskGroup()
+        lead = settings.leadership
+        self._lease = LeaseWatch(lead.identity, clock=asyncio.get_running_loop().time) if lead is not None else None
+        self.leads = lead is None
+        self.events = EventRecorder(client, component=settings.scheduler_name, host="")
+        engine = self.engine = Engine(
+            settings,
+            KubeCluster(client),
+            now=now,
+            zone=datetime.now().astimezone().tzinfo or UTC,
+            spawn=self._group.create_task,
+            leads=lambda: self.leads,
             on_decision=self._tell_decision,
             on_refusal=on_refusal,
-        )
-        self.binder = Binder(
-            self.ledger,
-            self.vendors,
-            decisions=self.filter,
-            turns=self._turns,
-            cluster=cluster,
-            reservation_seconds=settings.reservation_seconds,
-            now=now,
-            time=loop_time,
             on_bind=self._tell_bind,
         )
+        self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
+        self.filter, self.binder = engine.filter, engine.binder
+        self.waiting, self.handover = engine.waiting, engine.handover
         self._admission = AdmissionSettings(
             scheduler_name=settings.scheduler_name,
             force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
@@ -138,35 +115,12 @@ class Service:
             if settings.injects_identity
             else None,
         )
-        self._pods = PodKeeper(
-            self.ledger,
-            self.vendors,
-            turns=self._turns,
-            waiting=self.waiting,
-            on_room=self._room.set,
-            on_gone=self._forget_prepared,
-        )
-        self._nodes = Registrar(
-            self.ledger,
-            self.vendors,
-            selector=settings.node_selector,
-            now=now,
-            zone=datetime.now().astimezone().tzinfo or UTC,
-            patch=self._stamp,
-            on_room=self._room.set,
-            on_node=self._turns.seen,
-        )
-        self._quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._room.set)
         self._informers: tuple[Reflector[Any], ...] = (
-            self._reflector(PODS.path(), Pod, self._pods),
-            self._reflector(NODES.path(), Node, self._nodes),
-            self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, self._quotas),
+            self._reflector(PODS.path(), Pod, engine.pods),
+            self._reflector(NODES.path(), Node, engine.nodes),
+            self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
         )
         self._watches: list[asyncio.Task[None]] = []
-        self._group = asyncio.TaskGroup()
-        lead = settings.leadership
-        self._lease = LeaseWatch(lead.identity, clock=loop_time) if lead is not None else None
-        self.leads = lead is None
 
     # -- answers
 
@@ -183,13 +137,11 @@ class Service:
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty = all are."""
-        done = {"pods": self._pods.has_synced, "nodes": self._nodes.has_synced, "quotas": self._quotas.has_synced}
-        open_ = [name for name, synced in done.items() if not synced]
-        return f"the first list of {', '.join(open_)} is not complete" if open_ else ""
+        return self.engine.unsynced()
 
     def missing(self) -> str:
         """Why no decision can be made; empty = ready to decide."""
-        return self.unsynced() or ("" if self.leads else "this replica is not the leader")
+        return self.engine.missing()
 
     # -- life
 
@@ -197,7 +149,7 @@ class Service:
         """Until cancelled; a task that fails ends all."""
         async with self._group as group:
             self._watch_all()
-            for work in (self.events.run, self._tick, self._wake, self._audit):
+            for work in (self.events.run, self._tick, self.engine.wake, self._audit):
                 group.create_task(work())
             lead = self.settings.leadership
             if self._lease is not None and lead is not None:
@@ -222,7 +174,8 @@ class Service:
             watch.cancel()
         for informer in self._informers:
             informer.start_over()
-        self._pods.has_synced = self._nodes.has_synced = self._quotas.has_synced = False
+        for sink in (self.engine.pods, self.engine.nodes, self.engine.quotas):
+            sink.has_synced = False
         self._watch_all()
 
     async def _follow_lease(self, lease: LeaseWatch) -> None:
@@ -243,32 +196,7 @@ class Service:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
-            if self.leads:
-                self._nodes.tick()
-            expired = self.filter.expire()
-            if expired:
-                log.info("reservations expired", pods=len(expired))
-                self._room.set()
-            self.handover.forget_old()
-
-    async def _wake(self) -> None:
-        """Whenever there is more room: make kube-scheduler ask again for pods that fit now."""
-        serial = 0
-        while True:
-            await self._room.wait()
-            self._room.clear()
-            if self.missing():
-                continue
-            for pod in self.waiting.wake(self.selector):
-                serial += 1
-                try:
-                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: str(serial)})
-                except KubeError as error:
-                    if isinstance(error, ApiError) and error.status == 404:
-                        self.waiting.gone(pod.uid)
-                        continue
-                    self.waiting.not_woken(pod.uid)
-                    log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+            self.engine.tick()
 
     async def _audit(self) -> None:
         """Check some nodes' accounting every period, round and round."""
@@ -284,22 +212,6 @@ class Service:
                 self._on_audit(name, audit_nodes(self.ledger, [name]))
 
     # -- telling
-
-    def _stamp(self, node: str, annotations: Patch) -> None:
-        if self.leads:
-            self._spawn(self._annotate_node(node, annotations))
-
-    async def _annotate_node(self, node: str, annotations: Patch) -> None:
-        try:
-            await self._cluster.annotate_node(node, annotations)
-        except KubeError as error:
-            log.warning("handshake not written", node=node, error=str(error))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        self._group.create_task(work)
-
-    def _forget_prepared(self, uid: str) -> None:
-        self.filter.settled(uid)
 
     def _tell_decision(self, event: FilterEvent) -> None:
         request = event.request

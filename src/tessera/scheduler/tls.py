@@ -14,6 +14,7 @@ from tessera.kube.client import KubeClient
 from tessera.scheduler.authority import BadCertificate
 from tessera.scheduler.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
 from tessera.scheduler.certificates import CertificateKeeper
+from tessera.scheduler.renewing import service_names
 from tessera.scheduler.secret_store import KubeStore
 from tessera.scheduler.serving_context import ServingContext
 from tessera.scheduler.settings import SelfManaged, TlsFiles
@@ -43,8 +44,7 @@ class ServingTls:
         if isinstance(source, TlsFiles):
             self._files = CertificateFiles(source.certificate, source.key, self._serving)
             return
-        service = f"{source.service}.{source.namespace}"
-        names = frozenset({source.service, service, f"{service}.svc", f"{service}.svc.cluster.local"})
+        names = service_names(source.service, source.namespace)
         store = KubeStore(client, source)
         self._keeper = CertificateKeeper(store, self._serving, names=names, now=now, on_served=self._served)
 

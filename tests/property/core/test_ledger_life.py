@@ -24,49 +24,17 @@ from hypothesis.stateful import (
 from tessera.core import arrays, evaluation, selection
 from tessera.core.audit import BROKEN, audit
 from tessera.core.devices import NodeFacts
-from tessera.core.fitting import fit_pod
-from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, State, facts_of, replay
-from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import ContainerAsk, PodRequest, Request
-from tessera.core.scoring import node_score
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tests.support import strategies as some
+from tests.support.oracle import agreed
 
 UNKNOWN_NODE = "no-such-node"
 LIVES = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
 """more than elsewhere: this is where the product would go wrong"""
-
-
-def plainly(ledger: Ledger, pod: PodRequest, names: list[str]) -> tuple[Placement | None, dict[str, Misfit]]:
-    """What selection must answer, by asking the plain rule about one node after the other."""
-    rooms = ledger.rooms(pod.namespace, pod.vendors)
-    misfits: dict[str, Misfit] = {}
-    fits: list[tuple[float, str, Placement]] = []
-    for name in names:
-        node = ledger.node(name)
-        answer = fit_pod(node, pod, ledger.rules, rooms) if node else node_misfit(Reason.NODE_UNREGISTERED)
-        if isinstance(answer, Misfit) or node is None:
-            assert isinstance(answer, Misfit)
-            misfits[name] = answer
-            continue
-        parts = sum(ledger.rules[v].node_score(node, pod, grants) for v, grants in answer.grants.items())
-        score = node_score(node.cards) + parts
-        fits.append((-score if pod.node_policy == "spread" else score, name, replace(answer, score=score)))
-    best = min(fits, key=lambda fit: (-fit[0], fit[1]), default=None)
-    return best[2] if best else None, misfits
-
-
-def shown(misfit: Misfit) -> tuple[Any, ...]:
-    """What a user can see of a misfit."""
-    return misfit.text, misfit.counts, misfit.container, misfit.total, misfit.vendor
-
-
-def indexes(placement: Placement) -> list[int]:
-    """Grants compare without the index, which some vendors hand to the runtime."""
-    return [grant.index for held in placement.grants.values() for grants in held for grant in grants]
 
 
 def columns(ledger: Ledger) -> dict[str, Any]:
@@ -150,17 +118,7 @@ class Decisions(RuleBasedStateMachine):
         """Ask, both ways that callers may, and compare with the plain rule."""
         if self.candidates is None:
             self.candidates = self.selector.candidates(self.names())
-        answer = self.selector.select(pod, self.candidates)
-        placement, misfits = plainly(self.ledger, pod, self.names())
-        if isinstance(answer, Selected):
-            assert answer.placement == placement
-            assert placement is not None
-            assert indexes(answer.placement) == indexes(placement)
-            assert answer.fits[-1] == (placement.node, placement.score)
-        else:
-            assert placement is None
-            assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
-        return answer
+        return agreed(self.selector, pod, self.candidates)
 
     # -- what the scheduler does
 

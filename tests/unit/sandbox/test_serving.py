@@ -6,6 +6,7 @@ import asyncio
 import base64
 import ssl
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -248,7 +249,7 @@ async def test_a_form_that_cannot_be_written_is_refused(api: Client, accept: str
     ],
 )
 async def test_a_path_or_method_that_is_not_served(api: Client, method: str, path: str, status: int) -> None:
-    body = {} if method in ("POST", "PUT") else None
+    body: Json | None = {} if method in ("POST", "PUT") else None
     answer = await api.ask(method, path, body)
     assert answer.status == status
     assert answer.body["kind"] == "Status"
@@ -519,7 +520,8 @@ async def test_several_problems_are_told_together(api: Client) -> None:
 
 
 async def test_what_is_applied_must_be_an_object(api: Client) -> None:
-    for body in ([], {"metadata": []}):
+    bodies: tuple[Any, ...] = ([], {"metadata": []})
+    for body in bodies:
         assert (await api.patch(f"{PODS_PATH}/p", body, APPLY, fieldManager="x")).status == 400
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,8 @@ from tests.support.scheduling import (
     carrying,
     uid,
 )
+
+SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 
 FREE = {"n1-0": (0, 0, 0)}
 HELD = {"n1-0": (1, 1000, 10)}
@@ -105,11 +108,10 @@ async def test_a_bind_is_told_with_its_end() -> None:
 
 @in_fake_time
 async def test_a_recorded_bind_request_is_answered_as_recorded() -> None:
-    samples = __import__("pathlib").Path(__file__).parents[2] / "samples" / "extender"
     asking = gpu_pod("gpu1").called("gpu1", uid="9992952e-cecc-4e6a-966a-273028038635")
     world = ready(agent("node-real"), asking=asking, on="node-real")
-    answer = await world.binder.answer((samples / "bind-0.request.json").read_bytes())
-    assert json.loads(answer) == json.loads((samples / "bind-0.response.json").read_bytes())
+    answer = await world.binder.answer((SAMPLES / "bind-0.request.json").read_bytes())
+    assert json.loads(answer) == json.loads((SAMPLES / "bind-0.response.json").read_bytes())
     assert node_of(world, "default/gpu1") == "node-real"
 
 
@@ -385,6 +387,7 @@ async def test_a_bind_of_unknown_end_that_was_done_is_kept_when_the_watch_shows_
     await asyncio.sleep(RESERVATION * 2)
     assert world.filter.expire() == []
     assert (world.state(POD), world.cards()) == (State.BOUND, HELD)
+    assert world.agrees()
 
 
 @in_fake_time

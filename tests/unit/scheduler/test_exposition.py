@@ -1,37 +1,20 @@
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import Role
-from tessera.scheduler import exposition as module
 from tessera.scheduler.exposition import Exposition
 from tessera.scheduler.mig_instances import MigInstances
 from tests.support.builders import A100, A100_40GB, Cluster, cluster, gpu_pod, node, pod
+from tests.support.scraping import samples, shown
 
 MIB = 2**20
-
-
-async def samples(exposition: Exposition) -> list[Sample]:
-    text = (await exposition.render()).decode()
-    return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-
-
-async def shown(world: Cluster | Exposition, name: str, *labels: str, legacy: bool = False) -> dict[Any, float]:
-    """The values of one family, by these labels."""
-    exposition = world if isinstance(world, Exposition) else Exposition(world.ledger, legacy=legacy)
-    found = [sample for sample in await samples(exposition) if sample.name == name]
-    values = {tuple(sample.labels[label] for label in labels): sample.value for sample in found}
-    assert len(values) == len(found), "the labels do not tell the series apart"
-    return {key[0] if len(key) == 1 else key: value for key, value in values.items()}
 
 
 def busy() -> Cluster:
@@ -233,8 +216,8 @@ RUNTIME = ',"migUUID":"MIG-7","gpuInstanceID":9,"computeInstanceID":0'
 
 async def test_a_mig_instance_is_shown_once_the_agent_has_named_it() -> None:
     world = cluster(node("n1").gpus(1, mode="mig", profiles=A100_40GB))
-    instances = MigInstances()
-    exposition = Exposition(world.ledger, legacy=True, instances=instances)
+    exposition = Exposition(world.ledger, legacy=True)
+    instances = exposition.instances
     instances.put("u", node="n1", text=MIG_TEXT % "")
     name = "hami_node_gpu_mig_instance_info"
     assert await shown(exposition, name, "mig_uuid") == {}
@@ -277,8 +260,8 @@ def test_mig_instances_of_pods_come_and_go() -> None:
 
 async def test_mig_instances_on_unknown_nodes_and_cards_are_not_shown() -> None:
     world = cluster(node("n1").gpu("other"))
-    instances = MigInstances()
-    exposition = Exposition(world.ledger, instances=instances)
+    exposition = Exposition(world.ledger)
+    instances = exposition.instances
     instances.put("u", node="n1", text=MIG_TEXT % RUNTIME)
     instances.put("v", node="n2", text=MIG_TEXT % RUNTIME)
     assert await shown(exposition, "hami_node_gpu_mig_instance_info", "mig_uuid") == {}
@@ -335,84 +318,3 @@ async def test_use_of_an_unknown_vendor_counts_in_no_quota() -> None:
     world = cluster(node("n1").gpus(1))
     world.ledger.observe_pod(_pod((Grant("x", "Strange", 10, 10),), vendor="Strange"))
     assert await shown(world, "hami_resource_quota_used", "quota_name") == {}
-
-
-# -- incremental, and in small pieces
-
-
-async def test_what_changed_between_two_scrapes_is_shown() -> None:
-    world = cluster(node("n1").gpus(1), node("n2").gpus(1))
-    exposition = Exposition(world.ledger)
-    family = ("hami_gpu_shared_count", "node")
-    assert await shown(exposition, *family) == {"n1": 0, "n2": 0}
-    world.observe(gpu_pod("p").on("n2", "n2-0,NVIDIA,1,1:;"))
-    assert await shown(exposition, *family) == {"n1": 0, "n2": 1}
-    world.ledger.forget_node("n2")
-    world.add(node("n3").gpus(1))
-    assert await shown(exposition, *family) == {"n1": 0, "n3": 0}
-    world.ledger.observe_node(NodeFacts("n3"))
-    assert await shown(exposition, *family) == {"n1": 0}
-
-
-@pytest.fixture
-def _tiny_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RENDER_BYTES", 1)
-    monkeypatch.setattr(module, "JOIN_BYTES", 1)
-
-
-@pytest.mark.usefixtures("_tiny_pieces")
-async def test_the_loop_has_its_turn_between_pieces() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(50)))
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count())
-    text = await Exposition(world.ledger).render()
-    counting.cancel()
-    assert turns >= 50 + 7 * 50
-    assert text == await Exposition(world.ledger).render()
-
-
-@pytest.mark.usefixtures("_tiny_pieces")
-async def test_a_node_that_changes_or_goes_in_the_middle_is_shown_as_it_was_at_one_moment() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    exposition = Exposition(world.ledger)
-    stream = exposition.stream()
-    pieces = [await anext(stream)]
-    world.observe(gpu_pod("p").on("n3", "n3-0,NVIDIA,5,5:;"))
-    world.ledger.forget_node("n2")
-    pieces += [piece async for piece in stream]
-    text = b"".join(pieces).decode()
-    values = {
-        (one.name, one.labels["node"]): one.value
-        for family in text_string_to_metric_families(text)
-        for one in family.samples
-    }
-    assert {values["hami_gpu_shared_count", f"n{i}"] for i in range(4)} == {0}
-    assert ("hami_vgpu_core_allocated_ratio", "n3") not in values
-    assert await shown(exposition, "hami_gpu_shared_count", "node") == {"n0": 0, "n1": 0, "n3": 1}
-
-
-@pytest.mark.usefixtures("_tiny_pieces")
-async def test_a_node_that_goes_while_others_are_written_is_left_out() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    exposition = Exposition(world.ledger)
-    first = asyncio.create_task(shown(exposition, "hami_gpu_shared_count", "node"))
-    await asyncio.sleep(0)
-    for name in ("n0", "n1", "n2", "n3"):
-        world.ledger.forget_node(name)
-    assert len(await first) <= 2
-    assert await shown(exposition, "hami_gpu_shared_count", "node") == {}
-
-
-@pytest.mark.usefixtures("_tiny_pieces")
-async def test_several_scrapes_at_a_time_are_all_complete() -> None:
-    world = cluster(*(node(f"n{i}").gpus(2) for i in range(20)))
-    exposition = Exposition(world.ledger)
-    answers = await asyncio.gather(*(exposition.render() for _ in range(3)))
-    assert set(answers) == {await Exposition(world.ledger).render()}

@@ -272,7 +272,9 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-amounts: st.SearchStrategy[Any] = st.sampled_from([1, 2, "1", "3k", "2Gi", "1500m", -1, 0, "0", 10**30, "1e400", 1.5, "x", "", None, [], {}])
+amounts: st.SearchStrategy[Any] = st.sampled_from(
+    [1, 2, "1", "3k", "2Gi", "1500m", -1, 0, "0", 10**30, "1e400", 1.5, "x", "", None, [], {}]
+)
 limits = st.dictionaries(
     st.sampled_from([GPU, MEMORY, "nvidia.com/gpucores", "hygon.com/dcunum", "huawei.com/Ascend910B", "cpu"]), amounts
 )

@@ -121,7 +121,7 @@ def test_a_pod_created_anew_under_its_name_frees_what_the_old_one_held() -> None
 
 
 def test_a_pod_that_is_gone_is_told_to_everyone_concerned() -> None:
-    gone: list[str] = []
+    settled: list[str] = []
     kept = world(by_answer(node("n1").gpus(2)))
     keeper = PodKeeper(
         kept.ledger,
@@ -129,7 +129,7 @@ def test_a_pod_that_is_gone_is_told_to_everyone_concerned() -> None:
         turns=kept.turns,
         waiting=kept.waiting,
         on_room=kept._more_room,
-        on_gone=gone.append,
+        on_settled=settled.append,
     )
     keeper.put("default/p", allocating(running()).api())
     assert kept.handover.in_hand == 1
@@ -138,8 +138,16 @@ def test_a_pod_that_is_gone_is_told_to_everyone_concerned() -> None:
     told = kept.room
     keeper.drop("default/p")
     keeper.drop("default/waits")
-    assert gone == ["uid-p", "uid-waits"]
+    assert settled == ["uid-p", "uid-p", "uid-waits"], "once when it is bound, once when it is gone"
     assert (kept.handover.in_hand, len(kept.waiting), kept.room) == (0, 0, told + 1)
+
+
+def test_a_reservation_that_somebody_else_bound_is_no_longer_open() -> None:
+    kept = world()
+    kept.chosen(gpu_pod("p", mem=100))
+    kept.filter.uncertain.add("uid-p")
+    kept.create(running())
+    assert (kept.filter.prepared, kept.filter.uncertain) == ({}, set())
 
 
 def test_a_refused_pod_that_somebody_else_binds_waits_no_longer() -> None:

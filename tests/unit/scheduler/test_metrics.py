@@ -45,10 +45,11 @@ def test_a_refusal_counts_each_of_its_reasons_once_on_however_many_nodes() -> No
             Reason.NODE_UNREGISTERED,
         )
         metrics.refused(answer)
+        metrics.refused(answer)
     found = values(metrics)
     counted = {reason for reason in Reason if found["tessera_refusals_total", reason.value]}
     assert counted == {Reason.CARD_INSUFFICIENT_MEMORY, Reason.CARD_NOT_HEALTHY, Reason.NODE_UNREGISTERED}
-    assert {found["tessera_refusals_total", reason.value] for reason in counted} == {3}
+    assert {found["tessera_refusals_total", reason.value] for reason in counted} == {6}
 
 
 def test_levels_are_shown_as_they_are_now() -> None:

@@ -1,0 +1,154 @@
+"""The decisions of one scheduler, put together on any cluster: ledger, keepers, filter, bind, turns and waking.
+
+One event loop runs all of it. What feeds the three sinks (`pods`, `nodes`, `quotas`), who calls `tick`, and whether
+this replica leads is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import tzinfo
+from typing import Any
+
+import structlog
+
+from tessera.core.ledger import Ledger
+from tessera.core.selection import Refused, Selector
+from tessera.kube.errors import ApiError, KubeError
+from tessera.scheduler.binding import Binder, BindEvent
+from tessera.scheduler.cluster import Cluster
+from tessera.scheduler.filtering import Filter, FilterEvent
+from tessera.scheduler.handover import Handover
+from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
+from tessera.scheduler.node_locks import NodeLocks
+from tessera.scheduler.registering import Patch, Registrar
+from tessera.scheduler.settings import Settings
+from tessera.scheduler.turns import Turns
+from tessera.scheduler.waking import Waiting
+from tessera.vendors.registry import build_vendors
+from tessera.wire import keys
+
+log = structlog.get_logger(__name__)
+
+NOT_FOUND = 404
+
+
+class Engine:
+    """Make it on the event loop that runs it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        cluster: Cluster,
+        *,
+        now: Callable[[], float],
+        zone: tzinfo,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        leads: Callable[[], bool] = lambda: True,
+        on_decision: Callable[[FilterEvent], None] = lambda _event: None,
+        on_refusal: Callable[[Refused], None] = lambda _refused: None,
+        on_bind: Callable[[BindEvent], None] = lambda _event: None,
+    ) -> None:
+        time = asyncio.get_running_loop().time
+        self._cluster = cluster
+        self._spawn = spawn
+        self._leads = leads
+        self._room = asyncio.Event()
+        self.vendors = build_vendors(settings.device_sections, settings.switches)
+        self.ledger = Ledger(self.vendors)
+        self.selector = Selector(self.ledger)
+        self.waiting = Waiting()
+        self.handover = Handover(forget_after=settings.node_lock_seconds, time=time)
+        locks = NodeLocks(cluster, expire_after=settings.node_lock_seconds, now=now)
+        self.turns = Turns(self.handover, locks, self.vendors, mode=settings.node_lock, timeout=settings.turn_seconds)
+        self.filter = Filter(
+            self.ledger,
+            self.selector,
+            self.vendors,
+            waiting=self.waiting,
+            defaults=settings.policies,
+            reservation_seconds=settings.reservation_seconds,
+            time=time,
+            on_decision=on_decision,
+            on_refusal=on_refusal,
+        )
+        self.binder = Binder(
+            self.ledger,
+            self.vendors,
+            decisions=self.filter,
+            turns=self.turns,
+            cluster=cluster,
+            reservation_seconds=settings.reservation_seconds,
+            now=now,
+            time=time,
+            on_bind=on_bind,
+        )
+        self.pods = PodKeeper(
+            self.ledger,
+            self.vendors,
+            turns=self.turns,
+            waiting=self.waiting,
+            on_room=self._room.set,
+            on_settled=self.filter.settled,
+        )
+        self.nodes = Registrar(
+            self.ledger,
+            self.vendors,
+            selector=settings.node_selector,
+            now=now,
+            zone=zone,
+            patch=self._stamp,
+            on_room=self._room.set,
+            on_node=self.turns.seen,
+        )
+        self.quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._room.set)
+
+    def unsynced(self) -> str:
+        """Which first list is not complete; empty = all are."""
+        done = {"pods": self.pods.has_synced, "nodes": self.nodes.has_synced, "quotas": self.quotas.has_synced}
+        open_ = [name for name, synced in done.items() if not synced]
+        return f"the first list of {', '.join(open_)} is not complete" if open_ else ""
+
+    def missing(self) -> str:
+        """Why no decision can be made; empty = ready to decide."""
+        return self.unsynced() or ("" if self._leads() else "this replica is not the leader")
+
+    def tick(self) -> None:
+        """Look at what only time changes: handshakes, reservations, forgotten turns."""
+        if self._leads():
+            self.nodes.tick()
+        expired = self.filter.expire()
+        if expired:
+            log.info("reservations expired", pods=len(expired))
+            self._room.set()
+        self.handover.forget_old()
+
+    async def wake(self) -> None:
+        """For ever: whenever there is more room, make kube-scheduler ask again for pods that fit now."""
+        serial = 0
+        while True:
+            await self._room.wait()
+            self._room.clear()
+            if self.missing():
+                continue
+            for pod in self.waiting.wake(self.selector):
+                serial += 1
+                try:
+                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: str(serial)})
+                except KubeError as error:
+                    if isinstance(error, ApiError) and error.status == NOT_FOUND:
+                        self.waiting.gone(pod.uid)
+                        continue
+                    self.waiting.not_woken(pod.uid)
+                    log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
+
+    def _stamp(self, node: str, annotations: Patch) -> None:
+        if self._leads():
+            self._spawn(self._annotate_node(node, annotations))
+
+    async def _annotate_node(self, node: str, annotations: Patch) -> None:
+        try:
+            await self._cluster.annotate_node(node, annotations)
+        except KubeError as error:
+            log.warning("handshake not written", node=node, error=str(error))

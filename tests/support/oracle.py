@@ -1,0 +1,59 @@
+"""The plain form of selection: ask `fit_pod` about one node after the other. `agreed` holds the two against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.requests import PodRequest
+from tessera.core.scoring import node_score
+from tessera.core.selection import Candidates, Refused, Selected, Selector
+
+
+def plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
+    """What selection must answer, by asking the plain rule about one node after the other."""
+    rooms = ledger.rooms(pod.namespace, pod.vendors)
+    misfits: dict[str, Misfit] = {}
+    fits: list[tuple[float, str, Placement]] = []
+    for name in names:
+        node = ledger.node(name)
+        answer = fit_pod(node, pod, ledger.rules, rooms) if node else node_misfit(Reason.NODE_UNREGISTERED)
+        if isinstance(answer, Misfit) or node is None:
+            assert isinstance(answer, Misfit)
+            misfits[name] = answer
+            continue
+        parts = sum(ledger.rules[v].node_score(node, pod, grants) for v, grants in answer.grants.items())
+        score = node_score(node.cards) + parts
+        fits.append((-score if pod.node_policy == "spread" else score, name, replace(answer, score=score)))
+    best = min(fits, key=lambda fit: (-fit[0], fit[1]), default=None)
+    return best[2] if best else None, misfits
+
+
+def shown(misfit: Misfit) -> tuple[Any, ...]:
+    """What a user can see of a misfit."""
+    return misfit.text, misfit.counts, misfit.container, misfit.total, misfit.vendor
+
+
+def indexes(placement: Placement) -> list[int]:
+    """Grants compare without the index, which some vendors hand to the runtime."""
+    return [grant.index for held in placement.grants.values() for grants in held for grant in grants]
+
+
+def agreed(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
+    """Selection's answer, which must be the plain one in everything that anybody can see."""
+    answer = selector.select(pod, candidates)
+    placement, misfits = plainly(selector.ledger, pod, candidates.names)
+    if isinstance(answer, Selected):
+        assert answer.placement == placement
+        assert placement is not None
+        assert indexes(answer.placement) == indexes(placement)
+        assert answer.fits[-1] == (placement.node, placement.score)
+    else:
+        assert placement is None
+        assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
+    return answer
