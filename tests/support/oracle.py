@@ -1,4 +1,4 @@
-"""The plain form of selection: ask `fit_pod` about one node after the other. `agreed` holds the two against each other."""
+"""The plain form of selection: ask `fit_pod` about one node after the other. `agreed` compares the two."""
 
 from __future__ import annotations
 

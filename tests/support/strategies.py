@@ -262,9 +262,10 @@ def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
         if value:
             found[key] = value
     vendor = draw(st.sampled_from(vendors))
-    settings = _SETTINGS.get(vendor, _ASCEND_SETTINGS if vendor.startswith("Ascend") else ())
-    if settings and draw(st.booleans()):
-        found.update(draw(st.lists(st.sampled_from(settings), max_size=2)))
+    own = _SETTINGS.get(vendor, _ASCEND_SETTINGS if vendor.startswith("Ascend") else ())
+    if own and draw(st.booleans()):
+        settings: list[tuple[str, str]] = draw(st.lists(st.sampled_from(own), max_size=2))
+        found.update(settings)
     if draw(st.integers(0, 4)) == 0:
         uuids = [uuid_of(node, vendor, i) for node in NODES[:3] for i in range(3)]
         keys_of = VENDORS[vendor].keys

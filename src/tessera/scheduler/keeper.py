@@ -41,6 +41,7 @@ class PodKeeper:
         waiting: Waiting,
         on_room: Callable[[], None],
         on_settled: Callable[[str], None] = lambda _uid: None,
+        on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
@@ -49,6 +50,8 @@ class PodKeeper:
         self._on_room = on_room
         self._on_settled = on_settled
         """told the uids of pods that are bound or gone: nothing that was decided about them is open any more"""
+        self._on_pod = on_pod
+        """shown every pod that holds devices, and None when it does not any more"""
         self._uids: dict[str, str] = {}
         self.has_synced = False
 
@@ -60,6 +63,7 @@ class PodKeeper:
         facts = pod_facts(pod, self._vendors)
         if facts is not None:
             self._bound(pod, facts)
+            self._on_pod(uid, pod)
         elif pod.status.phase in ENDED or pod.spec.node_name or pod.metadata.deletion_timestamp:
             # Ended, bound without devices, or deleted before it was bound: whatever was reserved is free.
             self._gone(uid)
@@ -96,6 +100,7 @@ class PodKeeper:
         self._turns.over(uid)
         self._waiting.gone(uid)
         self._on_settled(uid)
+        self._on_pod(uid, None)
         if self._ledger.release(uid):
             self._on_room()
 

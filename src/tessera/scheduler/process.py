@@ -13,7 +13,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 import uvloop
@@ -36,7 +36,9 @@ from tessera.scheduler.serving import (
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tls import ServingTls, TlsError
 from tessera.vendors.registry import build_vendors
+from tessera.wire import keys
 from tessera.wire.errors import WireError
+from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
@@ -79,7 +81,9 @@ class Process:
         self._reload = reload
         self._client = client
         self.metrics = Metrics()
-        self.service = Service(settings, client, on_refusal=self.metrics.refused, on_audit=self._audited)
+        self.service = Service(
+            settings, client, on_refusal=self.metrics.refused, on_audit=self._audited, on_pod=self._note_instances
+        )
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
@@ -164,7 +168,14 @@ class Process:
 
     # -- metrics
 
-    async def _render_metrics(self) -> bytes:
+    def _note_instances(self, uid: str, pod: Pod | None) -> None:
+        if pod is None:
+            self._exposition.instances.drop(uid)
+        else:
+            text = pod.annotations.get(keys.MIG_ALLOCATIONS, "")
+            self._exposition.instances.put(uid, node=pod.spec.node_name, text=text)
+
+    async def _render_metrics(self) -> AsyncIterator[bytes]:
         service = self.service
         self.metrics.set_levels(
             Levels(
@@ -179,7 +190,9 @@ class Process:
         dropped = service.events.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped
-        return self.metrics.render() + await self._exposition.render()
+        yield self.metrics.render()
+        async for piece in self._exposition.stream():
+            yield piece
 
     def _audited(self, node: str, findings: list[Finding]) -> None:
         for finding in findings:

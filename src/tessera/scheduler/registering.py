@@ -3,7 +3,7 @@
     registration readable, plugin alive      cards are in the ledger
     handshake asked > 60 s ago, no answer,
       and nothing allocatable                that vendor's cards leave the ledger until the plugin reports again
-    allocatable shown as 0                   the same, at once
+    no handshake, allocatable shown as 0     the same, at once
     node gone, or outside the selector       the node leaves the ledger
 
 Only nodes with cards whose plugin speaks the handshake are ever patched; all others cost no API call.

@@ -83,6 +83,7 @@ class Service:
         now: Callable[[], float] = time.time,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
         on_audit: Callable[[str, list[Finding]], None] = lambda _node, _findings: None,
+        on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
     ) -> None:
         self.settings = settings
         self.client = client
@@ -102,6 +103,7 @@ class Service:
             on_decision=self._tell_decision,
             on_refusal=on_refusal,
             on_bind=self._tell_bind,
+            on_pod=on_pod,
         )
         self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
         self.filter, self.binder = engine.filter, engine.binder
@@ -163,6 +165,9 @@ class Service:
         self.vendors.clear()
         self.vendors.update(vendors)
         self.selector.forget()
+        for name in self.ledger.node_names():
+            # Equal facts would not be charged again, but what they are charged may have changed.
+            self.ledger.forget_node(name)
         self._read_again()
 
     def _watch_all(self) -> None:

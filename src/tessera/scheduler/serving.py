@@ -10,7 +10,7 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -36,7 +36,8 @@ class Routes:
     bind: Callable[[bytes], Awaitable[bytes]]
     review: Callable[[bytes, str], bytes]
     """body and content type of a webhook call"""
-    metrics: Callable[[], Awaitable[bytes]]
+    metrics: Callable[[], AsyncIterator[bytes]]
+    """the text in pieces: all cards of a large cluster are tens of megabytes"""
     is_ready: Callable[[], str]
     """empty, or what is missing"""
     observe: Callable[[str, float], None]
@@ -107,9 +108,13 @@ def health_routes(routes: Routes) -> list[web.RouteDef]:
 
 
 def metrics_routes(routes: Routes) -> list[web.RouteDef]:
-    async def metrics(_request: web.Request) -> web.Response:
-        body = await routes.metrics()
-        return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        await answer.prepare(request)
+        async for piece in routes.metrics():
+            await answer.write(piece)
+        await answer.write_eof()
+        return answer
 
     return [web.get("/metrics", metrics)]
 

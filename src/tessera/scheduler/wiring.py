@@ -28,6 +28,7 @@ from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
+from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,7 @@ class Engine:
         on_decision: Callable[[FilterEvent], None] = lambda _event: None,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
         on_bind: Callable[[BindEvent], None] = lambda _event: None,
+        on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
     ) -> None:
         time = asyncio.get_running_loop().time
         self._cluster = cluster
@@ -91,6 +93,7 @@ class Engine:
             waiting=self.waiting,
             on_room=self._room.set,
             on_settled=self.filter.settled,
+            on_pod=on_pod,
         )
         self.nodes = Registrar(
             self.ledger,

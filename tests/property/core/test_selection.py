@@ -1,11 +1,11 @@
-"""Selection over all nodes at once answers as the plain rule does, for every group of vendors, with and without quotas."""
+"""Selection over all nodes at once answers as the plain rule does: every group of vendors, with and without quotas."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.ledger import Ledger
@@ -17,6 +17,7 @@ PODS = 5
 
 
 @pytest.mark.parametrize("pool", some.POOLS, ids="+".join)
+@settings(max_examples=settings().max_examples // 3)
 @given(data=st.data())
 def test_selection_answers_as_the_plain_rule(pool: tuple[str, ...], data: st.DataObject) -> None:
     ledger = Ledger(some.VENDORS)

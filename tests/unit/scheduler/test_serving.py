@@ -58,8 +58,9 @@ class Service:
             await self.gate.wait()
         return b'{"bind": true}'
 
-    async def _metrics(self) -> bytes:
-        return b"up 1\n"
+    async def _metrics(self) -> AsyncIterator[bytes]:
+        yield b"up 1\n"
+        yield b"down 0\n"
 
     def _observe(self, verb: str, seconds: float) -> None:
         assert seconds >= 0
@@ -181,7 +182,7 @@ async def test_health_is_always_well_and_readiness_says_what_is_missing() -> Non
 @in_real_time
 async def test_metrics_are_text() -> None:
     async with serving(Service()) as (_, client), client.get("/metrics") as answer:
-        assert (answer.status, await answer.text()) == (200, "up 1\n")
+        assert (answer.status, await answer.text()) == (200, "up 1\ndown 0\n")
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
 
 
