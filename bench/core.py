@@ -97,7 +97,8 @@ class Cluster:
         pod = make_pod(f"new-{next(self.uids)}", memory=memory, cores=cores)
         began = perf_counter()
         answer = self.selector.select(pod, self.candidates)
-        assert isinstance(answer, Selected), "the benchmark's cluster is full: fewer pods or more nodes"
+        if not isinstance(answer, Selected):
+            sys.exit("the cluster is full: measure fewer decisions, or more nodes with fewer pods")
         self.ledger.reserve(pod, answer.placement, deadline=1.0)
         return perf_counter() - began
 
@@ -187,7 +188,7 @@ def measure(cluster: Cluster, decisions: int) -> dict[str, float]:
         if cluster.running:
             cluster.event()
         again.append(cluster.refused())
-    progress(f"measuring {decisions} repeated and {decisions // 4} unseen decisions")
+    progress(f"measuring {decisions} repeated decisions, and unseen ones")
     for _ in REPEATED_SHAPES * 4:
         cluster.repeated()
     repeated = [cluster.repeated() for _ in range(decisions)]
@@ -259,12 +260,21 @@ def table(budgets: list[Budget]) -> str:
     return "\n".join(lines)
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.core", description=__doc__.split("\n")[0])
-    parser.add_argument("--nodes", type=int, default=5_000, help="default %(default)s")
-    parser.add_argument("--devices", type=int, default=8, help="cards a node, default %(default)s")
+    parser.add_argument("--nodes", type=positive, default=5_000, help="default %(default)s")
+    parser.add_argument("--devices", type=positive, default=8, help="cards a node, default %(default)s")
     parser.add_argument("--pods-per-node", type=int, default=16, help="running pods a node, default %(default)s")
-    parser.add_argument("--decisions", type=int, default=400, help="repeated decisions measured, default %(default)s")
+    parser.add_argument(
+        "--decisions", type=positive, default=400, help="repeated decisions measured, default %(default)s"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
     parser.add_argument(
         "--check", action="store_true", help="compare with the budgets (5000 x 8); exit 1 where one is broken"

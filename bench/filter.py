@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bench.asking import Asking
-from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, table
-from bench.stage import Failure, Service, Size, Stage
+from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, table, work_of
+from bench.stage import Failure, Server, Service, Size, Stage
 
 WARM_UP = 40
 """calls before measuring; every repeated shape has been seen by then"""
@@ -49,6 +49,7 @@ class Target:
 
     size: Size
     service: Service
+    echo_server: Server
     filter: Caller
     echo: Caller
     asking: Asking
@@ -95,42 +96,58 @@ def _shortened(answer: Answer) -> str:
 def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0") -> Target:
     service = stage.service(stage.canned_api(size))
     progress(f"ready after {service.ready_s} s")
-    callers = Caller(service.extender, "/filter"), Caller(stage.echo(), "/echo")
-    target = Target(size, service, *(stack.enter_context(caller) for caller in callers), Asking(size.nodes, run=run))
-    in_turns({"filter": target.placing(target.asking.repeated), "echo": target.echoing(target.asking.repeated)}, WARM_UP)
+    echo = stage.echo()
+    target = Target(
+        size,
+        service,
+        echo,
+        filter=stack.enter_context(Caller(service.extender, "/filter")),
+        echo=stack.enter_context(Caller(echo.port, "/echo")),
+        asking=Asking(size.nodes, run=run),
+    )
+    in_turns(
+        {"filter": target.placing(target.asking.repeated), "echo": target.echoing(target.asking.repeated)}, WARM_UP
+    )
     return target
 
 
-def beside_echo(name: str, act: Act, echo: Act, calls: int) -> Figures:
+def beside_echo(name: str, target: Target, act: Act, request: Callable[[], bytes], calls: int) -> Figures:
+    """Wall clock, and the processor time of both event loops, which a busy machine hardly touches."""
     progress(f"measuring {calls} calls: {name}")
-    taken = in_turns({name: act, "echo": echo}, calls)
-    echo_ms = percentile(taken["echo"], 50)
+    pids = target.service.pid, target.echo_server.pid
+    before = [work_of(pid) for pid in pids]
+    taken = in_turns({name: act, "echo": target.echoing(request)}, calls)
+    work, echo_work = ((work_of(pid) - then) / calls * 1_000 for pid, then in zip(pids, before, strict=True))
+    p50, echo_p50 = percentile(taken[name], 50), percentile(taken["echo"], 50)
+    progress(f"  p50 {p50:.3f} ms, echo {echo_p50:.3f} ms, ratio {p50 / echo_p50:.2f}, by work {work / echo_work:.2f}")
     return {
-        f"{name}_p50_ms": percentile(taken[name], 50),
+        f"{name}_p50_ms": p50,
         f"{name}_p99_ms": percentile(taken[name], 99),
-        f"{name}_echo_p50_ms": echo_ms,
-        f"{name}_ratio": round(percentile(taken[name], 50) / echo_ms, 3),
+        f"{name}_echo_p50_ms": echo_p50,
+        f"{name}_ratio": round(p50 / echo_p50, 3),
+        f"{name}_work_ms": round(work, 4),
+        f"{name}_work_ratio": round(work / echo_work, 3),
     }
 
 
 def placements(target: Target, calls: int) -> Figures:
     """Repeated shapes, then shapes never seen before, then names that always come in the same order."""
     asking = target.asking
-    found = beside_echo("filter", target.placing(asking.repeated), target.echoing(asking.repeated), calls)
+    found = beside_echo("filter", target, target.placing(asking.repeated), asking.repeated, calls)
     found["echo_p50_ms"] = found.pop("filter_echo_p50_ms")
     found["ratio"] = found.pop("filter_ratio")
-    found |= beside_echo("unseen", target.placing(asking.unseen), target.echoing(asking.repeated), calls // 2)
+    found |= beside_echo("unseen", target, target.placing(asking.unseen), asking.repeated, calls // 2)
 
     def listed() -> bytes:
         return asking.repeated(shuffled=False)
 
-    return found | beside_echo("same_order", target.placing(listed), target.echoing(listed), calls // 2)
+    return found | beside_echo("same_order", target, target.placing(listed), listed, calls // 2)
 
 
 def refusals(target: Target, calls: int) -> Figures:
     """A backlog of pods that do not fit, and calls for one of them."""
     target.backlog = list(target.asking.hopeless(PENDING))
-    progress(f"refusing {PENDING} pods for the first time")
+    progress(f"refusing {PENDING} pods for the first time; now {memory_of(target.service.pid).now} MiB resident")
     first = [target.refuse(shape, uid, shuffled=True) for shape, uid in target.backlog]
     found = {"refused_first_p50_ms": percentile(first, 50), "refused_first_p99_ms": percentile(first, 99)}
     for name, shuffled in (("refused", True), ("refused_same_order", False)):
@@ -138,7 +155,7 @@ def refusals(target: Target, calls: int) -> Figures:
         def request(shuffled: bool = shuffled) -> bytes:
             return target.asking.repeated(shuffled=shuffled)
 
-        found |= beside_echo(name, target.refusing(shuffled=shuffled), target.echoing(request), calls)
+        found |= beside_echo(name, target, target.refusing(shuffled=shuffled), request, calls)
     return found | {"backlog_resident_mb": memory_of(target.service.pid).now}
 
 
@@ -155,11 +172,14 @@ def measure(size: Size, calls: int, limit: int) -> Figures:
 
 
 def growth(empty: Target, loaded: Target, calls: int) -> float:
-    """How much slower a placement is with running pods than without."""
+    """How much slower a placement is with running pods than without; names in one order leave most of it to the core."""
     progress(f"comparing with an empty cluster: {calls} calls each")
-    taken = in_turns({str(t.size): t.placing(t.asking.repeated) for t in (empty, loaded)}, calls)
-    without, with_pods = (percentile(taken[str(target.size)], 50) for target in (empty, loaded))
-    return round(with_pods / without, 3)
+
+    def placing(target: Target) -> Act:
+        return target.placing(lambda: target.asking.repeated(shuffled=False))
+
+    taken = in_turns({"without": placing(empty), "with": placing(loaded)}, calls)
+    return round(percentile(taken["with"], 50) / percentile(taken["without"], 50), 3)
 
 
 def check(calls: int, limit: int) -> list[Budget]:

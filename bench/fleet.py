@@ -226,7 +226,5 @@ def _condition(kind: str, status: str, message: str) -> dict[str, str]:
 
 
 def _managed(manager: str, root: str, fields: int) -> list[dict[str, Any]]:
-    tree = {root: {f"f:field{i}": {".": {}, "f:name": {}, "f:value": {}} for i in range(fields)}}
-    return [
-        {"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": tree}
-    ]
+    tree: dict[str, Any] = {root: {f"f:field{i}": {".": {}, "f:name": {}, "f:value": {}} for i in range(fields)}}
+    return [{"manager": manager, "operation": "Update", "apiVersion": "v1", "fieldsType": "FieldsV1", "fieldsV1": tree}]

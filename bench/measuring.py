@@ -110,6 +110,11 @@ def memory_of(pid: int) -> Memory:
     return Memory(round(kib["VmRSS:"] / 1024, 1), round(kib["VmHWM:"] / 1024, 1))
 
 
+def work_of(pid: int) -> float:
+    """Seconds that the first thread of a process, where its event loop runs, has been on a processor."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """A measured value and the most it may be."""

@@ -58,6 +58,14 @@ class Certificates:
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """A process that printed its port."""
+
+    pid: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """A running `tessera scheduler`."""
 
@@ -96,9 +104,9 @@ class Stage:
         """The port of an apiserver that shows a cluster of this size."""
         progress(f"making a cluster: {size}")
         numbers = ("--nodes", size.nodes, "--devices", size.devices, "--pods-per-node", size.pods_per_node)
-        return self._with_port("bench.canned_api", *map(str, numbers))
+        return self._with_port("bench.canned_api", *map(str, numbers)).port
 
-    def echo(self) -> int:
+    def echo(self) -> Server:
         return self._with_port("bench.echo")
 
     def service(self, api: int, *, certificates: Certificates | None = None) -> Service:
@@ -120,7 +128,7 @@ class Stage:
         ready_s = round(time.perf_counter() - started, 2)
         return Service(process.pid, extender, webhook if certificates is not None else 0, ready_s)
 
-    def _with_port(self, module: str, *arguments: str) -> int:
+    def _with_port(self, module: str, *arguments: str) -> Server:
         """A module of ours that prints its port."""
         process, log = self._start(module, *arguments)
         assert process.stdout is not None  # a pipe
@@ -128,7 +136,7 @@ class Stage:
         line = process.stdout.readline().strip() if readable else b""
         if not line.isdigit():
             raise Failure(f"{module} did not start:\n{_tail(log)}")
-        return int(line)
+        return Server(process.pid, int(line))
 
     def _start(self, module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], Path]:
         handle, name = tempfile.mkstemp(prefix=module, suffix=".log", dir=self._folder)

@@ -133,7 +133,7 @@ async def client(kubeconfig: Json) -> AsyncIterator[Client]:
     user = _named(kubeconfig["users"], context["user"])["user"] or {}
     headers = {"Authorization": f"Bearer {user['token']}"} if user.get("token") else {}
     tls = _tls(cluster, user) if cluster["server"].startswith("https") else False
-    connector = aiohttp.TCPConnector(ssl=tls, force_close=True)
+    connector = aiohttp.TCPConnector(ssl=tls)
     timeout = aiohttp.ClientTimeout(total=120)
     async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
         yield Client(session, cluster["server"].rstrip("/"))

@@ -60,7 +60,7 @@ async def test_a_generated_name_starts_with_its_prefix(api: Client, space: Space
     [
         ({"metadata": {"name": "Not_A_Name"}}, 422, "Invalid"),
         ({"metadata": {}}, 422, "Invalid"),
-        ({"metadata": {"name": "p", "resourceVersion": "7"}}, 400, "BadRequest"),
+        ({"metadata": {"name": "p", "resourceVersion": "7"}}, 500, ""),
         ({"metadata": {"name": "p", "namespace": "elsewhere"}}, 400, "BadRequest"),
         ({"metadata": {"name": "p", "annotations": {"a": 1}}}, 400, "BadRequest"),
         ({"metadata": {"name": "p", "annotations": {"a": "x" * 300_000}}}, 422, "Invalid"),
@@ -188,6 +188,27 @@ async def test_an_unknown_kind_of_patch_is_refused(api: Client, space: Space) ->
     assert (await api.patch(space.pods("p"), {}, "application/json")).status == 415
 
 
+@pytest.mark.parametrize(
+    ("media", "patch", "status"),
+    [
+        (MERGE, [1], 400),
+        (MERGE, {"metadata": {"name": "other"}}, 400),
+        (MERGE, {"metadata": {"uid": "another"}}, 422),
+        (MERGE, {"metadata": {"annotations": {"a": 1}}}, 422),
+        (MERGE, {"spec": {"tolerations": []}}, 200),
+        (JSON_PATCH, {"op": "remove"}, 400),
+        (JSON_PATCH, [{"op": "explode", "path": "/metadata"}], 422),
+        (JSON_PATCH, [{"op": "remove", "path": "/nowhere"}], 422),
+        (STRATEGIC, {"spec": {"containers": [{"image": "busybox:2"}]}}, 500),
+    ],
+)
+async def test_patches_at_the_edge(api: Client, space: Space, media: str, patch: Any, status: int) -> None:
+    made = await api.made(space.pods(), pod())
+    answer = await api.patch(space.pods("p"), patch, media)
+    assert answer.status == status, answer.body
+    assert (await api.get(space.pods("p"))).body == made
+
+
 async def test_server_side_apply_creates_and_changes(api: Client, space: Space) -> None:
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"a": "1"}}
     path = space.of("configmaps", "c")
@@ -276,9 +297,11 @@ async def test_bindings_that_cannot_be_are_refused(api: Client, space: Space) ->
     assert (await api.post(space.pods("p", "binding"), binding("n"))).status == 404
     await api.made(space.pods(), pod())
     wrong_kind = binding("n") | {"target": {"kind": "Pod", "name": "n"}}
-    assert (await api.post(space.pods("p", "binding"), wrong_kind)).status == 422
-    assert (await api.post(space.pods("p", "binding"), binding(""))).status == 422
+    assert (await api.post(space.pods("p", "binding"), wrong_kind)).status == 500
+    assert (await api.post(space.pods("p", "binding"), binding(""))).status == 500
     assert (await api.post(space.pods("p", "binding"), binding("n", "other"))).status == 400
+    nameless = await api.post(space.pods("p", "binding"), {"target": {"name": "n"}})
+    assert (nameless.status, nameless.message) == (400, "name in URL does not match name in Binding object")
 
 
 async def test_a_pod_that_is_being_deleted_is_not_bound(api: Client, space: Space, node: Json) -> None:
@@ -389,6 +412,7 @@ async def test_a_rehearsal_changes_nothing(api: Client, space: Space) -> None:
     answer = await api.post(space.pods(), pod(), dryRun="All")
     assert (answer.status, bool(answer.body["metadata"]["uid"])) == (201, True)
     assert (await api.get(space.pods("p"))).status == 404
+    assert (await api.post(space.pods(), pod(), dryRun="Some")).status == 422
     made = await api.made(space.pods(), pod())
     answer = await api.patch(space.pods("p"), {"metadata": {"labels": {"a": "1"}}}, dryRun="All")
     assert answer.body["metadata"]["labels"] == {"a": "1"}
@@ -408,6 +432,43 @@ async def test_a_quota_is_written_in_canonical_amounts(api: Client, space: Space
     hard = {"limits.nvidia.com/gpumem": "10000", "requests.nvidia.com/gpu": 4}
     made = await api.made(space.of("resourcequotas"), {"metadata": {"name": "q"}, "spec": {"hard": hard}})
     assert made["spec"]["hard"] == {"limits.nvidia.com/gpumem": "10k", "requests.nvidia.com/gpu": "4"}
+
+
+@pytest.mark.parametrize(
+    ("amount", "written"),
+    [
+        ("3000", "3k"),
+        ("0.1", "100m"),
+        ("1536Ki", "1536Ki"),
+        ("0.5Ki", "512"),
+        ("1.5Gi", "1536Mi"),
+        ("0.0001Ki", "103m"),
+        ("0.1n", "1m"),
+        ("1e3", "1e3"),
+        ("12E2", "1200"),
+        ("1E", "1E"),
+        ("0.0", "0"),
+    ],
+)
+async def test_an_amount_has_one_spelling(api: Client, space: Space, amount: str, written: str) -> None:
+    body = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.cpu": amount}}}
+    made = await api.made(space.of("resourcequotas"), body)
+    assert made["spec"]["hard"] == {"limits.cpu": written}
+
+
+@pytest.mark.parametrize(
+    ("plural", "kind"),
+    [("configmaps", "Status"), ("secrets", "Status"), ("serviceaccounts", "ServiceAccount"), ("pods", "Pod")],
+)
+async def test_a_deletion_answers_with_the_object_or_a_status(
+    api: Client, space: Space, plural: str, kind: str
+) -> None:
+    body = pod() if plural == "pods" else {"metadata": {"name": "p"}}
+    made = await api.made(space.of(plural), body)
+    answer = await api.delete(space.of(plural, "p"))
+    assert (answer.status, answer.body["kind"]) == (200, kind)
+    if kind == "Status":
+        assert answer.body["details"] == {"name": "p", "kind": plural, "uid": made["metadata"]["uid"]}
 
 
 async def test_a_lease_is_taken_over_by_one_only(api: Client, space: Space) -> None:

@@ -17,6 +17,8 @@ async def test_a_watch_continues_where_a_list_ended(api: Client, space: Space) -
         changed = await watch.expect("MODIFIED")
         assert (changed["kind"], changed["metadata"]["labels"]) == ("Pod", {"a": "1"})
         await api.delete(space.pods("before"))
+        ending = await watch.expect("MODIFIED")
+        assert ending["metadata"]["deletionGracePeriodSeconds"] == 0
         gone = await watch.expect("DELETED")
         assert gone["metadata"]["name"] == "before"
         assert int(gone["metadata"]["resourceVersion"]) > int(changed["metadata"]["resourceVersion"])
@@ -52,6 +54,7 @@ async def test_a_node_sees_its_pods_when_they_are_bound(api: Client, space: Spac
         await api.post(space.pods("mine", "binding"), binding(name, "mine"))
         assert (await watch.expect("ADDED"))["metadata"]["name"] == "mine"
         await api.delete(space.pods("mine"), gracePeriodSeconds="0")
+        await watch.expect("MODIFIED")
         assert (await watch.expect("DELETED"))["metadata"]["name"] == "mine"
 
 

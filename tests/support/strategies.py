@@ -263,7 +263,8 @@ def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
             found[key] = value
     vendor = draw(st.sampled_from(vendors))
     own = _SETTINGS.get(vendor, _ASCEND_SETTINGS if vendor.startswith("Ascend") else ())
-    if own and draw(st.booleans()):
+    picky = draw(st.booleans())
+    if own and picky:
         settings: list[tuple[str, str]] = draw(st.lists(st.sampled_from(own), max_size=2))
         found.update(settings)
     if draw(st.integers(0, 4)) == 0:

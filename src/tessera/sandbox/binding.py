@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from tessera.sandbox.admission import Attributes
 from tessera.sandbox.cluster import Call, Cluster
-from tessera.sandbox.errors import ApiError, Problem, bad_request, conflict, invalid, not_found
+from tessera.sandbox.errors import ApiError, bad_request, conflict, not_found, unexplained
 from tessera.sandbox.intake import shaped, without_nulls
-from tessera.sandbox.kinds import BINDING, PODS, Json, Kind
+from tessera.sandbox.kinds import BINDING, PODS, Json
 from tessera.sandbox.shapes import Binding
 from tessera.sandbox.store import Stored
 from tessera.sandbox.writing import check_precondition
-
-BINDINGS = Kind("Binding", "bindings")
 
 
 async def bind(cluster: Cluster, namespace: str, name: str, body: object, *, call: Call) -> Stored:
@@ -41,16 +39,12 @@ async def bind(cluster: Cluster, namespace: str, name: str, body: object, *, cal
 def _checked(content: object, namespace: str, name: str) -> Binding:
     binding = shaped(content, Binding)
     metadata, target = binding.metadata, binding.target
-    if metadata.name not in ("", name) or metadata.namespace not in ("", namespace):
+    if metadata.name != name or metadata.namespace not in ("", namespace):
         raise bad_request("name in URL does not match name in Binding object")
-    problems = []
     if target.kind not in ("", "Node"):
-        text = f'Unsupported value: "{target.kind}": supported values: "Node", "<empty>"'
-        problems.append(Problem("target.kind", text, "FieldValueNotSupported"))
+        raise unexplained(f'target.kind: Unsupported value: "{target.kind}": supported values: "Node", "<empty>"')
     if not target.name:
-        problems.append(Problem("target.name", "Required value", "FieldValueRequired"))
-    if problems:
-        raise invalid(BINDINGS, name, problems)
+        raise unexplained("target.name: Required value")
     return binding
 
 
@@ -58,7 +52,13 @@ def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dr
     current = cluster.store.get(PODS, namespace, name)
     if current is None:
         raise not_found(PODS, name)
-    check_precondition(current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None)
+    try:
+        check_precondition(current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None)
+    except ApiError as error:
+        why = error.message.partition(": ")[2]
+        place = f"Key: /registry/pods/{namespace}/{name}, ResourceVersion: 0"
+        text = f"StorageError: invalid object, Code: 4, {place}, AdditionalErrorMsg: {why}"
+        raise conflict(PODS, name, text) from error
     refusal = _refusal(current)
     if refusal is not None:
         raise refusal
@@ -70,7 +70,6 @@ def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dr
         if added:
             metadata[key] = metadata.get(key, {}) | added
     pod["spec"]["nodeName"] = binding.target.name
-    metadata["generation"] = metadata.get("generation", 0) + 1
     _mark_scheduled(pod["status"], cluster.identities.timestamp())
     return cluster.store.put(PODS, pod)
 

@@ -161,7 +161,7 @@ class ControlPlane:
         await self.client.delete(PODS.path(namespace, name), grace_seconds=grace_seconds)
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = WAIT_S, *, what: str = "") -> T:
-        """The first true answer of `predicate`, which is asked again after every change in the API."""
+        """The first true answer of `predicate`, which is asked again after every change, in the API or in what others know of it."""
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -184,7 +184,9 @@ class ControlPlane:
                 access: Access = load_access(kubeconfig=str(path), environ={})
                 async with KubeClient(access) as client:
                     self._client, self._kubeconfig = client, path
-                    self._fleet = Fleet(client, self._first_nodes, now=self.server.options.now)
+                    self._fleet = Fleet(
+                        client, self._first_nodes, now=self.server.options.now, on_change=self._changed.set
+                    )
                     await self._fleet.register()
                     async with asyncio.TaskGroup() as tasks:
                         background = [tasks.create_task(self._fleet.run()), tasks.create_task(self._schedule())]
@@ -216,8 +218,10 @@ class ControlPlane:
                 await self._run_loop(extender, started)
 
     async def _run_loop(self, extender: ExtenderClient | None, started: asyncio.Future[None]) -> None:
-        now = self.server.options.now
-        async with SchedulingLoop(self.client, extender, profile=self._profile, now=now) as loop:
+        loop = SchedulingLoop(
+            self.client, extender, profile=self._profile, now=self.server.options.now, on_change=self._changed.set
+        )
+        async with loop:
             self.scheduling = loop
             if not started.done():
                 started.set_result(None)

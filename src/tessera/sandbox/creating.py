@@ -54,7 +54,7 @@ def admit(kind: Kind, content: Json, *, store: Store, identities: Identities) ->
     content["status"] = {}
     spec = content["spec"]
     _use_service_account(content, store, identities)
-    _tolerate_short_outages(spec)
+    tolerate_short_outages(spec)
     spec.setdefault("priority", PRIORITIES.get(spec.get("priorityClassName", ""), 0))
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
@@ -135,7 +135,8 @@ def _mount_token(spec: Json, identities: Identities) -> None:
         container.setdefault("volumeMounts", []).append(mount)
 
 
-def _tolerate_short_outages(spec: Json) -> None:
+def tolerate_short_outages(spec: Json) -> None:
+    """Adds the default tolerations where nothing covers them, on every write of a pod."""
     held = spec.setdefault("tolerations", [])
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         covered = any(

@@ -57,9 +57,14 @@ def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run
     if current.kind is NAMESPACES:
         return _remove_namespace(cluster, current, dry_run=dry_run)
     grace = _grace_s(current, options)
-    if grace == 0 and not current.object["metadata"].get("finalizers"):
-        return Deletion(current if dry_run else cluster.store.remove(current), gone=True)
     marked = _marked(cluster, current, grace)
+    if grace == 0 and not current.object["metadata"].get("finalizers"):
+        if dry_run:
+            return Deletion(current, gone=True)
+        if current.kind is PODS and marked is not None:
+            # kube-apiserver writes the end of a pod down before it removes it: watchers see both.
+            current = cluster.store.put(PODS, marked)
+        return Deletion(cluster.store.remove(current), gone=True)
     if marked is None:
         return Deletion(current, gone=False)
     if dry_run:

@@ -40,7 +40,9 @@ class ApiError(Exception):
     def status(self) -> Json:
         """The body of the answer."""
         body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
-        body |= {"message": self.message, "reason": self.reason}
+        body["message"] = self.message
+        if self.reason:
+            body["reason"] = self.reason
         details = dict(self.details or {})
         if self.retry_after_s is not None:
             details["retryAfterSeconds"] = self.retry_after_s
@@ -138,6 +140,11 @@ def too_large_version(version: int, current: int) -> ApiError:
 
 def too_large_body() -> ApiError:
     return ApiError(413, "RequestEntityTooLarge", "Request entity too large: limit is 3145728")
+
+
+def unexplained(message: str) -> ApiError:
+    """What kube-apiserver makes of an error that nobody gave a status: 500 without a reason."""
+    return ApiError(500, "", message)
 
 
 def internal(message: str) -> ApiError:

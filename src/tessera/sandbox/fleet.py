@@ -25,11 +25,18 @@ class Fleet:
     """The nodes by name."""
 
     def __init__(
-        self, client: KubeClient, nodes: Iterable[SimulatedNode], *, now: Callable[[], float] = time.time
+        self,
+        client: KubeClient,
+        nodes: Iterable[SimulatedNode],
+        *,
+        now: Callable[[], float] = time.time,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change` hears of everything that a kubelet was shown."""
         self.nodes: dict[str, SimulatedNode] = {}
         self._client = client
         self._now = now
+        self._on_change = on_change
         self._tasks: asyncio.TaskGroup | None = None
         self._where: dict[str, tuple[str, str]] = {}
         """pod's key -> its node and uid"""
@@ -91,12 +98,14 @@ class Fleet:
         node = self.nodes.get(node_of(obj))
         if node is not None:
             node.kubelet.seen(obj)
+            self._on_change()
 
     def drop(self, key: str) -> None:
         name, uid = self._where.pop(key)
         node = self.nodes.get(name)
         if node is not None:
             node.kubelet.gone(uid)
+            self._on_change()
 
     def synced(self) -> None:
         """Nothing depends on it: a kubelet knows only what it has seen."""

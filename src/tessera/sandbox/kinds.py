@@ -111,7 +111,7 @@ RESOURCE_QUOTAS = Kind(
     "ResourceQuota", "resourcequotas", short_names=("quota",), subresources=(STATUS,), returns_deleted=True
 )
 SERVICE_ACCOUNTS = Kind(
-    "ServiceAccount", "serviceaccounts", short_names=("sa",), unconditional_update=False, returns_deleted=True
+    "ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True
 )
 LEASES = Kind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
 MUTATING_WEBHOOKS = Kind(

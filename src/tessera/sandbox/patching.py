@@ -40,7 +40,7 @@ def apply_json_patch(target: Any, operations: Any) -> Any:
         raise ApiError(413, "RequestEntityTooLarge", f"at most {MAX_OPERATIONS} operations in a JSON patch")
     for operation in operations:
         if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
-            raise bad_request("every operation of a JSON patch needs a path")
+            raise _unprocessable("every operation of a JSON patch needs a path")
         target = _apply(target, operation)
     return target
 
@@ -67,7 +67,7 @@ def _apply(target: Any, operation: Json) -> Any:
                 raise _unprocessable("cannot move a value into itself")
             rest, value = _take(target, source)
             return _put(rest, path, value, insert=True)
-    raise bad_request(f"not an operation of a JSON patch: {operation.get('op')!r} on {operation['path']!r}")
+    raise _unprocessable(f"not an operation of a JSON patch: {operation.get('op')!r} on {operation['path']!r}")
 
 
 def _steps(pointer: str) -> list[str]:

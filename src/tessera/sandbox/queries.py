@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.sandbox.errors import bad_request
+from tessera.sandbox.errors import ApiError, bad_request
 from tessera.sandbox.kinds import Kind
 from tessera.sandbox.selectors import Selector, parse_fields, parse_labels
 
@@ -26,6 +26,12 @@ def whole_number(query: Query, name: str) -> int | None:
     return int(text)
 
 
+def limit(query: Query) -> int:
+    """Items on a page; 0 and anything below means all."""
+    text = query.get("limit", "")
+    return 0 if text.startswith("-") and text[1:].isdecimal() else whole_number(query, "limit") or 0
+
+
 def flag(query: Query, name: str) -> bool:
     return query.get(name, "").lower() in ("1", "t", "true")
 
@@ -33,5 +39,6 @@ def flag(query: Query, name: str) -> bool:
 def dry_run(query: Query) -> bool:
     text = query.get("dryRun", "")
     if text not in ("", "All"):
-        raise bad_request(f'invalid dryRun: "{text[:40]}": supported values: "All"')
+        why = f'dryRun: Unsupported value: "{text[:40]}": supported values: "All"'
+        raise ApiError(422, "Invalid", f'options.meta.k8s.io "" is invalid: {why}')
     return bool(text)

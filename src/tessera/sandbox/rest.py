@@ -148,7 +148,7 @@ class Rest:
                 target.kind,
                 target.namespace,
                 selector,
-                limit=queries.whole_number(query, "limit") or 0,
+                limit=queries.limit(query),
                 token=query.get("continue", ""),
                 version=queries.whole_number(query, "resourceVersion"),
                 exact=query.get("resourceVersionMatch") == "Exact",

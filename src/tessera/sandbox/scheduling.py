@@ -61,7 +61,9 @@ class SchedulingLoop:
         *,
         profile: Profile | None = None,
         now: Callable[[], float] = time.time,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change` hears of everything that the loop has learned."""
         self.profile = profile or Profile()
         rng = random.Random(self.profile.seed)
         self.attempts = Attempts(
@@ -80,6 +82,7 @@ class SchedulingLoop:
         self._tasks = asyncio.TaskGroup()
         self._watches: list[asyncio.Task[None]] = []
         self._wake = asyncio.Event()
+        self._on_change = on_change
         self._binding: set[asyncio.Task[None]] = set()
         self._pods, self._nodes = _Pods(self), _Nodes(self)
 
@@ -156,7 +159,9 @@ class SchedulingLoop:
         return len(self._binding)
 
     def changed(self) -> None:
+        """Something is known now that was not before."""
         self._wake.set()
+        self._on_change()
 
     async def _chosen(self, attempt: Attempt) -> str | Unscheduled:
         """The node for the pod, or why there is none."""
@@ -245,6 +250,7 @@ class _Nodes:
 
     def drop(self, key: str) -> None:
         self._loop.attempts.node_gone(key)
+        self._loop.changed()
 
     def synced(self) -> None:
         self.is_synced.set()

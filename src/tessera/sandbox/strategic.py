@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from tessera.sandbox.errors import bad_request
+from tessera.sandbox.errors import bad_request, unexplained
 from tessera.sandbox.kinds import Json, Kind
 
 SET = ""
@@ -108,7 +108,7 @@ class _Merger:
         places = {each.get(key): place for place, each in enumerate(current) if isinstance(each, dict)}
         for each in patch:
             if not isinstance(each, dict) or not isinstance(each.get(key), str | int):
-                raise bad_request(f"map: {each!r} does not contain declared merge key: {key}")
+                raise unexplained(f"map: {each!r} does not contain declared merge key: {key}")
             place = places.get(each[key])
             if each.get("$patch") == "delete":
                 if place is not None:

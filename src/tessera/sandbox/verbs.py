@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.sandbox import binding, deletion, writing
 from tessera.sandbox.cluster import Call, Cluster
-from tessera.sandbox.errors import Problem, bad_request, invalid, method_not_allowed, not_found, success
+from tessera.sandbox.errors import ApiError, Problem, bad_request, invalid, method_not_allowed, not_found, success
 from tessera.sandbox.intake import as_object, shaped, without_nulls
 from tessera.sandbox.kinds import BINDING, EVICTION, Json, Review
 from tessera.sandbox.listing import Asked, Lister, Page
@@ -75,6 +75,8 @@ class Verbs:
     async def patch(self, target: Target, media: str, body: Any, call: Call) -> tuple[Stored, bool]:
         """The object as it is now, and whether this made it (server-side apply only)."""
         self._must_be_updatable(target)
+        if media == MERGE_PATCH and not isinstance(body, dict):
+            raise bad_request("a merge patch is an object")
         missing = self.cluster.store.get(target.kind, target.namespace, target.name) is None
         if media == APPLY_PATCH and missing and not target.subresource:
             if not isinstance(body, dict) or not isinstance(body.setdefault("metadata", {}), dict):
@@ -82,8 +84,7 @@ class Verbs:
             body["metadata"].setdefault("name", target.name)
             content = as_object(target.kind, body)
             return await writing.create(self.cluster, target.kind, target.namespace, content, call=call), True
-        apply = _patcher(target, media, body)
-        return await self._update(target, lambda old: as_object(target.kind, apply(old)), call), False
+        return await self._update(target, _patcher(target, media, body), call), False
 
     async def delete(self, target: Target, options: DeleteOptions, call: Call) -> Stored | Json:
         """The object where its kind answers so or where it is still there; a Status otherwise."""
@@ -148,9 +149,27 @@ class Verbs:
             raise method_not_allowed()
 
 
-def _patcher(target: Target, media: str, body: Any) -> Callable[[Json], Any]:
-    if media == JSON_PATCH:
-        return lambda old: apply_json_patch(old, body)
-    if media == MERGE_PATCH:
-        return lambda old: merge(old, body)
-    return lambda old: merge_strategic(target.kind, old, body)
+def _patcher(target: Target, media: str, body: Any) -> Callable[[Json], Json]:
+    def change(old: Json) -> Json:
+        uid = old["metadata"]["uid"]
+        if media == JSON_PATCH:
+            patched = apply_json_patch(old, body)
+        elif media == MERGE_PATCH:
+            patched = merge(old, body)
+        else:
+            patched = merge_strategic(target.kind, old, body)
+        return _checked(target, patched, uid)
+
+    return change
+
+
+def _checked(target: Target, patched: Any, uid: str) -> Json:
+    """What a patch leaves must be an object of the kind: here that is a 422, where a bad body is a 400."""
+    try:
+        content = as_object(target.kind, patched)
+    except ApiError as error:
+        raise ApiError(422, "Invalid", error.message) from error
+    if content["metadata"].get("uid", uid) != uid:
+        text = f'Invalid value: "{content["metadata"]["uid"]}": field is immutable'
+        raise invalid(target.kind, target.name, [Problem("metadata.uid", text)])
+    return content

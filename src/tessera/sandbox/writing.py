@@ -20,8 +20,9 @@ from tessera.sandbox.errors import (
     failed_precondition,
     invalid,
     not_found,
+    unexplained,
 )
-from tessera.sandbox.kinds import NAMESPACES, STATUS, Json, Kind
+from tessera.sandbox.kinds import NAMESPACES, PODS, STATUS, Json, Kind
 from tessera.sandbox.store import Stored, stored_from
 
 MAX_ATTEMPTS = 8
@@ -39,7 +40,7 @@ async def create(cluster: Cluster, kind: Kind, namespace: str, content: Json, *,
     _place(kind, metadata, namespace)
     name = metadata.get("name", "")
     if metadata.pop("resourceVersion", None):
-        raise bad_request("resourceVersion should not be set on objects to be created")
+        raise unexplained("resourceVersion should not be set on objects to be created")
     if not name and not metadata.get("generateName"):
         text = "Required value: name or generateName is required"
         raise invalid(kind, "", [Problem("metadata.name", text, "FieldValueRequired")])
@@ -126,6 +127,8 @@ def settle(current: Stored, content: Json, subresource: str) -> None:
     if kind is NAMESPACES:
         content["spec"] = old["spec"]
     set_defaults(kind, content)
+    if kind is PODS and subresource != STATUS:
+        creating.tolerate_short_outages(content["spec"])
 
 
 def check_precondition(current: Stored, *, uid: str | None, version: str | None) -> None:

@@ -109,7 +109,7 @@ class Process:
             await self._listen()
         except OSError as error:
             log.error("cannot listen", error=str(error))
-            await self._stop_listening()
+            await self.close_listeners()
             return 1
         work = [
             asyncio.create_task(coroutine)
@@ -120,7 +120,7 @@ class Process:
         done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
         code = 0 if stop in done else 1
         log.info("stopping", binds=self.service.binder.running)
-        await self._stop_listening()
+        await self.close_listeners()
         for task in (*work, stop):
             task.cancel()
         for result in await asyncio.gather(*work, return_exceptions=True):
@@ -153,7 +153,8 @@ class Process:
             await listener.start()
             log.info("listening", what=name, address=str(listener.address))
 
-    async def _stop_listening(self) -> None:
+    async def close_listeners(self) -> None:
+        """Accept nothing new; running requests end within the grace period."""
         await asyncio.gather(*(listener.stop() for listener in self.listeners.values()))
 
     def _routes(self) -> Routes:

@@ -1,0 +1,415 @@
+"""What must hold after every step, and what must hold at rest.
+
+Two counts are made: the ledger against a replay of what its informers were shown, and the bindings against the
+registrations in the simulated apiserver, by `counting`. A card or a namespace has an excuse while people, not the
+scheduler, made it too full: its registration or quota shrank, or somebody else bound a pod there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from tessera.core.audit import BROKEN, audit, audit_nodes
+from tessera.core.devices import NodeFacts
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import replay
+from tessera.core.quota import QuotaFacts
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Refused, Selector
+from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.wiring import Engine
+from tessera.vendors.reading_nodes import node_facts, quota_facts
+from tessera.vendors.reading_pods import pod_facts
+from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
+from tessera.wire.objects import Node, Pod, ResourceQuota
+from tests.model import counting
+from tests.model.machines import HANDSHAKE, REGISTER, XPU_HANDSHAKE, XPU_REGISTER
+from tests.model.shapes import CORES, GPU, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU, XPU_MEMORY
+from tests.model.world import Call, World
+
+ANSWER_SECONDS = 60
+SETTLED_SECONDS = 150.0
+"""a handover older than this may have been forgotten: its turn began before its binding was written"""
+MLU_LOCK = "cambricon.com/dsmlu.lock"
+
+PLUGINS = {"NVIDIA": (REGISTER, HANDSHAKE, GPU), "XPU": (XPU_REGISTER, XPU_HANDSHAKE, XPU)}
+"""vendor: registration, handshake, resource"""
+LIMITS = {
+    "NVIDIA": ((MEMORY, 1), (CORES, 1)),
+    "MLU": ((MLU_MEMORY, MIB_PER_MLU_UNIT), (MLU_CORES, 1)),
+    "XPU": ((XPU_MEMORY, 1), ("", 1)),
+}
+"""vendor: the resources whose quotas limit memory and cores, and MiB a unit"""
+
+
+@dataclass
+class Handing:
+    """A pod between its binding and the end of its handover, in the truth."""
+
+    pod: Pod
+    since: float
+    by_turns: bool
+    alone: bool
+    slices: tuple[tuple[counting.Entry, ...], ...]
+
+    def mixes_with(self, other: Handing) -> bool:
+        """Whether an Allocate call could be meant for either, with different answers."""
+        if not (self.by_turns and other.by_turns):
+            return False
+        if self.alone or other.alone:
+            return True
+        return self.slices != other.slices and any(len(a) == len(b) for a in self.slices for b in other.slices)
+
+
+@dataclass
+class Shown:
+    """What the informers of one process have been shown, read once."""
+
+    pods: dict[str, PodFacts] = field(default_factory=dict)
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    raw_nodes: dict[str, Node] = field(default_factory=dict)
+    raw_pods: dict[str, Pod] = field(default_factory=dict)
+    quotas: dict[str, QuotaFacts] = field(default_factory=dict)
+    raw_quotas: dict[str, ResourceQuota] = field(default_factory=dict)
+
+
+class Checker:
+    """Knows the truth and one running engine at a time."""
+
+    def __init__(self, world: World, *, time: Callable[[], float], now: Callable[[], float]) -> None:
+        self._world = world
+        self._time = time
+        self._now = now
+        self._engine: Engine | None = None
+        self.shown = Shown()
+        self._position = 0
+        self.excused: dict[tuple[str, str], str] = {}
+        """(node, card): why"""
+        self.excused_quotas: dict[str, str] = {}
+        self.handing: dict[str, Handing] = {}
+        """by uid"""
+        self.unsettled: dict[str, float] = {}
+        """nodes that came back or whose plugin was replaced, and when: turns and locks of before mean nothing there"""
+        self.bound = 0
+        self.orphans = 0
+
+    def attach(self, engine: Engine | None) -> None:
+        """A new process, or none."""
+        self._engine = engine
+        self.shown = Shown()
+        self._position = 0
+
+    # -- what an informer shows
+
+    def saw_pod(self, key: str, pod: Pod | None) -> None:
+        assert self._engine is not None
+        facts = pod_facts(pod, self._engine.vendors) if pod is not None else None
+        self.shown.pods.pop(key, None)
+        self.shown.raw_pods.pop(key, None)
+        if pod is not None:
+            self.shown.raw_pods[key] = pod
+        if facts is not None:
+            self.shown.pods[key] = facts
+
+    def saw_node(self, key: str, node: Node | None) -> None:
+        self.shown.nodes.pop(key, None)
+        self.shown.raw_nodes.pop(key, None)
+        if node is not None:
+            self.shown.raw_nodes[key] = node
+            self._read(node)
+
+    def saw_quota(self, key: str, quota: ResourceQuota | None) -> None:
+        assert self._engine is not None
+        self.shown.quotas.pop(key, None)
+        self.shown.raw_quotas.pop(key, None)
+        if quota is not None:
+            self.shown.quotas[key] = quota_facts(quota, self._engine.vendors)
+            self.shown.raw_quotas[key] = quota
+
+    def ticked(self) -> None:
+        for node in self.shown.raw_nodes.values():
+            self._read(node)
+
+    def _read(self, node: Node) -> None:
+        assert self._engine is not None
+        alive = {key: vendor for key, vendor in self._engine.vendors.items() if self._is_alive(node, key)}
+        facts = node_facts(node, alive)
+        self.shown.nodes.pop(node.name, None)
+        if facts.devices or facts.problem:
+            self.shown.nodes[node.name] = facts
+
+    def _is_alive(self, node: Node, vendor: str) -> bool:
+        register, handshake, resource = PLUGINS.get(vendor, ("", "", ""))
+        if register not in node.annotations:
+            return True
+        said = node.annotations.get(handshake)
+        provided = node.allocatable.get(resource)
+        if said is None:
+            return provided is None or int(provided) != 0
+        if not said.startswith("Requesting_"):
+            return True
+        asked = datetime.fromisoformat(said.removeprefix("Requesting_")).replace(tzinfo=UTC).timestamp()
+        return self._now() < asked + ANSWER_SECONDS or int(provided or 0) > 0
+
+    # -- what the scheduler decides and writes
+
+    def chose(self, pod: Pod, node: str) -> None:
+        """The answer of a filter."""
+        assert self._engine is not None
+        if not counting.wants_devices(pod):
+            return
+        held = [f.problem for f in self.shown.pods.values() if f.node == node and f.problem]
+        assert not held, f"a pod was sent to {node}, which is held: {held}"
+        assert node in self.shown.nodes, f"{node} has no cards"
+        entry = self._engine.ledger.pod(pod.metadata.uid)
+        assert entry is not None, "nothing was reserved"
+        assert entry.facts.node == node, f"reserved on {entry.facts.node}, not on {node}"
+
+    def succeeded(self, pod: Pod, node: str) -> None:
+        """The answer of a bind."""
+        live = self._world.pods.objects.get(f"{pod.metadata.namespace}/{pod.metadata.name}")
+        if live is not None and live.metadata.uid == pod.metadata.uid:
+            assert live.spec.node_name == node, f"bind said yes, but the pod is on {live.spec.node_name or 'no node'}"
+
+    def wrote(self, pod: Pod, call: Call | None) -> None:
+        """A binding took effect."""
+        self.bound += 1
+        if not counting.wants_devices(pod):
+            assert not counting.allocation(pod)
+            return
+        self._check_allocation(pod)
+        orphan = call is not None and call.generation != self._world.generation
+        if orphan and self._engine is not None:
+            # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
+            self.orphans += 1
+            self.excuse_pod(pod, "bound by a process that had ended")
+        self._check_cards(pod)
+        self._check_quota(pod)
+        self._check_handover(pod, orphan=orphan)
+
+    def _check_allocation(self, pod: Pod) -> None:
+        """Exactly what was asked, once, on one node."""
+        node = pod.spec.node_name
+        containers = counting.containers(pod)
+        asked = [counting.asked(container) for container in containers]
+        granted = counting.allocation(pod)
+        assert set(granted) == {vendor for ask in asked for vendor in ask}
+        reserved = counting.places(pod)
+        mig = set()
+        for vendor, entries in granted.items():
+            assert len(entries) == len(containers)
+            for position, cards in enumerate(entries):
+                ask = asked[position].get(vendor)
+                assert len(cards) == (ask.count if ask else 0)
+                for device, (uuid, memory, _) in enumerate(cards):
+                    assert uuid.startswith(f"{node}-"), f"card {uuid} is not on {node}"
+                    if vendor == "NVIDIA" and (position, device) in reserved:
+                        assert reserved[position, device][0] == uuid
+                        mig.add((position, device))
+                    elif ask is not None and ask.memory is not None:
+                        assert memory == ask.memory
+                whole = [uuid for device, (uuid, *_) in enumerate(cards) if (position, device) not in mig]
+                assert len(set(whole)) == len(whole)
+        assert mig == set(reserved)
+        assert pod.annotations[ASSIGNED_NODE] == (pod.metadata.labels or {})[ASSIGNED_NODE] == node
+        assert pod.annotations[BIND_PHASE] == PHASE_ALLOCATING
+        for position, cards in enumerate(granted.get("NVIDIA", ())):
+            if cards and not any((position, device) in mig for device in range(len(cards))):
+                assert pod.annotations[visible_devices(position)] == ",".join(uuid for uuid, *_ in cards)
+
+    def _check_cards(self, pod: Pod) -> None:
+        name = pod.spec.node_name
+        for uuid, excess in self._excesses(name).items():
+            assert (name, uuid) in self.excused, f"card {uuid} of {name} is over-committed: {excess}"
+
+    def _excesses(self, name: str) -> dict[str, str]:
+        node = self._world.nodes.objects.get(name)
+        if node is None:
+            return {}
+        cards = counting.capacities(node)
+        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and counting.is_live(p)]
+        readable = [p for p in here if not is_foreign(p)]
+        found = counting.loads(readable, cards)
+        return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
+
+    def _check_quota(self, pod: Pod) -> None:
+        namespace = pod.metadata.namespace
+        over = self._quota_excess(namespace)
+        assert not over or namespace in self.excused_quotas, f"namespace {namespace} is beyond its quota: {over}"
+
+    def _quota_excess(self, namespace: str) -> str:
+        used: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for pod in self._world.pods.objects.values():
+            if pod.metadata.namespace == namespace and counting.is_live(pod) and not is_foreign(pod):
+                for vendor, (memory, cores) in counting.demands(pod).items():
+                    used[vendor][0] += memory
+                    used[vendor][1] += cores
+        for vendor, amounts in used.items():
+            for (resource, factor), amount in zip(LIMITS[vendor], amounts, strict=True):
+                for quota in self._world.quotas.objects.values():
+                    hard = quota.spec.hard or {}
+                    if quota.metadata.namespace == namespace and f"limits.{resource}" in hard:
+                        limit = int(hard[f"limits.{resource}"]) * factor
+                        if amount > limit:
+                            return f"{amount} of {limit} {resource}"
+        return ""
+
+    def _check_handover(self, pod: Pod, *, orphan: bool) -> None:
+        """No two pods that the node could mix up are handed over at once, and a foreign plugin's lock is held."""
+        name = pod.spec.node_name
+        node = self._world.nodes.objects.get(name)
+        if node is None:
+            return
+        agent = node.annotations.get(AGENT)
+        carries = any(env.name == "NVIDIA_VISIBLE_DEVICES" for c in counting.containers(pod) for env in c.env or ())
+        carries = carries and set(counting.allocation(pod)) == {"NVIDIA"}
+        slices = tuple(
+            tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
+        )
+        mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
+        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS
+        for other in list(self.handing.values()):
+            if other.pod.spec.node_name == name and calm and not orphan:
+                fresh = self._time() - other.since < SETTLED_SECONDS
+                mixed = mine.mixes_with(other) and fresh
+                assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {slices}"
+        if not orphan:
+            self.handing[pod.metadata.uid] = mine
+        if agent is None and calm and not orphan:
+            for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
+                held = node.annotations.get(key, "")
+                owned = key == MLU_LOCK or held.endswith(f",{pod.metadata.namespace},{pod.metadata.name}")
+                assert held and owned, f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
+
+    # -- excuses
+
+    def excuse(self, node: str, uuid: str, why: str) -> None:
+        self.excused[node, uuid] = why
+
+    def excuse_pod(self, pod: Pod, why: str) -> None:
+        self.excused_quotas[pod.metadata.namespace] = why
+        for entries in counting.allocation(pod).values():
+            for cards in entries:
+                for uuid, *_ in cards:
+                    self.excuse(pod.spec.node_name, uuid, why)
+
+    def _review_excuses(self) -> None:
+        """An excuse ends once the scheduler knows all that people did and has room again even so."""
+        engine, world = self._engine, self._world
+        if engine is None or engine.missing() or not (self.excused or self.excused_quotas):
+            return
+        if any(call.node and call.generation != world.generation for call in world.in_flight):
+            return
+        unseen = {
+            pod.spec.node_name
+            for key, pod in world.pods.objects.items()
+            if pod.spec.node_name and not _same(self.shown.raw_pods.get(key), pod)
+        }
+        for name, uuid in list(self.excused):
+            node = world.nodes.objects.get(name)
+            if name in unseen or node is None or self.shown.raw_nodes.get(name) is not node:
+                continue
+            if uuid not in counting.capacities(node) or self._excesses(name):
+                continue
+            view = engine.ledger.node(name)
+            known = view is not None and any(card.device.uuid == uuid for card in view.cards)
+            if known and not audit_nodes(engine.ledger, [name]):
+                del self.excused[name, uuid]
+        if self.excused_quotas and not unseen and self.shown.raw_quotas == world.quotas.objects:
+            for namespace in list(self.excused_quotas):
+                rooms = [engine.ledger.quotas.room(namespace, engine.vendors[vendor]) for vendor in LIMITS]
+                if not any(amount is not None and amount < 0 for room in rooms for amount in room):
+                    del self.excused_quotas[namespace]
+
+    # -- after every step
+
+    def step(self) -> None:
+        """Everything about the nodes that the ledger changed since the last step."""
+        engine = self._engine
+        if engine is None:
+            return
+        arrays = engine.ledger.arrays
+        rows = arrays.changed_since(self._position)
+        self._position = arrays.now
+        self._review_excuses()
+        for row in rows or ():
+            if arrays.names[row]:
+                self._check_node(engine, arrays.names[row])
+
+    def _check_node(self, engine: Engine, name: str) -> None:
+        for finding in audit_nodes(engine.ledger, [name]):
+            assert finding.kind != BROKEN and (name, finding.card) in self.excused, finding  # noqa: PT018
+        view = engine.ledger.node(name)
+        shown = {facts.uid: facts for facts in self.shown.pods.values() if facts.node == name}
+        problem = next((facts.problem for facts in shown.values() if facts.problem), "")
+        assert view is None or not problem or view.facts.problem, f"{name} is not held: {problem}"
+        entries = engine.ledger.pods_on(name)
+        observed = {entry.facts.uid: entry.facts for entry in entries if entry.observed}
+        assert observed == shown, f"on {name} the API shows {shown}, the ledger {observed}"
+
+    def full(self) -> None:
+        """The whole ledger is what a replay of the API objects gives, with what is only reserved on top."""
+        engine = self._engine
+        if engine is None:
+            return
+        shown = self.shown
+        again = replay(
+            engine.vendors, nodes=shown.nodes.values(), pods=shown.pods.values(), quotas=shown.quotas.values()
+        )
+        for entry in engine.ledger.pods():
+            if not entry.observed:
+                again.observe_pod(entry.facts)
+        mine, theirs = engine.ledger.state(), again.state()
+        for part in ("nodes", "quotas"):
+            assert mine[part] == theirs[part], f"{part}: {_difference(mine[part], theirs[part])}"
+        assert {uid: facts for uid, (_, facts) in mine["pods"].items()} == {
+            uid: facts for uid, (_, facts) in theirs["pods"].items()
+        }
+        for finding in audit(engine.ledger):
+            assert finding.kind != BROKEN and (finding.node, finding.card) in self.excused, finding  # noqa: PT018
+
+    # -- at rest
+
+    def rest(self, candidates: Callable[[Pod], list[str]]) -> None:
+        """Nothing is left behind, and nobody waits beside room."""
+        engine, world = self._engine, self._world
+        assert engine is not None
+        self.full()
+        assert [entry.facts for entry in engine.ledger.pods() if not entry.observed] == [], "reservations"
+        assert (engine.filter.prepared, engine.filter.uncertain) == ({}, set())
+        assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0), "turns"
+        assert engine.turns._locked == {}, "locks"
+        pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
+        left = [uid for uid in engine.waiting._pods if uid not in pending]
+        assert left == [], "waiters"
+        for name in world.nodes.objects:
+            excesses = self._excesses(name)
+            assert all((name, uuid) in self.excused for uuid in excesses), excesses
+        for uid, pod in pending.items():
+            prepared = engine.filter.prepare(pod)
+            if isinstance(prepared, Prepared):
+                request: PodRequest = prepared.request
+                assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
+                answer = Selector(engine.ledger).select(request, candidates(pod))
+                assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
+
+
+def is_foreign(pod: Pod) -> bool:
+    """Bound by somebody else, with an allocation that nobody checked."""
+    return "foreign" in (pod.metadata.labels or {})
+
+
+def _same(shown: Pod | None, pod: Pod) -> bool:
+    return shown is not None and shown.metadata.uid == pod.metadata.uid and shown.spec.node_name == pod.spec.node_name
+
+
+def _difference(mine: object, theirs: object) -> str:
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        keys = sorted(mine.keys() | theirs.keys())
+        return "; ".join(f"{key}: {mine.get(key)} != {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key))
+    return f"{mine} != {theirs}"
+
+

@@ -1,0 +1,205 @@
+"""kube-scheduler as an extender sees it: one filter at a time, binds beside it, and asleep after a refusal.
+
+As seen on v1.36: a refused pod is asked for again when any pod is bound, a bound pod goes, a node changes, or the pod
+itself is patched; otherwise it sleeps. It has caches of its own, which are late in their own way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from tessera.scheduler.wiring import Engine
+from tessera.wire.objects import Node, Pod
+from tests.model.tables import Informer
+from tests.model.world import World
+
+FIRST_BACKOFF = 1.0
+LONGEST_BACKOFF = 10.0
+FLUSH = 300.0
+"""seconds that a refused pod sleeps at most"""
+
+_json = msgspec.json.Encoder()
+
+
+@dataclass(slots=True)
+class Queued:
+    """A pod that is not bound, as far as kube-scheduler knows."""
+
+    key: str
+    pod: Pod
+    allowed: frozenset[str] | None
+    """nodes that its selectors leave; None = all"""
+    place: str = "active"
+    """or backoff, asleep, binding"""
+    since: float = 0.0
+    attempts: int = 0
+
+
+class KubeScheduler:
+    """Its caches are the sinks of two informers."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self.queue: dict[str, Queued] = {}
+        """by uid, in the order of arrival"""
+        self.tasks: dict[asyncio.Task[None], str] = {}
+        """binds that have not ended, with their pods' uids"""
+        self.failures: list[BaseException | None] = []
+        """what binds raised: nothing, if all is well"""
+        self._bound: set[str] = set()
+        self.flushes = True
+        """whether refused pods wake by themselves in the end"""
+        self.on_chosen: Callable[[Pod, str], None] = lambda _pod, _node: None
+        self.on_success: Callable[[Pod, str], None] = lambda _pod, _node: None
+        self.pods = Informer(world.pods, _Pods(self))
+        self.nodes = Informer(world.nodes, _Nodes(self))
+
+    def time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    # -- what the caches say
+
+    def saw_pod(self, key: str, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        queued = self.queue.get(uid)
+        if pod.spec.node_name:
+            if queued is not None:
+                del self.queue[uid]
+            if uid not in self._bound:
+                self._bound.add(uid)
+                self.move_all()
+        elif pod.metadata.deletion_timestamp:
+            self.queue.pop(uid, None)
+        elif queued is None:
+            self.queue[uid] = Queued(key, pod, self._selected(uid))
+        else:
+            changed = queued.pod.annotations != pod.annotations
+            queued.pod = pod
+            if changed:
+                self._move(queued)
+
+    def lost_pod(self, pod: Pod) -> None:
+        uid = pod.metadata.uid
+        self.queue.pop(uid, None)
+        if uid in self._bound:
+            self._bound.discard(uid)
+            self.move_all()
+
+    def move_all(self) -> None:
+        for queued in self.queue.values():
+            self._move(queued)
+
+    def _move(self, queued: Queued) -> None:
+        if queued.place == "asleep":
+            self._put(queued, "backoff" if queued.attempts else "active")
+
+    def _selected(self, uid: str) -> frozenset[str] | None:
+        """Some pods have node selectors; which nodes they leave never changes."""
+        if self._rng.random() < 0.75:
+            return None
+        return frozenset(f"n{i}" for i in range(8) if self._rng.random() < 0.6)
+
+    # -- one attempt
+
+    def due(self) -> list[Queued]:
+        now = self.time()
+        for queued in self.queue.values():
+            pause = min(FIRST_BACKOFF * 2 ** (queued.attempts - 1), LONGEST_BACKOFF)
+            over = queued.place == "backoff" and now >= queued.since + pause
+            flushed = queued.place == "asleep" and self.flushes and now >= queued.since + FLUSH
+            if over or flushed:
+                self._put(queued, "active")
+        return [queued for queued in self.queue.values() if queued.place == "active"]
+
+    def schedule(self, engine: Engine, queued: Queued) -> str:
+        """Filter one pod and start its bind."""
+        names = sorted(name for name in self.nodes.seen if queued.allowed is None or name in queued.allowed)
+        queued.attempts += 1
+        if not names:
+            self._put(queued, "asleep")
+            return "no candidates"
+        missing = engine.missing()
+        if missing:
+            self._put(queued, "backoff")
+            return missing
+        answer = msgspec.json.decode(engine.filter.answer(_json.encode({"Pod": queued.pod, "NodeNames": names})))
+        if answer["Error"]:
+            self._put(queued, "backoff")
+            return str(answer["Error"])
+        if not answer["NodeNames"]:
+            failed = answer["FailedNodes"] or answer["FailedAndUnresolvableNodes"]
+            assert sorted(failed) == names, "a refusal has a reason for every candidate"
+            self._put(queued, "asleep")
+            return f"refused: {next(iter(failed.values()))}"
+        chosen: list[str] = answer["NodeNames"]
+        assert set(chosen) <= set(names)
+        node = chosen[0] if len(chosen) == 1 else self._rng.choice(chosen)
+        self.on_chosen(queued.pod, node)
+        self._put(queued, "binding")
+        self._bind(engine, queued, node)
+        return node
+
+    def _bind(self, engine: Engine, queued: Queued, node: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._await_bind(engine, queued, node))
+        self.tasks[task] = queued.pod.metadata.uid
+        task.add_done_callback(lambda done: self._finished(queued, done))
+
+    async def _await_bind(self, engine: Engine, queued: Queued, node: str) -> None:
+        metadata = queued.pod.metadata
+        body = {"PodName": metadata.name, "PodNamespace": metadata.namespace, "PodUID": metadata.uid, "Node": node}
+        error = msgspec.json.decode(await engine.binder.answer(_json.encode(body)))["Error"]
+        if error:
+            self._put(queued, "backoff")
+        else:
+            self.on_success(queued.pod, node)
+
+    def _finished(self, queued: Queued, task: asyncio.Task[None]) -> None:
+        del self.tasks[task]
+        if task.cancelled():
+            self._put(queued, "backoff")
+        elif task.exception() is not None:
+            self.failures.append(task.exception())
+
+    def give_up(self, task: asyncio.Task[None], *, cancel: bool) -> None:
+        """kube-scheduler's own timeout: the request is cut off, or goes on unheard."""
+        queued = self.queue.get(self.tasks[task])
+        if cancel:
+            task.cancel()
+        elif queued is not None:
+            self._put(queued, "backoff")
+
+    def _put(self, queued: Queued, place: str) -> None:
+        queued.place, queued.since = place, self.time()
+
+
+class _Pods:
+    def __init__(self, owner: KubeScheduler) -> None:
+        self._owner = owner
+        self._known: dict[str, Pod] = {}
+
+    def put(self, key: str, obj: Pod) -> None:
+        self._known[key] = obj
+        self._owner.saw_pod(key, obj)
+
+    def drop(self, key: str) -> None:
+        self._owner.lost_pod(self._known.pop(key))
+
+    def synced(self) -> None: ...
+
+
+class _Nodes:
+    def __init__(self, owner: KubeScheduler) -> None:
+        self._owner = owner
+
+    def put(self, key: str, obj: Node) -> None:
+        self._owner.move_all()
+
+    def drop(self, key: str) -> None: ...
+
+    def synced(self) -> None: ...
