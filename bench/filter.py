@@ -172,7 +172,7 @@ def measure(size: Size, calls: int, limit: int) -> Figures:
 
 
 def growth(empty: Target, loaded: Target, calls: int) -> float:
-    """How much slower a placement is with running pods than without; names in one order leave most of it to the core."""
+    """How much slower a placement is with running pods than without; names in one order, to see little but the decision."""
     progress(f"comparing with an empty cluster: {calls} calls each")
 
     def placing(target: Target) -> Act:

@@ -1,6 +1,6 @@
-"""What Tessera relies on in an API server: objects, concurrency, binding, deletion, lists.
+"""What Tessera relies on in an API server: objects, versions, patches.
 
-Every test holds for kube-apiserver: `TESSERA_CONTRACT_KUBECONFIG=... pytest tests/contract` runs them against one.
+Every test here holds for kube-apiserver: `TESSERA_CONTRACT_KUBECONFIG=... pytest tests/contract` runs them against one.
 """
 
 from __future__ import annotations
@@ -9,18 +9,9 @@ from typing import Any
 
 import pytest
 
+from tests.contract.building import pod
 from tests.contract.conftest import Space
-from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, TABLE, Client, Json
-
-
-def pod(name: str = "p", **metadata: Any) -> Json:
-    limits = {"cpu": "0.1", "memory": "1024Mi", "nvidia.com/gpu": 1, "nvidia.com/gpumem": "3000"}
-    container = {"name": "c", "image": "busybox:1", "resources": {"limits": limits}}
-    return {"metadata": {"name": name} | metadata, "spec": {"containers": [container]}}
-
-
-def binding(node: str, name: str = "p", **metadata: Any) -> Json:
-    return {"metadata": {"name": name} | metadata, "target": {"kind": "Node", "name": node}}
+from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, Client, Json
 
 
 async def test_a_created_pod_has_an_identity_and_is_pending(api: Client, space: Space) -> None:
@@ -253,161 +244,6 @@ async def test_a_node_is_created_with_its_status(api: Client, node: Json) -> Non
     assert more.body["status"]["capacity"]["nvidia.com/gpu"] == "10"
 
 
-async def test_a_binding_writes_node_annotations_and_labels_at_once(api: Client, space: Space, node: Json) -> None:
-    made = await api.made(space.pods(), pod(annotations={"a": "1", "b": "1"}, labels={"l": "1"}))
-    node_name, uid = node["metadata"]["name"], made["metadata"]["uid"]
-    async with api.watch(space.pods(), resourceVersion=made["metadata"]["resourceVersion"]) as watch:
-        body = binding(node_name, uid=uid, annotations={"b": "2", "c": "2"})
-        answer = await api.post(space.pods("p", "binding"), body)
-        assert (answer.status, answer.body["status"]) == (201, "Success")
-        bound = await watch.expect("MODIFIED")
-    assert bound["spec"]["nodeName"] == node_name
-    assert bound["metadata"]["annotations"] == {"a": "1", "b": "2", "c": "2"}
-    conditions = {each["type"]: each["status"] for each in bound["status"]["conditions"]}
-    assert conditions == {"PodScheduled": "True"}
-
-
-async def test_labels_of_a_binding_reach_the_pod(api: Client, space: Space, node: Json) -> None:
-    await api.made(space.pods(), pod(labels={"l": "1"}))
-    body = binding(node["metadata"]["name"], labels={"m": "2"})
-    assert (await api.post(space.pods("p", "binding"), body)).status == 201
-    assert (await api.get(space.pods("p"))).body["metadata"]["labels"] == {"l": "1", "m": "2"}
-
-
-async def test_a_pod_is_bound_once(api: Client, space: Space, node: Json) -> None:
-    await api.made(space.pods(), pod())
-    name = node["metadata"]["name"]
-    assert (await api.post(space.pods("p", "binding"), binding(name))).status == 201
-    again = await api.post(space.pods("p", "binding"), binding(name))
-    assert (again.status, again.reason) == (409, "Conflict")
-    assert f'pod p is already assigned to node "{name}"' in again.message
-
-
-async def test_a_binding_meant_for_an_earlier_pod_is_refused(api: Client, space: Space, node: Json) -> None:
-    await api.made(space.pods(), pod())
-    body = binding(node["metadata"]["name"], uid="11111111-2222-3333-4444-555555555555", annotations={"a": "1"})
-    answer = await api.post(space.pods("p", "binding"), body)
-    assert (answer.status, answer.reason) == (409, "Conflict")
-    found = (await api.get(space.pods("p"))).body
-    assert "nodeName" not in found["spec"]
-    assert "annotations" not in found["metadata"]
-
-
-async def test_bindings_that_cannot_be_are_refused(api: Client, space: Space) -> None:
-    assert (await api.post(space.pods("p", "binding"), binding("n"))).status == 404
-    await api.made(space.pods(), pod())
-    wrong_kind = binding("n") | {"target": {"kind": "Pod", "name": "n"}}
-    assert (await api.post(space.pods("p", "binding"), wrong_kind)).status == 500
-    assert (await api.post(space.pods("p", "binding"), binding(""))).status == 500
-    assert (await api.post(space.pods("p", "binding"), binding("n", "other"))).status == 400
-    nameless = await api.post(space.pods("p", "binding"), {"target": {"name": "n"}})
-    assert (nameless.status, nameless.message) == (400, "name in URL does not match name in Binding object")
-
-
-async def test_a_pod_that_is_being_deleted_is_not_bound(api: Client, space: Space, node: Json) -> None:
-    await api.made(space.pods(), pod(finalizers=["tessera.io/test"]))
-    assert (await api.delete(space.pods("p"))).status == 200
-    answer = await api.post(space.pods("p", "binding"), binding(node["metadata"]["name"]))
-    assert (answer.status, answer.reason) == (409, "Conflict")
-    assert (await api.patch(space.pods("p"), {"metadata": {"finalizers": None}})).status == 200
-    assert (await api.get(space.pods("p"))).status == 404
-
-
-async def test_an_unbound_pod_is_deleted_at_once(api: Client, space: Space) -> None:
-    await api.made(space.pods(), pod())
-    options = {"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Background"}
-    assert (await api.delete(space.pods("p"), options)).status == 200
-    assert (await api.get(space.pods("p"))).status == 404
-    assert (await api.delete(space.pods("p"))).status == 404
-
-
-async def test_a_bound_pod_is_deleted_by_its_node(api: Client, space: Space, node: Json) -> None:
-    made = await api.made(space.pods(), pod())
-    await api.post(space.pods("p", "binding"), binding(node["metadata"]["name"]))
-    answer = await api.delete(space.pods("p"))
-    assert answer.body["metadata"]["deletionGracePeriodSeconds"] == 30
-    first = answer.body["metadata"]["deletionTimestamp"]
-    assert (await api.delete(space.pods("p"))).body["metadata"]["deletionTimestamp"] == first
-    shorter = (await api.delete(space.pods("p"), gracePeriodSeconds="5")).body["metadata"]
-    assert shorter["deletionGracePeriodSeconds"] == 5
-    assert shorter["deletionTimestamp"] < first
-    final = {"gracePeriodSeconds": 0, "preconditions": {"uid": made["metadata"]["uid"]}}
-    assert (await api.delete(space.pods("p"), final)).status == 200
-    assert (await api.get(space.pods("p"))).status == 404
-
-
-async def test_a_pod_that_has_ended_is_deleted_at_once(api: Client, space: Space, node: Json) -> None:
-    await api.made(space.pods(), pod())
-    await api.post(space.pods("p", "binding"), binding(node["metadata"]["name"]))
-    await api.patch(space.pods("p", "status"), {"status": {"phase": "Succeeded"}})
-    await api.delete(space.pods("p"))
-    assert (await api.get(space.pods("p"))).status == 404
-
-
-async def test_a_deletion_meant_for_an_earlier_pod_is_refused(api: Client, space: Space) -> None:
-    await api.made(space.pods(), pod())
-    answer = await api.delete(space.pods("p"), {"preconditions": {"uid": "11111111-2222-3333-4444-555555555555"}})
-    assert (answer.status, answer.reason) == (409, "Conflict")
-    assert (await api.get(space.pods("p"))).status == 200
-
-
-async def test_a_collection_is_deleted_by_selector(api: Client, space: Space) -> None:
-    for name, label in (("a", "x"), ("b", "x"), ("c", "y")):
-        await api.made(space.pods(), pod(name, labels={"k": label}))
-    assert (await api.delete(space.pods(), {"gracePeriodSeconds": 0}, labelSelector="k=x")).status == 200
-    left = (await api.get(space.pods())).body["items"]
-    assert [each["metadata"]["name"] for each in left] == ["c"]
-
-
-@pytest.mark.parametrize(
-    ("query", "names"),
-    [
-        ({"labelSelector": "k=x"}, "ab"),
-        ({"labelSelector": "k==x,l"}, "b"),
-        ({"labelSelector": "k!=x"}, "cd"),
-        ({"labelSelector": "k in (x, y)"}, "abc"),
-        ({"labelSelector": "k notin (x),k"}, "c"),
-        ({"labelSelector": "!k"}, "d"),
-        ({"fieldSelector": "metadata.name=c"}, "c"),
-        ({"fieldSelector": "metadata.name!=c,status.phase=Pending"}, "abd"),
-        ({"fieldSelector": "spec.nodeName="}, "abcd"),
-        ({"fieldSelector": "spec.nodeName=n"}, ""),
-        ({"labelSelector": "k=x", "fieldSelector": "metadata.name=b"}, "b"),
-    ],
-)
-async def test_lists_are_selected(api: Client, space: Space, query: dict[str, str], names: str) -> None:
-    labels: dict[str, Json] = {"a": {"k": "x"}, "b": {"k": "x", "l": "1"}, "c": {"k": "y"}, "d": {}}
-    for name, held in labels.items():
-        await api.made(space.pods(), pod(name, labels=held))
-    answer = await api.get(space.pods(), **query)
-    assert answer.body["kind"] == "PodList"
-    assert "".join(each["metadata"]["name"] for each in answer.body["items"]) == names
-    assert all("kind" not in each for each in answer.body["items"])
-
-
-@pytest.mark.parametrize("query", [{"fieldSelector": "spec.image=x"}, {"labelSelector": "k in x"}, {"limit": "x"}])
-async def test_selectors_that_make_no_sense_are_refused(api: Client, space: Space, query: dict[str, str]) -> None:
-    assert (await api.get(space.pods(), **query)).status == 400
-
-
-async def test_a_list_in_pages_shows_one_moment(api: Client, space: Space) -> None:
-    path = space.of("secrets")
-    for i in range(5):
-        await api.made(path, {"metadata": {"name": f"s{i}"}})
-    page = (await api.get(path, limit="2")).body
-    assert page["metadata"]["remainingItemCount"] == 3
-    await api.made(path, {"metadata": {"name": "s9"}})
-    await api.delete(f"{path}/s3")
-    names, version = [], page["metadata"]["resourceVersion"]
-    while True:
-        names += [each["metadata"]["name"] for each in page["items"]]
-        if not page["metadata"].get("continue"):
-            break
-        page = (await api.get(path, limit="2", **{"continue": page["metadata"]["continue"]})).body
-        assert page["metadata"]["resourceVersion"] == version
-    assert names == ["s0", "s1", "s2", "s3", "s4"]
-
-
 async def test_a_rehearsal_changes_nothing(api: Client, space: Space) -> None:
     answer = await api.post(space.pods(), pod(), dryRun="All")
     assert (answer.status, bool(answer.body["metadata"]["uid"])) == (201, True)
@@ -456,21 +292,6 @@ async def test_an_amount_has_one_spelling(api: Client, space: Space, amount: str
     assert made["spec"]["hard"] == {"limits.cpu": written}
 
 
-@pytest.mark.parametrize(
-    ("plural", "kind"),
-    [("configmaps", "Status"), ("secrets", "Status"), ("serviceaccounts", "ServiceAccount"), ("pods", "Pod")],
-)
-async def test_a_deletion_answers_with_the_object_or_a_status(
-    api: Client, space: Space, plural: str, kind: str
-) -> None:
-    body = pod() if plural == "pods" else {"metadata": {"name": "p"}}
-    made = await api.made(space.of(plural), body)
-    answer = await api.delete(space.of(plural, "p"))
-    assert (answer.status, answer.body["kind"]) == (200, kind)
-    if kind == "Status":
-        assert answer.body["details"] == {"name": "p", "kind": plural, "uid": made["metadata"]["uid"]}
-
-
 async def test_a_lease_is_taken_over_by_one_only(api: Client, space: Space) -> None:
     spec = {"holderIdentity": "a", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
     made = await api.made(space.leases(), {"metadata": {"name": "l"}, "spec": spec})
@@ -480,44 +301,3 @@ async def test_a_lease_is_taken_over_by_one_only(api: Client, space: Space) -> N
     assert (late.status, late.reason) == (409, "Conflict")
     blind = {"metadata": {"name": "l"}, "spec": spec}
     assert (await api.put(space.leases("l"), blind)).status == 422
-
-
-async def test_events_are_found_by_the_object_they_are_about(api: Client, space: Space) -> None:
-    for name in ("p", "q"):
-        about = {"kind": "Pod", "name": name, "namespace": space.name, "uid": f"uid-{name}"}
-        body = {"metadata": {"name": f"{name}.1"}, "involvedObject": about, "reason": "Because", "type": "Warning"}
-        await api.made(space.of("events"), body)
-    query = f"involvedObject.name=p,involvedObject.namespace={space.name},involvedObject.uid=uid-p"
-    found = (await api.get(space.of("events"), fieldSelector=query)).body["items"]
-    assert [each["metadata"]["name"] for each in found] == ["p.1"]
-    elsewhere = {"metadata": {"name": "x"}, "involvedObject": {"kind": "Pod", "name": "p", "namespace": "other"}}
-    assert (await api.post(space.of("events"), elsewhere)).status == 422
-
-
-async def test_kubectl_gets_a_table(api: Client, space: Space) -> None:
-    await api.made(space.pods(), pod())
-    table = (await api.ask("GET", space.pods(), accept=TABLE)).body
-    assert (table["kind"], table["apiVersion"]) == ("Table", "meta.k8s.io/v1")
-    shown = [each["name"] for each in table["columnDefinitions"] if each["priority"] == 0]
-    assert shown == ["Name", "Ready", "Status", "Restarts", "Age"]
-    (row,) = table["rows"]
-    assert row["cells"][:3] == ["p", "0/1", "Pending"]
-    assert row["object"]["kind"] == "PartialObjectMetadata"
-    assert row["object"]["metadata"]["name"] == "p"
-
-
-async def test_discovery_lists_what_is_served(api: Client) -> None:
-    core = (await api.get("/api/v1")).body
-    names = {each["name"] for each in core["resources"]}
-    assert names >= {"pods", "pods/status", "pods/binding", "nodes", "nodes/status", "events", "secrets"}
-    groups = {each["name"] for each in (await api.get("/apis")).body["groups"]}
-    assert groups >= {"coordination.k8s.io", "admissionregistration.k8s.io"}
-    assert (await api.get("/version")).body["major"] == "1"
-    assert (await api.get("/readyz")).body == "ok"
-
-
-async def test_an_administrator_may_do_everything(api: Client) -> None:
-    attributes = {"verb": "create", "resource": "pods", "namespace": "default"}
-    body = {"spec": {"resourceAttributes": attributes}}
-    answer = await api.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", body)
-    assert (answer.status, answer.body["status"]["allowed"]) == (201, True)

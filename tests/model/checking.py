@@ -26,9 +26,10 @@ from tessera.vendors.reading_pods import pod_facts
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tests.model import counting
-from tests.model.machines import HANDSHAKE, REGISTER, XPU_HANDSHAKE, XPU_REGISTER
+from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import CORES, GPU, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU, XPU_MEMORY
 from tests.model.world import Call, World
+from tests.support.builders import REGISTER
 
 ANSWER_SECONDS = 60
 SETTLED_SECONDS = 150.0
@@ -231,7 +232,7 @@ class Checker:
             return {}
         cards = counting.capacities(node)
         here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and counting.is_live(p)]
-        readable = [p for p in here if not is_foreign(p)]
+        readable = [p for p in here if not is_unreadable(p)]
         found = counting.loads(readable, cards)
         return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
 
@@ -243,7 +244,7 @@ class Checker:
     def _quota_excess(self, namespace: str) -> str:
         used: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for pod in self._world.pods.objects.values():
-            if pod.metadata.namespace == namespace and counting.is_live(pod) and not is_foreign(pod):
+            if pod.metadata.namespace == namespace and counting.is_live(pod) and not is_unreadable(pod):
                 for vendor, (memory, cores) in counting.demands(pod).items():
                     used[vendor][0] += memory
                     used[vendor][1] += cores
@@ -282,7 +283,9 @@ class Checker:
             for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
                 held = node.annotations.get(key, "")
                 owned = key == MLU_LOCK or held.endswith(f",{pod.metadata.namespace},{pod.metadata.name}")
-                assert held and owned, f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
+                assert bool(held) is owned is True, (
+                    f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
+                )
 
     # -- excuses
 
@@ -378,13 +381,14 @@ class Checker:
         engine, world = self._engine, self._world
         assert engine is not None
         self.full()
-        assert [entry.facts for entry in engine.ledger.pods() if not entry.observed] == [], "reservations"
+        left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
+        assert left == [], f"reservations left behind: {left}"
         assert (engine.filter.prepared, engine.filter.uncertain) == ({}, set())
         assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0), "turns"
-        assert engine.turns._locked == {}, "locks"
+        assert engine.turns._locked == {}, f"locks left behind: {engine.turns._locked}"
         pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
         left = [uid for uid in engine.waiting._pods if uid not in pending]
-        assert left == [], "waiters"
+        assert left == [], f"waiters left behind: {left}"
         for name in world.nodes.objects:
             excesses = self._excesses(name)
             assert all((name, uuid) in self.excused for uuid in excesses), excesses
@@ -397,9 +401,9 @@ class Checker:
                 assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
 
 
-def is_foreign(pod: Pod) -> bool:
-    """Bound by somebody else, with an allocation that nobody checked."""
-    return "foreign" in (pod.metadata.labels or {})
+def is_unreadable(pod: Pod) -> bool:
+    """Bound by somebody else, with an allocation that cannot be read."""
+    return "unreadable" in (pod.metadata.labels or {})
 
 
 def _same(shown: Pod | None, pod: Pod) -> bool:
@@ -407,9 +411,7 @@ def _same(shown: Pod | None, pod: Pod) -> bool:
 
 
 def _difference(mine: object, theirs: object) -> str:
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        keys = sorted(mine.keys() | theirs.keys())
-        return "; ".join(f"{key}: {mine.get(key)} != {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key))
-    return f"{mine} != {theirs}"
-
-
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return f"{mine} != {theirs}"
+    different = [key for key in sorted(mine.keys() | theirs.keys()) if mine.get(key) != theirs.get(key)]
+    return "; ".join(f"{key}: {mine.get(key)} != {theirs.get(key)}" for key in different)

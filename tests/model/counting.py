@@ -9,9 +9,10 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tessera.wire.objects import Container, Node, Pod
-from tests.model.machines import GARBLED, REGISTER, XPU_REGISTER
+from tests.model.machines import GARBLED, XPU_REGISTER
 from tests.model.shapes import (
     CORES,
     GPU,
@@ -24,6 +25,7 @@ from tests.model.shapes import (
     XPU,
     XPU_MEMORY,
 )
+from tests.support.builders import REGISTER
 
 ALLOCATED = {
     "NVIDIA": "hami.io/vgpu-devices-allocated",
@@ -82,7 +84,7 @@ class Load:
         if self.alone and len(self.tenants) > 1:
             return f"{sorted(self.alone)} share a whole card with {sorted(self.tenants)}"
         ordered = sorted(self.places)
-        if any(end > start for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False)):
+        if any(end > start for (_, end), (start, _) in pairwise(ordered)):
             return f"MIG instances overlap: {ordered}"
         return ""
 

@@ -1,4 +1,4 @@
-"""How calls to the simulated apiserver go wrong: slow, refused, never sent, or lost before, with or after their effect."""
+"""How calls to the simulated apiserver go wrong: slow, refused, never sent, or lost before or after their effect."""
 
 from __future__ import annotations
 

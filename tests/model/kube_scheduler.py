@@ -50,8 +50,6 @@ class KubeScheduler:
         """by uid, in the order of arrival"""
         self.tasks: dict[asyncio.Task[None], str] = {}
         """binds that have not ended, with their pods' uids"""
-        self.failures: list[BaseException | None] = []
-        """what binds raised: nothing, if all is well"""
         self._bound: set[str] = set()
         self.flushes = True
         """whether refused pods wake by themselves in the end"""
@@ -163,8 +161,8 @@ class KubeScheduler:
         del self.tasks[task]
         if task.cancelled():
             self._put(queued, "backoff")
-        elif task.exception() is not None:
-            self.failures.append(task.exception())
+        else:
+            task.result()
 
     def give_up(self, task: asyncio.Task[None], *, cancel: bool) -> None:
         """kube-scheduler's own timeout: the request is cut off, or goes on unheard."""

@@ -76,8 +76,8 @@ class Machine:
         return XPU_HANDSHAKE if self.kind == "xpu" else HANDSHAKE
 
 
-def build(rng: random.Random, name: str) -> Machine:
-    kind = rng.choice(KINDS)
+def build(rng: random.Random, name: str, kinds: tuple[str, ...] = ()) -> Machine:
+    kind = rng.choice(kinds or KINDS)
     machine = Machine(name, kind, rng.choice(("env", "env", "cdi", None)), rng.random() < 0.4)
     count = rng.randint(1, 3)
     for position in range(0 if kind == "mlu" else count):

@@ -9,7 +9,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from tessera.wire.objects import Pod, ResourceQuota, decode_object
+import msgspec
+
+from tessera.scheduler.filtering import Filter
+from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.builders import CORES, GPU, MEMORY, PERCENT, PodBuilder, pod
 from tests.support.scheduling import carrying
 
@@ -57,7 +60,11 @@ def plain_recipes() -> dict[str, PodBuilder]:
         "spread": pod().container(gpu=1, mem=4000, cores=5).policy(node="spread", device="binpack"),
         "mig small": pod().container(gpu=1, mem=4000).annotate(MIG_MODE),
         "mig large": pod().container(gpu=1, mem=15000).annotate(MIG_MODE),
-        "mig several": pod().init(gpu=1, mem=4000).container(gpu=2, mem=4000).container(gpu=1, mem=9000).annotate(MIG_MODE),
+        "mig several": pod()
+        .init(gpu=1, mem=4000)
+        .container(gpu=2, mem=4000)
+        .container(gpu=1, mem=9000)
+        .annotate(MIG_MODE),
         "mlu part": pod().container(**_mlu(1, 16, 30)),
         "mlu whole": pod().container(limits={MLU: 1}),
         "xpu slice": pod().container(**_xpu(1, 24576)),
@@ -88,9 +95,14 @@ def _can_carry(name: str, built: PodBuilder) -> bool:
     return asks and not name.startswith(("mig", "impossible"))
 
 
+def simulate(deciding: Filter, asking: Pod, nodes: list[Node]) -> None:
+    """Ask as an autoscaler does, with whole nodes."""
+    body = msgspec.json.encode({"Pod": asking, "Nodes": {"metadata": {}, "items": nodes}})
+    answer = msgspec.json.decode(deciding.answer(body))
+    assert not answer["Error"], answer
+
+
 def quota(namespace: str, name: str, hard: dict[str, int]) -> ResourceQuota:
     limits = ",".join(f'"limits.{resource}":"{limit}"' for resource, limit in hard.items())
     text = f'{{"metadata":{{"namespace":"{namespace}","name":"{name}","uid":"q"}},"spec":{{"hard":{{{limits}}}}}}}'
     return decode_object(text, ResourceQuota)
-
-

@@ -38,9 +38,9 @@ class Informer(Generic[T]):
     """Keeps a sink equal to a table. It begins with a list that is not delivered yet."""
 
     def __init__(self, table: Table[T], sink: Sink[T], *, after: Callable[[str, T | None], None] | None = None) -> None:
-        self._table = table
-        self._sink = sink
-        self._after = after
+        self._table: Table[T] = table
+        self._sink: Sink[T] = sink
+        self._after: Callable[[str, T | None], None] | None = after
         self._feed: deque[tuple[str, T | None]] = deque()
         table.feeds.append(self._feed)
         self.seen: dict[str, T] = {}

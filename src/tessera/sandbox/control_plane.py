@@ -161,7 +161,7 @@ class ControlPlane:
         await self.client.delete(PODS.path(namespace, name), grace_seconds=grace_seconds)
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = WAIT_S, *, what: str = "") -> T:
-        """The first true answer of `predicate`, which is asked again after every change, in the API or in what others know of it."""
+        """The first true answer of `predicate`, asked again after every change in the API or in what a part saw."""
         try:
             async with asyncio.timeout(timeout):
                 while True:

@@ -18,6 +18,8 @@ class Seen:
     path: str
     query: str
     status: int
+    agent: str = ""
+    """who asked: the User-Agent"""
 
     @property
     def writes(self) -> bool:

@@ -69,13 +69,14 @@ class Rest:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """The aiohttp handler for every path."""
-        fault = self._faults.take(request.method, request.path)
+        agent = request.headers.get("User-Agent", "")
+        fault = self._faults.take(request.method, request.path, agent)
         response = await self._before(fault) or await self._answer(request)
         if isinstance(fault, Hold) and fault.after_effect:
             await _held(fault)
         cut = isinstance(fault, Drop | LoseAnswer)
         status = 0 if cut else response.status
-        self._journal.note(Seen(request.method, request.path, request.query_string, status))
+        self._journal.note(Seen(request.method, request.path, request.query_string, status, agent))
         return _cut(request) if cut else response
 
     async def _before(self, fault: Fault | None) -> web.StreamResponse | None:
@@ -173,7 +174,12 @@ class Rest:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         # Headers go out only with the watch already open: nothing may happen unseen after the client sees them.
         hub = self._verbs.cluster.hub
-        watcher = hub.open(scope, version=version, initial_events=queries.flag(query, "sendInitialEvents"))
+        watcher = hub.open(
+            scope,
+            version=version,
+            initial_events=queries.flag(query, "sendInitialEvents"),
+            agent=request.headers.get("User-Agent", ""),
+        )
         try:
             await response.prepare(request)
             every_s = self._pace.bookmark_every_s if queries.flag(query, "allowWatchBookmarks") else None

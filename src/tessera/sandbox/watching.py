@@ -42,16 +42,29 @@ class Scope:
 class Watcher:
     """Frames that one client has not been sent yet. `aborted` asks to cut the connection instead of ending it."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, agent: str = "") -> None:
         self.scope = scope
+        self.agent = agent
         self.ended = False
         self.aborted = False
         self.live_from = 0
         self._frames: list[bytes] = []
+        self._held = False
         self._wake = asyncio.Event()
+
+    def hold(self) -> None:
+        """Send nothing more until `go_on`, as a slow network would."""
+        self._held = True
+
+    def go_on(self) -> None:
+        self._held = False
+        self._wake.set()
 
     def take(self) -> bytes:
         """Everything so far, in one piece."""
+        if self._held and not self.ended:
+            self._wake.clear()
+            return b""
         taken = b"".join(self._frames)
         self._frames.clear()
         self._wake.clear()
@@ -106,9 +119,9 @@ class Hub:
         self._watchers: dict[tuple[Kind, str | None], dict[Watcher, None]] = defaultdict(dict)
         store.listen(self._tell)
 
-    def open(self, scope: Scope, *, version: int | None, initial_events: bool = False) -> Watcher:
+    def open(self, scope: Scope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
         """A watcher that has heard everything since `version`, or the whole present when that is None or 0."""
-        watcher = Watcher(scope)
+        watcher = Watcher(scope, agent=agent)
         if version is not None and version > self._store.version:
             watcher.fail(too_large_version(version, self._store.version))
             return watcher

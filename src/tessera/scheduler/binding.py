@@ -33,7 +33,7 @@ from tessera.scheduler.filtering import Filter, Prepared
 from tessera.scheduler.identity import identity_annotations
 from tessera.scheduler.turns import Turns
 from tessera.vendors.base import Vendor
-from tessera.vendors.reading_pods import BadPod
+from tessera.vendors.reading_pods import ENDED, BadPod
 from tessera.vendors.writing import binding_annotations
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -291,6 +291,9 @@ class Binder:
 def _fate(pod: Pod, args: BindingArgs, error: str) -> Outcome:
     if pod.metadata.uid != args.pod_uid:
         return Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was re-created")
+    if pod.status.phase in ENDED:
+        # Nobody will tell of it again: what was reserved for it must go now.
+        return Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} has ended already")
     if not pod.spec.node_name:
         return Outcome(Fate.UNBOUND, error)
     if pod.spec.node_name == args.node:

@@ -76,6 +76,10 @@ class PodKeeper:
     def synced(self) -> None:
         self.has_synced = True
 
+    def shows(self, pod: PodRequest) -> bool:
+        """Whether the API shows this very pod."""
+        return self._uids.get(f"{pod.namespace}/{pod.name}") == pod.uid
+
     def _bound(self, pod: Pod, facts: PodFacts) -> None:
         uid = facts.uid
         known = self._ledger.pod(uid)

@@ -119,6 +119,11 @@ class Turns:
         self._locked.pop(uid, None)
         self._handover.over(uid)
 
+    def forget_old(self) -> None:
+        """End turns that no agent ever ended; locks that were taken with them have expired."""
+        for uid in self._handover.forget_old():
+            self._locked.pop(uid, None)
+
     def _alone(self, placement: Placement) -> bool:
         """Whether the plugin can tell no two pods apart: a foreign one, with its lock or without."""
         return placement.node not in self._agents or self.needs_lock(placement)

@@ -7,7 +7,7 @@ fit together, so a backlog costs few decisions a shape. Nobody else is disturbed
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
@@ -27,6 +27,8 @@ class WaitingPod:
     candidates: Candidates
     refusal: Refused
     woken: bool = False
+    unseen: bool = False
+    """the API did not show it at the last look"""
 
 
 class Waiting:
@@ -53,7 +55,7 @@ class Waiting:
             pods[request.uid] = WaitingPod(request, candidates, refusal)
             self._pods[request.uid] = shape
             return True
-        known.candidates, known.refusal, known.woken = candidates, refusal, False
+        known.candidates, known.refusal, known.woken, known.unseen = candidates, refusal, False, False
         return False
 
     def gone(self, uid: str) -> None:
@@ -73,6 +75,20 @@ class Waiting:
                 pod.woken = True
                 woken.append(pod.request)
         return woken
+
+    def forget_unseen(self, exists: Callable[[PodRequest], bool]) -> None:
+        """Drop pods that the API shows neither now nor did at the last look.
+
+        kube-scheduler may ask for a pod whose end was seen here before: nothing would ever tell of it again.
+        """
+        for pod in [pod for pods in self._shapes.values() for pod in pods.values()]:
+            if exists(pod.request):
+                pod.unseen = False
+            elif pod.unseen:
+                self.gone(pod.request.uid)
+            else:
+                # kube-scheduler may also be ahead of the informer here: the pod has until the next look.
+                pod.unseen = True
 
     def not_woken(self, uid: str) -> None:
         """Telling kube-scheduler failed: the next change tries again."""

@@ -118,14 +118,15 @@ class Engine:
         return self.unsynced() or ("" if self._leads() else "this replica is not the leader")
 
     def tick(self) -> None:
-        """Look at what only time changes: handshakes, reservations, forgotten turns."""
+        """Look at what only time changes: handshakes, reservations, forgotten turns, pods that are gone."""
         if self._leads():
             self.nodes.tick()
         expired = self.filter.expire()
         if expired:
             log.info("reservations expired", pods=len(expired))
             self._room.set()
-        self.handover.forget_old()
+        self.turns.forget_old()
+        self.waiting.forget_unseen(self.pods.shows)
 
     async def wake(self) -> None:
         """For ever: whenever there is more room, make kube-scheduler ask again for pods that fit now."""

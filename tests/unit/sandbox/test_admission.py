@@ -15,8 +15,8 @@ from aiohttp import web
 from tessera.sandbox.kinds import PODS
 from tessera.sandbox.server import ApiServer, Options
 from tessera.sandbox.shapes import ServiceReference
+from tests.contract.building import binding, pod
 from tests.contract.speaking import Client, Json, client
-from tests.contract.test_api_contract import binding, pod
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
