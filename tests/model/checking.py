@@ -393,11 +393,11 @@ class Checker:
             excesses = self._excesses(name)
             assert all((name, uuid) in self.excused for uuid in excesses), excesses
         for uid, pod in pending.items():
-            prepared = engine.filter.prepare(pod)
-            if isinstance(prepared, Prepared):
+            prepared, names = engine.filter.prepare(pod), candidates(pod)
+            if isinstance(prepared, Prepared) and names:
                 request: PodRequest = prepared.request
                 assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
-                answer = Selector(engine.ledger).select(request, candidates(pod))
+                answer = Selector(engine.ledger).select(request, names)
                 assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
 
 

@@ -79,7 +79,8 @@ class Load:
             ("MiB", self.memory, card.memory),
             ("cores", self.cores, card.cores),
         ):
-            if used > there:
+            # What a MIG card has left is a question of places; sizes of instances are rounded.
+            if used > there and (what == "slots" or not card.mig):
                 return f"{used} of {there} {what}"
         if self.alone and len(self.tenants) > 1:
             return f"{sorted(self.alone)} share a whole card with {sorted(self.tenants)}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,16 +15,22 @@ from typing import Any
 
 import trustme
 
-from tessera.kube.access import load_access
-from tessera.kube.client import KubeClient
-from tessera.kube.resources import MUTATING_WEBHOOKS
-from tessera.sandbox.control_plane import ControlPlane
+from tessera.core.ledger import Ledger
+from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
+from tessera.sandbox.control_plane import WAIT_S, ControlPlane
+from tessera.sandbox.extender_client import ExtenderAccess, ExtenderClient
+from tessera.sandbox.journal import Seen
 from tessera.sandbox.nodes import SimulatedNode
 from tessera.scheduler.process import Process
-from tessera.scheduler.settings import Address, Listeners, Settings, TlsFiles
+from tessera.scheduler.service import Service
+from tessera.scheduler.settings import Address, Leadership, Listeners, Settings, TlsFiles
+from tests.support.replaying import unrest
+from tests.support.replica import Replica
 
 LOOPBACK = Address("127.0.0.1", 0)
 LISTENERS = Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK)
+LOOK_S = 0.005
+"""between two looks at what only the scheduler knows"""
 
 Json = dict[str, Any]
 
@@ -34,68 +40,120 @@ class Product:
     """A running cluster with Tessera in it."""
 
     plane: ControlPlane
-    settings: Settings
+    scheduler: Replica
     authority: trustme.CA
-    process: Process | None = None
-    _task: asyncio.Task[int] | None = field(default=None, repr=False)
-    _client: KubeClient | None = field(default=None, repr=False)
+    others: list[Replica] = field(default_factory=list)
 
     @property
     def running(self) -> Process:
-        assert self.process is not None, "the scheduler is not running"
-        return self.process
+        return self.scheduler.process
+
+    @property
+    def service(self) -> Service:
+        return self.running.service
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.service.ledger
+
+    # -- the scheduler's life
 
     async def start_scheduler(self) -> None:
-        """Start it and wait until it is ready to decide."""
-        access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
-        self._client = await KubeClient(access).__aenter__()
-        self.process = Process(self.settings, self._client)
-        self._task = asyncio.create_task(self.process.run())
-        # The ports stay the same over restarts, as a Service's would.
-        await self._until(lambda: len(self.running.listeners) == 3 and not self.running.service.missing())
-        found = {name: listener.address for name, listener in self.running.listeners.items()}
-        self.settings = replace(
-            self.settings,
-            listeners=Listeners(extender=found["extender"], webhook=found["webhook"], metrics=found["metrics"]),
-        )
+        await self.scheduler.start()
 
     async def stop_scheduler(self) -> int:
         """As SIGTERM would; the exit code."""
-        assert self._task is not None
-        assert self._client is not None
-        self.running.stopping.set()
-        code = await self._task
-        await self._close()
-        return code
+        return await self.scheduler.stop()
 
     async def kill_scheduler(self) -> None:
-        """No time for anything: tasks end where they are."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
-        await self.running.close_listeners()
-        await self._close()
+        """As SIGKILL would."""
+        await self.scheduler.kill()
 
     async def restart_scheduler(self) -> None:
         await self.kill_scheduler()
         await self.start_scheduler()
 
-    async def _close(self) -> None:
-        assert self._client is not None
-        await self._client.__aexit__(None, None, None)
-        self.process, self._task, self._client = None, None, None
+    async def start_scheduling(self) -> None:
+        """kube-scheduler comes up, or comes back knowing nothing."""
+        await self.plane.start_scheduling(self.scheduler.extender_url)
 
-    async def _until(self, predicate: Callable[[], bool]) -> None:
-        assert self._task is not None
-        async with asyncio.timeout(10):
-            while not predicate():
-                if self._task.done():
-                    self._task.result()
-                await asyncio.sleep(0)
+    async def add_replica(self, host: str) -> Replica:
+        """A second scheduler on another host, beside a kube-scheduler that does not lead yet."""
+        leadership = self.scheduler.settings.leadership
+        assert leadership is not None, "replicas need a lease"
+        own = replace(leadership, identity=host)
+        replica = Replica(
+            self.plane, replace(self.scheduler.settings, listeners=LISTENERS, leadership=own), agent=f"tessera-{host}"
+        )
+        await replica.start()
+        self.others.append(replica)
+        return replica
 
-    @property
-    def extender_url(self) -> str:
-        return f"http://{self.settings.listeners.extender}"
+    # -- waiting
+
+    async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = WAIT_S) -> None:
+        """`plane.wait_for` for what only the scheduler knows, which tells nobody when it changes."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not predicate():
+                    await asyncio.sleep(LOOK_S)
+        except TimeoutError as error:
+            raise TimeoutError(f"waited {timeout:g} s for {what or 'something that did not happen'}") from error
+
+    async def running_pods(self, *names: str, namespace: str = "default") -> None:
+        """All these pods run."""
+        plane = self.plane
+        waited = set(names)
+
+        def all_run() -> bool:
+            waited.difference_update([name for name in waited if plane.phase(namespace, name) == "Running"])
+            return not waited
+
+        try:
+            await plane.wait_for(all_run)
+        except TimeoutError as error:
+            raise TimeoutError(f"not running: {', '.join(sorted(waited))}") from error
+
+    async def refused(self, name: str, *, namespace: str = "default") -> str:
+        """Wait until kube-scheduler has said why the pod has no node, and answer that."""
+        text: str = await self.plane.wait_for(
+            lambda: condition(self.plane.pod(namespace, name), "PodScheduled", status="False").get("message"),
+            what=f"the refusal of {name}",
+        )
+        return text
+
+    async def at_rest(self, *, without: Sequence[str] = ()) -> None:
+        """Wait until nothing is under way, and the ledger is what a replay of the API's objects gives.
+
+        `without` names nodes whose plugin is gone: they are in the API, but not in the ledger."""
+        text = "?"
+
+        def rests() -> bool:
+            nonlocal text
+            text = unrest(self.plane, self.service, without=frozenset(without))
+            return not text
+
+        try:
+            await self.until(rests)
+        except TimeoutError as error:
+            raise AssertionError(f"no rest: {text}") from error
+
+    # -- asking
+
+    def extender(self) -> ExtenderClient:
+        """Speaks to the scheduler as kube-scheduler does; for tests that play kube-scheduler themselves."""
+        return ExtenderClient(ExtenderAccess(self.scheduler.extender_url))
+
+    def requests(self, agent: str | None = None) -> list[Seen]:
+        """What the scheduler asked of the API server."""
+        return [seen for seen in self.plane.server.journal if seen.agent == (agent or self.scheduler.agent)]
+
+    def writes(self, agent: str | None = None) -> list[Seen]:
+        """The scheduler's writes, events aside."""
+        return [seen for seen in self.requests(agent) if seen.writes and "/events" not in seen.path]
+
+    async def patch_pod(self, name: str, annotations: Mapping[str, str | None], *, namespace: str = "default") -> None:
+        await self.plane.client.patch(PODS.path(namespace, name), {"metadata": {"annotations": annotations}})
 
     async def register_webhook(self) -> None:
         bundle = base64.b64encode(self.authority.cert_pem.bytes()).decode()
@@ -107,7 +165,7 @@ class Product:
                 {
                     "name": "vgpu.hami.io",
                     "clientConfig": {
-                        "url": f"https://{self.settings.listeners.webhook}/webhook",
+                        "url": f"https://{self.scheduler.settings.listeners.webhook}/webhook",
                         "caBundle": bundle,
                     },
                     "rules": [
@@ -124,24 +182,52 @@ class Product:
 
 
 def gpu_pod(name: str, *, namespace: str = "default", annotations: dict[str, str] | None = None, **amounts: int) -> Json:
-    """One container; `gpu`, `mem` and `cores` of NVIDIA."""
+    """One container; `gpu`, `mem`, `percent` and `cores` of NVIDIA."""
+    return pod(name, container("main", **amounts), namespace=namespace, annotations=annotations)
+
+
+def pod(
+    name: str,
+    *containers: Json,
+    init: Sequence[Json] = (),
+    namespace: str = "default",
+    annotations: dict[str, str] | None = None,
+    **spec: Any,
+) -> Json:
     return {
         "metadata": {"name": name, "namespace": namespace, "annotations": annotations or {}},
-        "spec": {"containers": [container("main", **amounts)]},
+        "spec": {"containers": list(containers), **({"initContainers": list(init)} if init else {}), **spec},
     }
 
 
-def container(name: str, **amounts: int) -> Json:
-    names = {"gpu": "nvidia.com/gpu", "mem": "nvidia.com/gpumem", "cores": "nvidia.com/gpucores"}
+def container(name: str, **amounts: int | str) -> Json:
+    names = {
+        "gpu": "nvidia.com/gpu",
+        "mem": "nvidia.com/gpumem",
+        "percent": "nvidia.com/gpumem-percentage",
+        "cores": "nvidia.com/gpucores",
+    }
     limits = {names[key]: str(value) for key, value in amounts.items()}
     return {"name": name, "image": "none", "resources": {"limits": limits}}
 
 
+def sidecar(name: str, **amounts: int) -> Json:
+    return container(name, **amounts) | {"restartPolicy": "Always"}
+
+
+def condition(thing: Json | None, kind: str, *, status: str) -> Json:
+    """The condition where it has this status; nothing otherwise."""
+    found = thing.get("status", {}).get("conditions", ()) if thing is not None else ()
+    return next((each for each in found if (each["type"], each["status"]) == (kind, status)), {})
+
+
 @asynccontextmanager
 async def product(
-    nodes: Sequence[SimulatedNode], folder: Path, **changes: Any
+    nodes: Sequence[SimulatedNode], folder: Path, *, scheduling: bool = True, **changes: Any
 ) -> AsyncIterator[Product]:
-    """A cluster with these nodes and a scheduler that is ready; `changes` are settings."""
+    """A cluster with these nodes and a scheduler that is ready; `changes` are settings.
+
+    Without `scheduling` there is no kube-scheduler before `start_scheduling`."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
     cert_file, key_file = folder / "tls.crt", folder / "tls.key"
@@ -149,15 +235,21 @@ async def product(
     key_file.write_bytes(certificate.private_key_pem.bytes())
     settings = Settings(listeners=LISTENERS, tls=TlsFiles(str(cert_file), str(key_file)), **changes)
     async with ControlPlane(nodes=nodes) as plane:
-        cluster = Product(plane, settings, authority)
+        cluster = Product(plane, Replica(plane, settings), authority)
         await cluster.start_scheduler()
         try:
             await cluster.register_webhook()
-            await plane.start_scheduling(cluster.extender_url)
+            if scheduling:
+                await cluster.start_scheduling()
             yield cluster
         finally:
-            if cluster.process is not None:
-                await cluster.stop_scheduler()
+            for replica in (cluster.scheduler, *cluster.others):
+                if replica.is_running:
+                    await replica.kill()
+
+
+def leadership(host: str) -> Leadership:
+    return Leadership(namespace="kube-system", name="hami-scheduler", identity=host)
 
 
 ProductFactory = Callable[..., AbstractAsyncContextManager[Product]]

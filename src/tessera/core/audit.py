@@ -15,7 +15,7 @@ from itertools import combinations
 from operator import or_
 
 from tessera.core.cards import Card, NodeView
-from tessera.core.devices import Device
+from tessera.core.devices import MIG, Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
@@ -102,7 +102,8 @@ def _audit_card(card: Card, held: list[Holding], *, core_masks: bool) -> Iterato
         ("cores", card.used_cores, device.cores),
     ):
         # A card may register nothing of a dimension (vXPU without slots or cores): it is limited by the others then.
-        if used > capacity > 0:
+        # The sizes of MIG profiles are rounded, so that a full card may show 101 % in use: its places are the limit.
+        if used > capacity > 0 and (device.mode != MIG or what == "slots"):
             yield OVERCOMMITTED, f"{used} of {capacity} {what} granted"
     if core_masks and sum(holding.use.cores.bit_count() for holding in held) != total.cores.bit_count():
         yield OVERCOMMITTED, "two pods hold the same core"

@@ -1,0 +1,100 @@
+"""`tessera scheduler` as a process of its own, watched through what it logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+Json = dict[str, Any]
+
+WAIT_S = 30.0
+"""for a log line or the end; only a process that hangs takes so long"""
+OWN_PORTS = ("--extender-bind=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0")
+
+
+class Command:
+    """A running command. What it logs is JSON, one event a line; any other line is kept as its text."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self._news = asyncio.Event()
+        self._reading = asyncio.gather(self._read_events(), self._read_output())
+        self.events: list[Json] = []
+        self.words: list[str] = []
+        """lines of stderr that are no events"""
+        self.output = ""
+        """stdout, known at the end"""
+
+    async def said(self, message: str) -> Json:
+        """The first event with this message, as soon as there is one."""
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                self._news.clear()
+                found = next((event for event in self.events if event["message"] == message), None)
+                if found is not None:
+                    return found
+                assert not self._reading.done(), f"it ended without {message!r}: {self.words} {self.events}"
+                await self._news.wait()
+
+    async def address(self, what: str) -> str:
+        """Where it listens; all listeners are known once it is ready."""
+        await self.said("ready")
+        return next(event["address"] for event in self.events if event.get("what") == what)
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    async def end(self) -> int:
+        """Wait for its end; the exit code."""
+        async with asyncio.timeout(WAIT_S):
+            await self._reading
+            return await self._process.wait()
+
+    async def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        await self._reading
+        await self._process.wait()
+
+    async def _read_events(self) -> None:
+        assert self._process.stderr is not None
+        async for line in self._process.stderr:
+            try:
+                self.events.append(json.loads(line))
+            except ValueError:
+                self.words.append(line.decode().rstrip("\n"))
+            self._news.set()
+        self._news.set()
+
+    async def _read_output(self) -> None:
+        assert self._process.stdout is not None
+        self.output = (await self._process.stdout.read()).decode()
+
+
+@asynccontextmanager
+async def scheduler(*arguments: str, **environ: str) -> AsyncIterator[Command]:
+    """Start it with nothing in its environment but what is given here, and see that it is gone afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tessera", "scheduler", *arguments),
+        env={"PATH": os.defpath, **environ},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    command = Command(process)
+    try:
+        yield command
+    finally:
+        await command.kill()
+
+
+async def ended(*arguments: str, **environ: str) -> tuple[int, Command]:
+    """Start it and wait for its end."""
+    async with scheduler(*arguments, **environ) as command:
+        return await command.end(), command

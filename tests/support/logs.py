@@ -1,0 +1,48 @@
+"""What services log while they run in a test, and waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+WAIT_S = 10.0
+"""for an event that never comes"""
+
+
+class Logs:
+    """Events in their order; each is a mapping with its text under `event`."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+
+    def of(self, text: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == text]
+
+    async def until(self, text: str, *, times: int = 1) -> dict[str, Any]:
+        """The event of this text that comes as number `times`."""
+        async with asyncio.timeout(WAIT_S):
+            while len(self.of(text)) < times:
+                self._news.clear()
+                await self._news.wait()
+        return self.of(text)[times - 1]
+
+    def take(self, _logger: Any, level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        self.events.append({**event, "level": level})
+        self._news.set()
+        raise structlog.DropEvent
+
+
+@contextmanager
+def captured() -> Iterator[Logs]:
+    """Takes what is logged by structlog instead of letting it out."""
+    logs, before = Logs(), structlog.get_config()["processors"]
+    structlog.configure(processors=[logs.take])
+    try:
+        yield logs
+    finally:
+        structlog.configure(processors=before)

@@ -1,0 +1,82 @@
+"""Whether a scheduler at rest knows exactly what the API shows: its ledger against a replay of the API's objects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from tessera.core.audit import audit
+from tessera.core.ledger import Ledger, replay
+from tessera.sandbox.control_plane import ControlPlane
+from tessera.sandbox.handing_over import ALLOCATED, slices_of
+from tessera.sandbox.kinds import NODES, PODS, RESOURCE_QUOTAS
+from tessera.sandbox.reading import containers_of, has_ended, key_of, node_of, uid_of
+from tessera.scheduler.service import Service
+from tessera.vendors.reading_nodes import node_facts, quota_facts
+from tessera.vendors.reading_pods import pod_facts
+from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
+
+_LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
+
+
+def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset()) -> Ledger:
+    """The ledger that a scheduler would build from what the API server has this moment."""
+    store, vendors, selector = plane.server.cluster.store, service.vendors, service.settings.node_selector
+    nodes = [decode_object(stored.whole, Node) for stored in store.list(NODES) if stored.name not in without]
+    ours = [node for node in nodes if selector.items() <= (node.metadata.labels or {}).items()]
+    facts = [node_facts(node, vendors) for node in ours]
+    pods = [pod_facts(decode_object(stored.whole, Pod), vendors) for stored in store.list(PODS)]
+    quotas = [decode_object(stored.whole, ResourceQuota) for stored in store.list(RESOURCE_QUOTAS)]
+    return replay(
+        vendors,
+        nodes=[node for node in facts if node.devices or node.problem],
+        pods=[pod for pod in pods if pod is not None],
+        quotas=[quota_facts(quota, vendors) for quota in quotas],
+    )
+
+
+def unrest(plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset()) -> str:
+    """What is still under way, or wrong; empty at rest."""
+    under_way = {
+        "binds": service.binder.running,
+        "reservations": len(service.filter.prepared) + sum(1 for entry in service.ledger.pods() if not entry.observed),
+        "uncertain": len(service.filter.uncertain),
+        "turns": service.handover.in_hand,
+        "waiting for a turn": service.handover.waiting,
+    }
+    for what, count in under_way.items():
+        if count:
+            return f"{what}: {count}"
+    findings = audit(service.ledger)
+    if findings:
+        return str(findings[0])
+    return _difference(service.ledger.state(), replayed(plane, service, without=without).state())
+
+
+def _difference(known: object, shown: object, where: str = "ledger") -> str:
+    if isinstance(known, Mapping) and isinstance(shown, Mapping):
+        keys = sorted(map(str, {*known, *shown}))
+        found = (_difference(known.get(key), shown.get(key), f"{where}.{key}") for key in keys)
+        return next(filter(None, found), "") or ("" if known == shown else f"{where}: {known} is not {shown}")
+    return "" if known == shown else f"{where}: {known} is not {shown}"
+
+
+def wrong_slices(plane: ControlPlane) -> Iterator[str]:
+    """Containers that would see anything but exactly what their pod was granted."""
+    for pod in plane.pods():
+        node = plane.nodes.get(node_of(pod))
+        if node is None or has_ended(pod):
+            continue
+        granted = dict(slices_of(pod, ALLOCATED))
+        for position, container in enumerate(containers_of(pod)):
+            view = node.containers.get((uid_of(pod), container["name"]))
+            if view is None:
+                continue
+            slice_ = granted.get(position, ())
+            seen = {key: value for key, value in view.env.items() if _LIMIT.fullmatch(key)}
+            expected = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{entry.memory}m" for i, entry in enumerate(slice_)}
+            devices = ",".join(entry.uuid for entry in slice_)
+            cores = str(slice_[0].cores) if slice_ else ""
+            found = (seen, view.env.get("NVIDIA_VISIBLE_DEVICES", ""), view.env.get("CUDA_DEVICE_SM_LIMIT", ""))
+            if found != (expected, devices, cores):
+                yield f"{key_of(pod)} {container['name']}: sees {found}, not {(expected, devices, cores)}"

@@ -1,0 +1,92 @@
+"""One scheduler of the product: the real `Process`, with its listeners on ports that it keeps over restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.sandbox.control_plane import ControlPlane
+from tessera.scheduler.process import Process
+from tessera.scheduler.serving import Listener
+from tessera.scheduler.settings import Listeners, Settings
+
+START_S = 10.0
+
+
+@dataclass
+class Replica:
+    """`agent` is its name at the API server, for counting its requests and for faults that only it meets."""
+
+    plane: ControlPlane
+    settings: Settings
+    agent: str = "tessera-scheduler"
+    _process: Process | None = None
+    _task: asyncio.Task[int] | None = field(default=None, repr=False)
+    _client: KubeClient | None = field(default=None, repr=False)
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None, "the scheduler is not running"
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def extender_url(self) -> str:
+        return f"http://{self.settings.listeners.extender}"
+
+    async def start(self) -> None:
+        """Start it and wait until it knows everything that the API shows."""
+        access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
+        client = self._client = await KubeClient(access, user_agent=self.agent).__aenter__()
+        process = self._process = Process(self.settings, client)
+        self._task = asyncio.create_task(process.run())
+        await self._until(lambda: len(process.listeners) == 3 and not process.service.unsynced())
+        found = {name: listener.address for name, listener in process.listeners.items()}
+        # The ports stay the same over restarts, as a Service's would.
+        listeners = Listeners(extender=found["extender"], webhook=found["webhook"], metrics=found["metrics"])
+        self.settings = replace(self.settings, listeners=listeners)
+
+    async def stop(self) -> int:
+        """As SIGTERM would; the exit code."""
+        assert self._task is not None
+        assert self._client is not None
+        self.process.stopping.set()
+        code = await self._task
+        await self._client.__aexit__(None, None, None)
+        self._process, self._task, self._client = None, None, None
+        return code
+
+    async def kill(self) -> None:
+        """As SIGKILL would: from here on it answers nobody and writes nothing, whatever was under way."""
+        assert self._task is not None
+        assert self._client is not None
+        for listener in self.process.listeners.values():
+            _cut_off(listener)
+        await self._client.__aexit__(None, None, None)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.process.close_listeners()
+        self._process, self._task, self._client = None, None, None
+
+    async def _until(self, predicate: Callable[[], bool]) -> None:
+        assert self._task is not None
+        async with asyncio.timeout(START_S):
+            while not predicate():
+                if self._task.done():
+                    raise AssertionError(f"the scheduler ended with {self._task.result()}")
+                await asyncio.sleep(0)
+
+
+def _cut_off(listener: Listener) -> None:
+    """aiohttp has no way to end a server without waiting for its handlers."""
+    runner = listener._runner
+    runner._shutdown_timeout = 0.0
+    for connection in runner.server.connections if runner.server is not None else ():
+        if connection.transport is not None:
+            connection.transport.abort()
