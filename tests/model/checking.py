@@ -282,10 +282,8 @@ class Checker:
         if agent is None and calm and not orphan:
             for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
                 held = node.annotations.get(key, "")
-                owned = key == MLU_LOCK or held.endswith(f",{pod.metadata.namespace},{pod.metadata.name}")
-                assert bool(held) is owned is True, (
-                    f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
-                )
+                owned = bool(held) if key == MLU_LOCK else held.endswith(f",{pod.metadata.namespace},{pod.metadata.name}")
+                assert owned, f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
 
     # -- excuses
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC
+from itertools import accumulate
 from typing import Any
 
 from msgspec.structs import replace
@@ -143,8 +144,9 @@ class Life:
         self.kube.on_chosen = self.checker.chose
         self.kube.on_success = self.checker.succeeded
         self.machines: dict[str, Machine] = {}
+        kinds = profile.kinds or machines.KINDS
         for position in range(profile.nodes):
-            machine = machines.build(self.rng, f"n{position}", profile.kinds)
+            machine = machines.build(self.rng, f"n{position}", kinds[position % len(kinds)])
             self.machines[machine.name] = machine
             self._show(machine)
         self.process: Process | None = Process(self)
@@ -152,7 +154,7 @@ class Life:
         asyncio.get_running_loop().set_exception_handler(self._failed)
         weights = USUAL | profile.weights
         self._names = list(weights)
-        self._weights = list(weights.values())
+        self._weights = list(accumulate(weights.values()))
         self._actions: dict[str, Callable[[], str | None]] = {name: getattr(self, f"_{name}") for name in weights}
         self._recipes = profile.recipes or shapes.recipes()
 
@@ -172,10 +174,11 @@ class Life:
 
     async def step(self) -> None:
         self.steps += 1
-        name = self.rng.choices(self._names, self._weights)[0]
-        told = self._actions[name]()
-        if told is not None:
-            self.trace.append(f"{self.steps} at {self.time():.2f}: {name}: {told}")
+        told = None
+        while told is None:
+            name = self.rng.choices(self._names, cum_weights=self._weights)[0]
+            told = self._actions[name]()
+        self.trace.append(f"{self.steps} at {self.time():.2f}: {name}: {told}")
         pause = self._pause if name == "pass_time" else 0.0
         await asyncio.sleep(pause)
         self._check()
@@ -330,16 +333,18 @@ class Life:
         if f"{namespace}/{name}" in self.world.pods.objects:
             return None
         recipe = self.rng.choice(self._recipes)
+        if recipe in shapes.RARE and self.rng.random() < 0.8:
+            return None
         pod = self.world.create_pod(shapes.template(recipe), namespace=namespace, name=name)
         return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
 
     def _bind_directly(self) -> str | None:
         """A pod with its node in its manifest, and annotations that nobody checked."""
-        name = f"direct{self.rng.randrange(4)}"
-        namespace = self.rng.choice(NAMESPACES)
+        name, namespace = "direct", self.rng.choice(NAMESPACES)
         machine = self.rng.choice(list(self.machines.values()))
         if f"{namespace}/{name}" in self.world.pods.objects:
-            return None
+            self._remove(f"{namespace}/{name}")
+            return f"{namespace}/{name} gone"
         kind = self.rng.choice(("unreadable", "unreadable", "readable", "nothing"))
         template = shapes.template("small")
         if kind != "nothing":
@@ -387,12 +392,12 @@ class Life:
             self.world.quotas.remove(key)
             return f"{key} gone"
         hard = {
-            shapes.MEMORY: self.rng.choice((20000, 60000, 200000)),
-            shapes.CORES: self.rng.choice((100, 400)),
-            shapes.MLU_MEMORY: self.rng.choice((16, 64)),
-            shapes.XPU_MEMORY: self.rng.choice((49152, 200000)),
+            shapes.MEMORY: self.rng.choice((40000, 80000, 200000)),
+            shapes.CORES: self.rng.choice((150, 400)),
+            shapes.MLU_MEMORY: self.rng.choice((32, 128)),
+            shapes.XPU_MEMORY: self.rng.choice((98304, 200000)),
         }
-        chosen = {resource: limit for resource, limit in hard.items() if self.rng.random() < 0.5}
+        chosen = {resource: limit for resource, limit in hard.items() if self.rng.random() < 0.3}
         self.world.put_quota(shapes.quota(namespace, name, chosen))
         return f"{key} {chosen}"
 
@@ -467,6 +472,14 @@ class Life:
                 self.checker.excuse(machine.name, f"{machine.name}-cambricon-mlu-{position}", "it shrank")
             self._show(machine)
             return f"{machine.name}: {machine.mlu_units} units"
+        bad = [c for c in machine.cards if c["id"] in machine.hidden | machine.cordoned or not c["health"]]
+        if bad and rng.random() < 0.8:
+            card = rng.choice(bad)
+            card["health"] = True
+            machine.hidden.discard(card["id"])
+            machine.cordoned.discard(card["id"])
+            self._show(machine)
+            return f"{card['id']}: repaired"
         card = rng.choice(machine.cards)
         uuid = card["id"]
         change = rng.choice(("hide", "hide", "health", "memory", "slots", "cordon", "mode"))
@@ -500,26 +513,35 @@ class Life:
         self.world.put_node(node)
 
     def _lose_or_return_node(self) -> str | None:
-        machine = self.rng.choice(list(self.machines.values()))
+        gone = [machine for machine in self.machines.values() if machine.name not in self.world.nodes.objects]
+        machine = self.rng.choice(gone or list(self.machines.values()))
         self.checker.unsettled[machine.name] = self.time()
-        if machine.name in self.world.nodes.objects:
+        if not gone:
             self.world.nodes.remove(machine.name)
             return f"{machine.name} gone"
         self._show(machine)
         return f"{machine.name} back"
 
     def _change_plugin(self) -> str | None:
-        machine = self._some_machine()
-        if machine is None:
+        broken = [machine for machine in self.machines.values() if machine.garbled or machine.dead]
+        if broken:
+            machine = self.rng.choice(broken)
+            machine.garbled = machine.dead = False
+            if machine.name in self.world.nodes.objects:
+                self._show(machine)
+            return f"{machine.name}: repaired"
+        there = self._some_machine()
+        if there is None:
             return None
+        machine = there
         change = self.rng.choice(("agent", "garbled", "dead"))
         if change == "agent":
             machine.agent = self.rng.choice(("env", "cdi", None))
             self.checker.unsettled[machine.name] = self.time()
         elif change == "garbled":
-            machine.garbled = not machine.garbled
+            machine.garbled = True
         else:
-            machine.dead = not machine.dead
+            machine.dead = True
         self._show(machine)
         return f"{machine.name}: {change}"
 

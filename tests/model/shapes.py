@@ -25,8 +25,9 @@ MIG_MODE = ("nvidia.com/vgpu-mode", "mig")
 
 __all__ = ["CORES", "GPU", "MEMORY", "PERCENT", "plain_recipes", "quota", "recipes", "template"]
 
+RARE = ("no devices", "impossible")
+"""recipes that need to come only now and then"""
 MIB_PER_MLU_UNIT = 256
-UNREADABLE = "hami.io/vgpu-devices-allocated"
 
 
 def _mlu(count: int, memory: int, cores: int) -> dict[str, Any]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import trustme
 
 from tessera.core.ledger import Ledger
@@ -33,6 +35,23 @@ LOOK_S = 0.005
 """between two looks at what only the scheduler knows"""
 
 Json = dict[str, Any]
+
+
+_WARNING = re.compile(r'299 - "(.*)"')
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client of the API server gets."""
+
+    status: int
+    body: Json
+    """the object, or a Status that says why there is none"""
+    warnings: list[str]
+
+    @property
+    def message(self) -> str:
+        return str(self.body.get("message", ""))
 
 
 @dataclass
@@ -116,11 +135,10 @@ class Product:
 
     async def refused(self, name: str, *, namespace: str = "default") -> str:
         """Wait until kube-scheduler has said why the pod has no node, and answer that."""
-        text: str = await self.plane.wait_for(
-            lambda: condition(self.plane.pod(namespace, name), "PodScheduled", status="False").get("message"),
+        return await self.plane.wait_for(
+            lambda: str(condition(self.plane.pod(namespace, name), "PodScheduled", status="False").get("message", "")),
             what=f"the refusal of {name}",
         )
-        return text
 
     async def at_rest(self, *, without: Sequence[str] = ()) -> None:
         """Wait until nothing is under way, and the ledger is what a replay of the API's objects gives.
@@ -154,6 +172,15 @@ class Product:
 
     async def patch_pod(self, name: str, annotations: Mapping[str, str | None], *, namespace: str = "default") -> None:
         await self.plane.client.patch(PODS.path(namespace, name), {"metadata": {"annotations": annotations}})
+
+    async def post_pod(self, manifest: Json) -> Answer:
+        """Create a pod as a client does that also looks at status and warnings."""
+        url = self.plane.server.url + PODS.path(manifest["metadata"]["namespace"])
+        body = {"apiVersion": "v1", "kind": "Pod", **manifest}
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
+            found = [_WARNING.fullmatch(text) for text in response.headers.getall("Warning", ())]
+            warnings = [re.sub(r"\\(.)", r"\1", each[1]) for each in found if each is not None]
+            return Answer(response.status, await response.json(), warnings)
 
     async def register_webhook(self) -> None:
         bundle = base64.b64encode(self.authority.cert_pem.bytes()).decode()

@@ -66,11 +66,12 @@ class Replica:
         """As SIGKILL would: from here on it answers nobody and writes nothing, whatever was under way."""
         assert self._task is not None
         assert self._client is not None
+        assert not self._task.done(), "the scheduler has ended by itself"
         for listener in self.process.listeners.values():
             _cut_off(listener)
-        await self._client.__aexit__(None, None, None)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        await self._client.__aexit__(None, None, None)
         await self.process.close_listeners()
         self._process, self._task, self._client = None, None, None
 

@@ -83,6 +83,7 @@ def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -
         for grant in granted
         if (device := devices.get(grant.uuid)) is not None
         and (rules := ledger.rules.get(device.vendor)) is not None
+        and not rules.shares_whole_cards
         and 0 < device.cores <= rules.charge(device, grant).cores
     }
 

@@ -41,7 +41,7 @@ class Judged:
         """Columns that take the request alone, as far as the arrays can tell."""
         if self.exact:
             return screen.fitting(self.codes[:, columns], self.counts[columns], self.question.request)
-        enough: Bools = self.counts[columns] >= self.question.request.count
+        enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
         return enough
 
 

@@ -84,7 +84,7 @@ def make_ask(
 def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
     """One vendor's answer, after the check that the node has enough cards at all."""
     cards = ask.cards
-    if ask.request.count > len(cards) and not any(card.device.mode == MIG for card in cards):
+    if rules.least_cards(ask.request) > len(cards) and not any(card.device.mode == MIG for card in cards):
         return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=rules.key, container=ask.container, total=len(cards))
     return rules.fit(ask)
 

@@ -76,6 +76,8 @@ class Rules:
     core_masks: bool = False
     """True where cores are a bit mask of core ids instead of an amount"""
     honours_cordon: bool = False
+    shares_whole_cards: bool = False
+    """True where somebody may join a container that has all cores of a card"""
 
     def accepts_model(self, device: Device, constraint: Constraint) -> bool:
         """Type and mode rules. Depends on the device's model and mode only."""
@@ -90,6 +92,10 @@ class Rules:
         if constraint.use_uuids and uuid not in constraint.use_uuids:
             return False
         return uuid not in constraint.avoid_uuids
+
+    def least_cards(self, request: Request) -> int:
+        """Cards that a node must have for the request to be thinkable there."""
+        return request.count
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
         """The last check on a card that passed all generic ones; not called for MIG cards."""

@@ -146,7 +146,8 @@ class Wording:
 
     def _word(self, column: bytes, total: int, cards_paid: int | None) -> Misfit:
         request, vendor = self._question.request, self._question.rules.key
-        if total == 0 or (cards_paid is None and total < request.count):
+        least = self._question.rules.least_cards(request)
+        if total == 0 or (cards_paid is None and total < least):
             return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=self._container, total=total)
         numbers: dict[Reason, int] = {}
         takes = 0

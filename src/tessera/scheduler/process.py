@@ -68,7 +68,7 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
         try:
             process = Process(settings, client, reload=reload)
         except TlsError as error:
-            log.error("no certificate to serve", error=str(error))
+            log.error("cannot serve TLS", error=str(error))
             return 2
         return await process.run()
 
@@ -116,8 +116,15 @@ class Process:
             for coroutine in (self.service.run(), self._tls.run(), self._watch_files(), self._freeze())
         ]
         stop = asyncio.create_task(self.stopping.wait())
-        # The tasks that may end by themselves only end well; anything else that ends is a fault.
-        done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
+        try:
+            # The tasks that may end by themselves only end well; anything else that ends is a fault.
+            done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # No orderly end, but an end: nothing of this process may go on without it.
+            for task in (*work, stop):
+                task.cancel()
+            await asyncio.gather(*work, stop, return_exceptions=True)
+            raise
         code = 0 if stop in done else 1
         log.info("stopping", binds=self.service.binder.running)
         await self.close_listeners()

@@ -154,6 +154,10 @@ class Neuron(Vendor):
 
     # -- fitting
 
+    def least_cards(self, request: Request) -> int:
+        """How many devices a number of cores takes depends on the node's devices."""
+        return request.count if as_neuron(request).whole else 1
+
     def fit(self, ask: Ask) -> Grants | Misfit:
         per_device = max((card.device.slots for card in ask.cards), default=0)
         asked = as_neuron(ask.request).on(per_device) if per_device else None

@@ -57,6 +57,7 @@ class MetaxSgpu(Vendor):
 
     key = "Metax-SGPU"
     scores_nodes = True
+    shares_whole_cards = True
     quota_factor = MIB_PER_GIB
     keys = AnnotationKeys(
         register="metax-tech.com/node-gpu-devices",

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from tessera.core import arrays, evaluation, selection
-from tessera.core.audit import BROKEN, Finding, audit
+from tessera.core.audit import BROKEN, audit
 from tessera.core.devices import NodeFacts
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, State, facts_of, replay
@@ -33,7 +33,6 @@ from tests.support import strategies as some
 from tests.support.oracle import agreed
 
 UNKNOWN_NODE = "no-such-node"
-WHOLE_CARD_SHARED = "a container that has the whole card shares it"
 LIVES = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
 """more than elsewhere: this is where the product would go wrong"""
 
@@ -66,13 +65,6 @@ def settled(ledger: Ledger) -> dict[str, Any]:
     """The ledger's state as it is once every reservation is bound: what API objects can tell."""
     state = ledger.state()
     return state | {"pods": {uid: facts for uid, (_, facts) in state["pods"].items()}}
-
-
-def meant_to_share(ledger: Ledger, finding: Finding) -> bool:
-    """MetaX lets an online pod join a card that an offline one has whole: the plugin suspends the offline one."""
-    view = ledger.node(finding.node)
-    cards = {card.device.uuid: card.device.vendor for card in view.cards} if view else {}
-    return cards.get(finding.card) == "Metax-SGPU" and finding.text == WHOLE_CARD_SHARED
 
 
 class Decisions(RuleBasedStateMachine):
@@ -199,7 +191,7 @@ class Decisions(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_in_order(self) -> None:
-        assert [finding for finding in audit(self.ledger) if not meant_to_share(self.ledger, finding)] == []
+        assert audit(self.ledger) == []
         for namespace, _ in self.quotas:
             for vendor in self.pool:
                 room = self.ledger.quotas.room(namespace, some.VENDORS[vendor])

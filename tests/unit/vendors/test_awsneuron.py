@@ -13,6 +13,7 @@ from tessera.core.rules import Room
 from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, NeuronSection
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
+from tests.support import builders
 from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
 
 DEVICE, CORE = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
@@ -251,3 +252,11 @@ def test_a_plain_request_means_cores(vendor: Neuron) -> None:
     answer = World(vendor, cards(1)).fit(Request("AWSNeuron", 1))
     assert not isinstance(answer, Misfit)
     assert [grant.cores for grant in answer] == [1]
+
+
+def test_cores_that_fit_on_one_large_device_need_no_second_one() -> None:
+    """Requests are written for devices of two cores; a node with one device of four must not be refused for that."""
+    one = builders.cluster(builders.node("n1").capacity(**{"aws.amazon.com/neuron": 1, "aws.amazon.com/neuroncore": 4}))
+    placed = one.place(builders.pod().container(limits={"aws.amazon.com/neuroncore": 4}))
+    ((grant,),) = placed.grants["AWSNeuron"]
+    assert (grant.uuid, grant.cores) == ("n1-AWSNeuron-0", 0b1111)
