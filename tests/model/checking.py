@@ -94,6 +94,8 @@ class Checker:
         """by uid"""
         self.unsettled: dict[str, float] = {}
         """nodes that came back or whose plugin was replaced, and when: turns and locks of before mean nothing there"""
+        self._agents: dict[str, tuple[str | None, bool]] = {}
+        """as last shown to the scheduler"""
         self.bound = 0
         self.orphans = 0
 
@@ -118,6 +120,10 @@ class Checker:
     def saw_node(self, key: str, node: Node | None) -> None:
         self.shown.nodes.pop(key, None)
         self.shown.raw_nodes.pop(key, None)
+        agent = node.annotations.get(AGENT) if node is not None else None
+        if self._agents.get(key) != (agent, node is None):
+            self._agents[key] = (agent, node is None)
+            self.unsettled[key] = self._time()
         if node is not None:
             self.shown.raw_nodes[key] = node
             self._read(node)
@@ -271,7 +277,7 @@ class Checker:
             tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
         )
         mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
-        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS
+        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self._agents[name] == (agent, False)
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm and not orphan:
                 fresh = self._time() - other.since < SETTLED_SECONDS
@@ -381,7 +387,8 @@ class Checker:
         self.full()
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
         assert left == [], f"reservations left behind: {left}"
-        assert (engine.filter.prepared, engine.filter.uncertain) == ({}, set())
+        left = [*engine.filter.prepared, *engine.filter.uncertain]
+        assert left == [], f"prepared for nothing: {left}"
         assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0), "turns"
         assert engine.turns._locked == {}, f"locks left behind: {engine.turns._locked}"
         pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}

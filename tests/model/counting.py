@@ -166,7 +166,8 @@ def loads(pods: Iterable[Pod], cards: dict[str, Capacity]) -> dict[str, Load]:
             sum_.slots += load.slots
             sum_.memory += load.memory
             sum_.cores += load.cores
-            sum_.tenants.add(pod.metadata.uid)
+            if load.slots:
+                sum_.tenants.add(pod.metadata.uid)
             sum_.places += load.places
             if load.alone:
                 sum_.alone.add(pod.metadata.uid)

@@ -63,7 +63,8 @@ def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
         rules = ledger.rules.get(card.device.vendor)
         for kind, text in _audit_card(card, by_card[uuid], core_masks=rules is not None and rules.core_masks):
             yield Finding(kind, view.name, uuid, text)
-        if uuid in alone and len(by_card[uuid]) > 1:
+        # Init containers that ended hold nothing, though their pods still name the card.
+        if uuid in alone and sum(holding.use != Use() for holding in by_card[uuid]) > 1:
             yield Finding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
     yield from _audit_arrays(ledger, view)
 

@@ -135,7 +135,7 @@ class Reflector(Generic[T]):
         self._refusals = 0
 
     def start_over(self) -> None:
-        """The next `run` begins with a list; for callers that stopped the one before. What vanished is still noticed."""
+        """The next `run` begins with a list, and still notices what vanished; for callers that stopped the last."""
         self._version = ""
 
     async def run(self) -> None:

@@ -284,8 +284,8 @@ class Binder:
                 await self._turns.give_back(args)
             case Fate.UNKNOWN:
                 # Unknown is never free: held like a reservation until the watch shows what happened.
-                self._decisions.uncertain.add(uid)
-                self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds)
+                if self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds):
+                    self._decisions.uncertain.add(uid)
 
 
 def _fate(pod: Pod, args: BindingArgs, error: str) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tessera.kube.client import KubeClient
@@ -39,8 +39,10 @@ class Cluster(Protocol):
 class KubeCluster:
     """The real one."""
 
-    def __init__(self, client: KubeClient) -> None:
+    def __init__(self, client: KubeClient, *, on_write: Callable[[str], None] = lambda _verb: None) -> None:
+        """`on_write` is told the verb of every write that is sent."""
         self._client = client
+        self._on_write = on_write
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return await self._client.get(PODS.path(namespace, name), Pod)
@@ -58,13 +60,16 @@ class KubeCluster:
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> None:
+        self._on_write("bind")
         await self._client.bind(namespace, name, uid=uid, node=node, annotations=annotations, labels=labels)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+        self._on_write("patch")
         await self._client.patch(PODS.path(namespace, name), {"metadata": {"annotations": annotations}})
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         metadata: dict[str, Any] = {"annotations": annotations}
         if resource_version:
             metadata["resourceVersion"] = resource_version
+        self._on_write("patch")
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})

@@ -82,7 +82,12 @@ class Process:
         self._client = client
         self.metrics = Metrics()
         self.service = Service(
-            settings, client, on_refusal=self.metrics.refused, on_audit=self._audited, on_pod=self._note_instances
+            settings,
+            client,
+            on_refusal=self.metrics.refused,
+            on_audit=self._audited,
+            on_pod=self._note_instances,
+            on_write=self.metrics.wrote,
         )
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)

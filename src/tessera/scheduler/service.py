@@ -84,6 +84,7 @@ class Service:
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
         on_audit: Callable[[str, list[Finding]], None] = lambda _node, _findings: None,
         on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
+        on_write: Callable[[str], None] = lambda _verb: None,
     ) -> None:
         self.settings = settings
         self.client = client
@@ -95,7 +96,7 @@ class Service:
         self.events = EventRecorder(client, component=settings.scheduler_name, host="")
         engine = self.engine = Engine(
             settings,
-            KubeCluster(client),
+            KubeCluster(client, on_write=on_write),
             now=now,
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=self._group.create_task,
