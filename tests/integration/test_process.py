@@ -48,6 +48,8 @@ async def is_closed(address: str) -> bool:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
             return True
+        except ConnectionResetError:
+            continue
         writer.close()
     return False
 

@@ -72,9 +72,7 @@ class Shown:
     pods: dict[str, PodFacts] = field(default_factory=dict)
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     raw_nodes: dict[str, Node] = field(default_factory=dict)
-    raw_pods: dict[str, Pod] = field(default_factory=dict)
     quotas: dict[str, QuotaFacts] = field(default_factory=dict)
-    raw_quotas: dict[str, ResourceQuota] = field(default_factory=dict)
 
 
 class Checker:
@@ -99,9 +97,10 @@ class Checker:
         self.bound = 0
         self.orphans = 0
 
-    def attach(self, engine: Engine | None) -> None:
-        """A new process, or none."""
+    def attach(self, engine: Engine | None, lag: Callable[[], int] = lambda: 0) -> None:
+        """A new process, or none. `lag` is what its informers for pods and quotas have not shown yet."""
         self._engine = engine
+        self._lag = lag
         self.shown = Shown()
         self._position = 0
 
@@ -111,9 +110,6 @@ class Checker:
         assert self._engine is not None
         facts = pod_facts(pod, self._engine.vendors) if pod is not None else None
         self.shown.pods.pop(key, None)
-        self.shown.raw_pods.pop(key, None)
-        if pod is not None:
-            self.shown.raw_pods[key] = pod
         if facts is not None:
             self.shown.pods[key] = facts
 
@@ -131,10 +127,8 @@ class Checker:
     def saw_quota(self, key: str, quota: ResourceQuota | None) -> None:
         assert self._engine is not None
         self.shown.quotas.pop(key, None)
-        self.shown.raw_quotas.pop(key, None)
         if quota is not None:
             self.shown.quotas[key] = quota_facts(quota, self._engine.vendors)
-            self.shown.raw_quotas[key] = quota
 
     def ticked(self) -> None:
         for node in self.shown.raw_nodes.values():
@@ -166,8 +160,8 @@ class Checker:
     def chose(self, pod: Pod, node: str) -> None:
         """The answer of a filter."""
         assert self._engine is not None
-        if not counting.wants_devices(pod):
-            return
+        if not counting.wants_devices(pod) or pod.metadata.uid in self._engine.filter.uncertain:
+            return  # Without devices, or perhaps bound already: then it stays where it is, whatever has become of that.
         held = [f.problem for f in self.shown.pods.values() if f.node == node and f.problem]
         assert not held, f"a pod was sent to {node}, which is held: {held}"
         assert node in self.shown.nodes, f"{node} has no cards"
@@ -288,7 +282,8 @@ class Checker:
         if agent is None and calm and not orphan:
             for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
                 held = node.annotations.get(key, "")
-                owned = bool(held) if key == MLU_LOCK else held.endswith(f",{pod.metadata.namespace},{pod.metadata.name}")
+                owner = "" if key == MLU_LOCK else f",{pod.metadata.namespace},{pod.metadata.name}"
+                owned = bool(held) and held.endswith(owner)
                 assert owned, f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
 
     # -- excuses
@@ -306,18 +301,13 @@ class Checker:
     def _review_excuses(self) -> None:
         """An excuse ends once the scheduler knows all that people did and has room again even so."""
         engine, world = self._engine, self._world
-        if engine is None or engine.missing() or not (self.excused or self.excused_quotas):
+        if engine is None or not (self.excused or self.excused_quotas) or self._lag() or engine.missing():
             return
         if any(call.node and call.generation != world.generation for call in world.in_flight):
             return
-        unseen = {
-            pod.spec.node_name
-            for key, pod in world.pods.objects.items()
-            if pod.spec.node_name and not _same(self.shown.raw_pods.get(key), pod)
-        }
         for name, uuid in list(self.excused):
             node = world.nodes.objects.get(name)
-            if name in unseen or node is None or self.shown.raw_nodes.get(name) is not node:
+            if node is None or self.shown.raw_nodes.get(name) is not node:
                 continue
             if uuid not in counting.capacities(node) or self._excesses(name):
                 continue
@@ -325,11 +315,10 @@ class Checker:
             known = view is not None and any(card.device.uuid == uuid for card in view.cards)
             if known and not audit_nodes(engine.ledger, [name]):
                 del self.excused[name, uuid]
-        if self.excused_quotas and not unseen and self.shown.raw_quotas == world.quotas.objects:
-            for namespace in list(self.excused_quotas):
-                rooms = [engine.ledger.quotas.room(namespace, engine.vendors[vendor]) for vendor in LIMITS]
-                if not any(amount is not None and amount < 0 for room in rooms for amount in room):
-                    del self.excused_quotas[namespace]
+        for namespace in list(self.excused_quotas):
+            rooms = [engine.ledger.quotas.room(namespace, engine.vendors[vendor]) for vendor in LIMITS]
+            if not any(amount is not None and amount < 0 for room in rooms for amount in room):
+                del self.excused_quotas[namespace]
 
     # -- after every step
 
@@ -409,10 +398,6 @@ class Checker:
 def is_unreadable(pod: Pod) -> bool:
     """Bound by somebody else, with an allocation that cannot be read."""
     return "unreadable" in (pod.metadata.labels or {})
-
-
-def _same(shown: Pod | None, pod: Pod) -> bool:
-    return shown is not None and shown.metadata.uid == pod.metadata.uid and shown.spec.node_name == pod.spec.node_name
 
 
 def _difference(mine: object, theirs: object) -> str:

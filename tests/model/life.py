@@ -57,7 +57,8 @@ class Profile:
     nodes: int = 5
     recipes: tuple[str, ...] = ()
     """all, where none is named"""
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = machines.KINDS
+    agents: tuple[str | None, ...] = machines.AGENTS
 
 
 USUAL = {
@@ -94,7 +95,7 @@ class Process:
         settings = Settings()
         self.engine = Engine(settings, life.world, now=life.now, zone=UTC, spawn=self.spawn)
         checker, world = life.checker, life.world
-        checker.attach(self.engine)
+        checker.attach(self.engine, lambda: self.pods.behind + self.quotas.behind)
         self.pods = Informer(world.pods, self.engine.pods, after=checker.saw_pod)
         self.nodes = Informer(world.nodes, self.engine.nodes, after=checker.saw_node)
         self.quotas = Informer(world.quotas, self.engine.quotas, after=checker.saw_quota)
@@ -144,9 +145,9 @@ class Life:
         self.kube.on_chosen = self.checker.chose
         self.kube.on_success = self.checker.succeeded
         self.machines: dict[str, Machine] = {}
-        kinds = profile.kinds or machines.KINDS
         for position in range(profile.nodes):
-            machine = machines.build(self.rng, f"n{position}", kinds[position % len(kinds)])
+            kind, agent = profile.kinds[position % len(profile.kinds)], self.rng.choice(profile.agents)
+            machine = machines.build(self.rng, f"n{position}", kind, agent)
             self.machines[machine.name] = machine
             self._show(machine)
         self.process: Process | None = Process(self)
@@ -536,7 +537,7 @@ class Life:
         machine = there
         change = self.rng.choice(("agent", "garbled", "dead"))
         if change == "agent":
-            machine.agent = self.rng.choice(("env", "cdi", None))
+            machine.agent = self.rng.choice(self.profile.agents)
             self.checker.unsettled[machine.name] = self.time()
         elif change == "garbled":
             machine.garbled = True

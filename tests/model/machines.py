@@ -29,6 +29,7 @@ GARBLED = "[{"
 """a registration that nobody can read"""
 
 KINDS = ("gpu", "gpu and mlu", "mig", "xpu", "gpu", "mlu")
+AGENTS = ("env", "env", "cdi", None)
 
 
 @dataclass
@@ -76,8 +77,8 @@ class Machine:
         return XPU_HANDSHAKE if self.kind == "xpu" else HANDSHAKE
 
 
-def build(rng: random.Random, name: str, kind: str) -> Machine:
-    machine = Machine(name, kind, rng.choice(("env", "env", "cdi", None)), rng.random() < 0.4)
+def build(rng: random.Random, name: str, kind: str, agent: str | None) -> Machine:
+    machine = Machine(name, kind, agent, rng.random() < 0.4)
     count = rng.randint(1, 3)
     for position in range(0 if kind == "mlu" else count):
         machine.cards.append(_card(rng, kind, name, position))

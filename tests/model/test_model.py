@@ -15,7 +15,29 @@ SEED = int(os.environ.get("MODEL_SEED", "1"))
 LIFE = 2000
 """steps"""
 
-PROFILES = {"usual": Profile()}
+PROFILES = {
+    "usual": Profile(),
+    "faults": Profile(faults=0.4, weights={"give_up_bind": 3.0}),
+    "restarts": Profile(faults=0.2, weights={"restart": 2.0, "deliver_quotas": 4.0, "list_again": 2.0}),
+    "locks": Profile(
+        faults=0.2,
+        nodes=3,
+        kinds=("gpu", "gpu and mlu", "xpu"),
+        agents=(None, None, "cdi"),
+        weights={"end_handover": 16.0, "change_plugin": 0.1, "pass_time": 14.0},
+    ),
+    "mig": Profile(
+        nodes=3,
+        kinds=("mig", "mig", "gpu"),
+        recipes=("small", "medium", "memory only!", "mig small", "mig large", "mig several", "two cards", "init"),
+        weights={"end_init": 4.0, "change_card": 2.0},
+    ),
+    "lag": Profile(
+        nodes=2,
+        kinds=("gpu",),
+        weights={"deliver_pods": 5.0, "deliver_nodes": 2.0, "deliver_to_kube": 8.0, "delete_pod": 8.0, "end_pod": 4.0},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -11,6 +11,7 @@ from functools import wraps
 from typing import ParamSpec
 
 import looptime
+import uvloop
 
 P = ParamSpec("P")
 
@@ -21,6 +22,11 @@ HANGS_AFTER_FAKE_SECONDS = 30 * 86400.0
 def in_real_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
     """For tests that talk to another process; such a test waits for what happens, never for a time."""
     return _running(test, asyncio.new_event_loop, HANGS_AFTER_SECONDS)
+
+
+def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """In real time, on the loop that the services run on: where TLS and sockets matter, loops differ."""
+    return _running(test, uvloop.new_event_loop, HANGS_AFTER_SECONDS)
 
 
 def in_fake_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:

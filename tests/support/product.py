@@ -108,6 +108,10 @@ class Product:
         self.others.append(replica)
         return replica
 
+    def time_passes(self) -> None:
+        """The scheduler looks at what only time changes, as it does every 15 seconds."""
+        self.service.engine.tick()
+
     # -- waiting
 
     async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = WAIT_S) -> None:
@@ -208,7 +212,9 @@ class Product:
         await self.plane.client.create(MUTATING_WEBHOOKS.path(), configuration)
 
 
-def gpu_pod(name: str, *, namespace: str = "default", annotations: dict[str, str] | None = None, **amounts: int) -> Json:
+def gpu_pod(
+    name: str, *, namespace: str = "default", annotations: dict[str, str] | None = None, **amounts: int
+) -> Json:
     """One container; `gpu`, `mem`, `percent` and `cores` of NVIDIA."""
     return pod(name, container("main", **amounts), namespace=namespace, annotations=annotations)
 

@@ -85,9 +85,9 @@ class Replica:
 
 
 def _cut_off(listener: Listener) -> None:
-    """aiohttp has no way to end a server without waiting for its handlers."""
+    """aiohttp has no way to end a server without waiting for its handlers, and takes 0 seconds for forever."""
     runner = listener._runner
-    runner._shutdown_timeout = 0.0
+    runner._shutdown_timeout = 0.001
     for connection in runner.server.connections if runner.server is not None else ():
         if connection.transport is not None:
             connection.transport.abort()

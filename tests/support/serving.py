@@ -7,6 +7,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tessera.scheduler.settings import Address, Listeners, Settings, TlsFiles
 
 Json = dict[str, Any]
 
+JSON = "application/json"
 LOOPBACK = Address("127.0.0.1", 0)
 EXTENDER_ONLY = Listeners(extender=LOOPBACK, webhook=None, metrics=LOOPBACK)
 WAIT_S = 10.0
@@ -113,12 +115,22 @@ class Caller:
     async def send(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         async with self._session.request(
-            method, path, data=data, headers={"Content-Type": "application/json"} if data else None
+            method,
+            path,
+            data=BytesIO(data) if data else None,
+            headers={"Content-Type": "application/json"} if data else None,
         ) as answer:
             return answer.status, await answer.text()
 
     async def get(self, path: str) -> tuple[int, str]:
         return await self.send("GET", path)
+
+    async def stream(self, path: str) -> AsyncIterator[bytes]:
+        """The pieces of an answer as they were sent."""
+        async with self._session.get(path) as answer:
+            assert answer.headers["Transfer-Encoding"] == "chunked"
+            async for piece, _ in answer.content.iter_chunks():
+                yield piece
 
     async def filter(self, pod: Json, nodes: Sequence[str]) -> Json:
         return await self.post("/filter", {"Pod": pod, "NodeNames": list(nodes)})

@@ -5,7 +5,7 @@
       -> turn, node lock                         only where the plugin needs them
       -> Binding with all annotations, uid as precondition
     written                                      done
-    no answer                                    looked up before anything else is decided
+    no answer                                    looked up before anything else is decided; held while it may yet land
     refused for now (429, 5xx)                   tried again, a few times; then back to a reservation
     gone, re-created, bound elsewhere (404, 409) released
 
@@ -50,6 +50,8 @@ NOT_FOUND = 404
 TOO_MANY = 429
 PASSING = frozenset({TOO_MANY, 500, 502, 503, 504})
 """answers after which the same write may succeed"""
+LANDED = 65.0
+"""seconds: an apiserver gives a request up after 60, so that an unanswered write has its effect by then or never"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class Binder:
         self._time = time
         self._on_bind = on_bind
         self._under_way: set[str] = set()
+        self._unseen: dict[str, tuple[BindingArgs, float]] = {}
+        """by uid: what was written, or may have been, and not shown by the informer since; with the time of the write"""
 
     @property
     def running(self) -> int:
@@ -148,7 +152,8 @@ class Binder:
             elif self._ledger.pod(uid) is not entry:
                 outcome = Outcome(Fate.LOST, f"pod {args.pod_namespace}/{args.pod_name} was deleted or bound meanwhile")
             elif not self._still_there(placement):
-                outcome = Outcome(Fate.LOST, f"node {args.node} lost its devices")
+                fate = Fate.UNKNOWN if uid in self._decisions.uncertain else Fate.LOST
+                outcome = Outcome(fate, f"node {args.node} lost its devices")
             else:
                 annotations = self._annotations(prepared.request, placement)
                 writing = True
@@ -156,6 +161,8 @@ class Binder:
         except KubeError as error:
             outcome = Outcome(Fate.UNBOUND, str(error))
         except BaseException:
+            if writing:
+                self._unseen[uid] = args, self._time()
             await self._settle(args, Outcome(Fate.UNKNOWN if writing else Fate.UNBOUND))
             raise
         await self._settle(args, outcome)
@@ -222,8 +229,19 @@ class Binder:
     # -- the write
 
     async def _write(self, args: BindingArgs, annotations: dict[str, str], labels: dict[str, str]) -> Outcome:
+        outcome = await self._try_to_write(args, annotations, labels)
+        if outcome.fate is not Fate.UNBOUND or args.pod_uid not in self._unseen:
+            return outcome
+        _, since = self._unseen[args.pod_uid]
+        if self._time() < since + LANDED:
+            # It is not bound, but it may be in a moment: the cards of a write that can still land are not free.
+            return Outcome(Fate.UNKNOWN, outcome.error)
+        self._decisions.uncertain.discard(args.pod_uid)
+        return outcome
+
+    async def _try_to_write(self, args: BindingArgs, annotations: dict[str, str], labels: dict[str, str]) -> Outcome:
         last = ""
-        maybe_done = False
+        look_up = False
         asked_to_wait = 0.0
         for attempt in range(ATTEMPTS):
             if attempt:
@@ -241,17 +259,20 @@ class Binder:
                 last = str(error)
                 if error.status not in PASSING:
                     return await self._look_up(args, last)
-                maybe_done = maybe_done or error.status != TOO_MANY
+                if error.status != TOO_MANY:
+                    look_up = True
+                    self._unseen[args.pod_uid] = args, self._time()
                 asked_to_wait = min(error.retry_after or 0.0, LONGEST_PAUSE)
             except Unreachable as error:
                 last = str(error)
                 if error.maybe_done:
+                    self._unseen[args.pod_uid] = args, self._time()
                     found = await self._look_up(args, last)
                     if found.fate is not Fate.UNBOUND:
                         return found
             else:
                 return Outcome(Fate.BOUND)
-        return await self._look_up(args, last) if maybe_done else Outcome(Fate.UNBOUND, last)
+        return await self._look_up(args, last) if look_up else Outcome(Fate.UNBOUND, last)
 
     async def _look_up(self, args: BindingArgs, error: str) -> Outcome:
         """What the API shows after a write whose effect is not known."""
@@ -264,7 +285,6 @@ class Binder:
                 if isinstance(problem, ApiError) and problem.status == NOT_FOUND:
                     return Outcome(Fate.LOST, error)
             else:
-                self._decisions.uncertain.discard(args.pod_uid)
                 return _fate(pod, args, error)
         return Outcome(Fate.UNKNOWN, error)
 
@@ -276,6 +296,7 @@ class Binder:
         match outcome.fate:
             case Fate.BOUND:
                 self._decisions.settled(uid)
+                self._unseen[uid] = args, self._time()
             case Fate.LOST:
                 self._decisions.forget(uid)
                 await self._turns.give_back(args)
@@ -286,6 +307,39 @@ class Binder:
                 # Unknown is never free: held like a reservation until the watch shows what happened.
                 if self._ledger.unbind(uid, deadline=self._time() + self._reservation_seconds):
                     self._decisions.uncertain.add(uid)
+
+    async def look_after(self) -> None:
+        """Look up what the informer should have shown by now, at every tick.
+
+        A pod that came and went between two lists is never shown; nobody else would free what it was given.
+        """
+        for uid, (args, since) in list(self._unseen.items()):
+            entry = self._ledger.pod(uid)
+            if entry is None or entry.observed:
+                self._unseen.pop(uid, None)
+            elif self._time() >= since + LANDED and uid not in self._under_way:
+                outcome = await self._glance(args)
+                if self._ledger.pod(uid) is entry and not entry.observed and uid not in self._under_way:
+                    await self._conclude(args, outcome)
+
+    async def _glance(self, args: BindingArgs) -> Outcome:
+        try:
+            return _fate(await self._cluster.get_pod(args.pod_namespace, args.pod_name), args, "")
+        except KubeError as problem:
+            gone = isinstance(problem, ApiError) and problem.status == NOT_FOUND
+            return Outcome(Fate.LOST if gone else Fate.UNKNOWN)
+
+    async def _conclude(self, args: BindingArgs, outcome: Outcome) -> None:
+        uid = args.pod_uid
+        match outcome.fate:
+            case Fate.BOUND:
+                self._ledger.bind(uid)
+                await self._settle(args, outcome)
+            case Fate.UNBOUND | Fate.LOST:
+                del self._unseen[uid]
+                await self._settle(args, Outcome(Fate.LOST))
+            case Fate.UNKNOWN:
+                pass
 
 
 def _fate(pod: Pod, args: BindingArgs, error: str) -> Outcome:

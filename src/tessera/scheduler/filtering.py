@@ -64,6 +64,7 @@ class Filter:
         defaults: PolicyDefaults,
         reservation_seconds: float,
         time: Callable[[], float],
+        on_room: Callable[[], None] = lambda: None,
         on_decision: Callable[[FilterEvent], None] = lambda _event: None,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
     ) -> None:
@@ -74,6 +75,7 @@ class Filter:
         self._defaults = defaults
         self._reservation_seconds = reservation_seconds
         self._time = time
+        self._on_room = on_room
         self._on_decision = on_decision
         self._on_refusal = on_refusal
         self._candidates: OrderedDict[bytes, Candidates] = OrderedDict()
@@ -154,7 +156,8 @@ class Filter:
     def forget(self, uid: str) -> None:
         """Drop the pod's older reservation, if it has one."""
         self.settled(uid)
-        self._ledger.give_up(uid)
+        if self._ledger.give_up(uid):
+            self._on_room()
 
     def settled(self, uid: str) -> None:
         """The pod is bound or gone: no bind will ask for what was prepared."""

@@ -89,14 +89,18 @@ class Handover:
     def waiting(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())
 
-    async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float) -> bool:
+    async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float, at_once: bool = False) -> bool:
         """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
 
         A pod has one turn: asked for on the same node again it still has it, on another node the old one ends.
+        `at_once` is for pods that those before them wait for.
         """
         if self._nodes.get(uid) == node:
             return True
         self.over(uid)
+        if at_once:
+            self._take(node, uid, shape)
+            return True
         queue = self._queues.setdefault(node, _Queue())
         waiter = _Waiter(uid, shape, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiter)

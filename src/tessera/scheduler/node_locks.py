@@ -1,6 +1,6 @@
 """The node-lock annotation, for nodes whose plugin finds its pod through it.
 
-    free, ours, expired, owner gone          take it (optimistic patch on the node's resourceVersion)
+    free, ours, expired, owner gone or done  take it (optimistic patch on the node's resourceVersion)
     another pod's                            wait until the node changes, the lock expires, or the time is over
 
 Only the owner releases, and only the very value it wrote. The plugin normally does it when the handover ends; this
@@ -26,6 +26,9 @@ CONFLICTS = 5
 """lost races for one lock before a bind gives up"""
 LOOK_AGAIN = 5.0
 """seconds after which a waiting bind looks at the node itself, in case the informer lags"""
+
+OVER = frozenset({"Running", "Succeeded", "Failed"})
+"""phases of a pod that waits for no Allocate any more; kubelet may refuse a pod before its plugin hears of it"""
 
 Owner = tuple[str, str]
 """namespace and name"""
@@ -56,12 +59,22 @@ class NodeLocks:
         self._expire_after = timedelta(seconds=expire_after)
         self._now = now
         self._changes: dict[str, asyncio.Event] = {}
+        self._owners: dict[str, Owner] = {}
 
     def seen(self, node: Node) -> None:
         """Wake binds that wait for this node's lock."""
+        owner = _owner(node)
+        if owner is None:
+            self._owners.pop(node.name, None)
+        else:
+            self._owners[node.name] = owner
         change = self._changes.pop(node.name, None)
         if change is not None:
             change.set()
+
+    def owner(self, node: str) -> Owner | None:
+        """The pod that has the node's lock, as far as is known here."""
+        return self._owners.get(node)
 
     async def acquire(self, node: str, key: str, owner: Owner, *, timeout: float) -> Held | NotHeld:
         """Take the lock `key` of a node for a pod."""
@@ -83,7 +96,7 @@ class NodeLocks:
                 return NotHeld(str(error))
             if text is not None and lock is not None and lock.owner == owner and not self._is_expired(lock):
                 return Held(node, key, text)
-            if lock is not None and not await self._is_forgotten(lock):
+            if lock is not None and not await self._is_forgotten(lock, node):
                 await self._until_changed(change, lock)
                 continue
             named = owner if key == NODE_LOCK else (None, None)
@@ -116,19 +129,19 @@ class NodeLocks:
             else:
                 return
 
-    async def _is_forgotten(self, lock: NodeLock) -> bool:
-        """Too old, or its pod is gone."""
+    async def _is_forgotten(self, lock: NodeLock, node: str) -> bool:
+        """Too old, or its pod is gone, elsewhere, or past all Allocates: the plugin has nothing to do under it."""
         if self._is_expired(lock):
             return True
         if lock.owner is None:
             return False
         try:
-            await self._cluster.get_pod(*lock.owner)
+            owner = await self._cluster.get_pod(*lock.owner)
         except ApiError as error:
             if error.status == 404:
                 return True
             raise
-        return False
+        return owner.status.phase in OVER or owner.spec.node_name not in ("", node)
 
     def _is_expired(self, lock: NodeLock) -> bool:
         return self._time() - lock.time > self._expire_after
@@ -143,6 +156,13 @@ class NodeLocks:
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._now(), UTC)
+
+
+def _owner(node: Node) -> Owner | None:
+    try:
+        return decode_node_lock(node.annotations[NODE_LOCK]).owner if NODE_LOCK in node.annotations else None
+    except WireError:
+        return None
 
 
 def _as_go(span: timedelta) -> str:

@@ -42,6 +42,8 @@ from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
+EVENTS_SHARE = 0.25
+"""of the grace period, kept for events after the last bind has ended"""
 LOOK_AT_FILES = 5.0
 """seconds between looks at the configuration files"""
 SYNC_POLL = 0.1
@@ -96,6 +98,8 @@ class Process:
         self.stopping = asyncio.Event()
         self._look = asyncio.Event()
         self._events_dropped = 0
+        self._findings: dict[str, frozenset[Finding]] = {}
+        """by node, what its last audit found"""
 
     async def run(self) -> int:
         """Until SIGTERM or SIGINT: 0; a fault of one part ends all: 1."""
@@ -131,6 +135,7 @@ class Process:
             await asyncio.gather(*work, stop, return_exceptions=True)
             raise
         code = 0 if stop in done else 1
+        deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
         log.info("stopping", binds=self.service.binder.running)
         await self.close_listeners()
         for task in (*work, stop):
@@ -138,14 +143,14 @@ class Process:
         for result in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a part of the service failed", exc_info=result)
-        left = await self.service.events.flush(self.settings.grace_seconds / 2)
+        left = await self.service.events.flush(deadline - asyncio.get_running_loop().time())
         log.info("stopped", events_lost=left)
         return code
 
     # -- listening
 
     async def _listen(self) -> None:
-        listeners, grace = self.settings.listeners, self.settings.grace_seconds
+        listeners, grace = self.settings.listeners, self.settings.grace_seconds * (1 - EVENTS_SHARE)
         routes = self._routes()
         decide, admit = extender_routes(routes), webhook_routes(routes)
         health, metrics = health_routes(routes), metrics_routes(routes)
@@ -198,6 +203,7 @@ class Process:
                 refused=len(service.waiting),
             )
         )
+        self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.leads)
         self.metrics.set_certificate_expiry(self._tls.expiry)
         dropped = service.events.dropped
@@ -208,8 +214,13 @@ class Process:
             yield piece
 
     def _audited(self, node: str, findings: list[Finding]) -> None:
+        known = self._findings.pop(node, frozenset())
         for finding in findings:
-            log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
+            # A small cluster is audited every second: what lasts is said once, and shown by the metrics.
+            if finding not in known:
+                log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
+        if findings:
+            self._findings[node] = frozenset(findings)
         self.metrics.audited([node], findings)
 
     # -- configuration
@@ -230,7 +241,7 @@ class Process:
                 self._tls.look()
 
     def _stamp(self) -> tuple[int, int, int]:
-        """Changes whenever the file does; a file that is gone for a moment is no news."""
+        """Changes whenever the file does, also when it goes."""
         try:
             found = os.stat(self.settings.device_config_file)
         except OSError:

@@ -83,13 +83,15 @@ class Turns:
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout
         shape = shape_of(placement, alone=self._alone(placement))
-        if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout):
+        owner = (args.pod_namespace, args.pod_name)
+        # A lock that an earlier process took for this pod: whoever has the turn now waits for this pod to be done.
+        locked = self._locks.owner(args.node) == owner
+        if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout, at_once=locked):
             return f"node {args.node} is still handing devices to another pod"
         held = self._locked.setdefault(args.pod_uid, [])
         for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
             if any((lock.node, lock.key) == (args.node, key) for lock in held):
                 continue
-            owner = (args.pod_namespace, args.pod_name)
             answer = await self._locks.acquire(args.node, key, owner, timeout=deadline - clock())
             if isinstance(answer, NotHeld):
                 return answer.text

@@ -72,6 +72,7 @@ class Engine:
             defaults=settings.policies,
             reservation_seconds=settings.reservation_seconds,
             time=time,
+            on_room=self._room.set,
             on_decision=on_decision,
             on_refusal=on_refusal,
         )
@@ -118,7 +119,7 @@ class Engine:
         return self.unsynced() or ("" if self._leads() else "this replica is not the leader")
 
     def tick(self) -> None:
-        """Look at what only time changes: handshakes, reservations, forgotten turns, pods that are gone."""
+        """Look at what only time changes: handshakes, reservations, forgotten turns, pods never seen."""
         if self._leads():
             self.nodes.tick()
         expired = self.filter.expire()
@@ -127,6 +128,7 @@ class Engine:
             self._room.set()
         self.turns.forget_old()
         self.waiting.forget_unseen(self.pods.shows)
+        self._spawn(self.binder.look_after())
 
     async def wake(self) -> None:
         """For ever: whenever there is more room, make kube-scheduler ask again for pods that fit now."""

@@ -1,0 +1,215 @@
+"""Finds or builds the programs of a real Kubernetes control plane, for the end-to-end tests.
+
+    python tools/kubernetes/build.py [NAME...]      make sure that they are there, and say where
+
+Looked for in KUBEBUILDER_ASSETS, on PATH and in the cache; built into the cache from the Go modules beside this file,
+once for each version. The three programs that speak to each other come from one place: their versions must agree.
+Nothing is installed, and nothing outside the cache (and Go's own) is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+TOLD_EVERY_S = 20.0
+"""between two words about a build that goes on"""
+ERROR_LINES = 15
+"""of what Go says, when it fails"""
+
+
+@dataclass(frozen=True)
+class Module:
+    """A Go module of tools: its folder here, and the module that gives the version."""
+
+    folder: str
+    requires: str
+
+    @property
+    def version(self) -> str:
+        text = (HERE / self.folder / "go.mod").read_text()
+        found = re.search(rf"^\s*(?:require )?{re.escape(self.requires)} (v\S+)", text, re.MULTILINE)
+        if found is None:
+            raise LookupError(f"{self.folder}/go.mod does not require {self.requires}")
+        return found[1]
+
+
+CONTROL_PLANE = Module("control-plane", "k8s.io/kubernetes")
+ETCD = Module("etcd", "go.etcd.io/etcd/server/v3")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program, and the Go package that it is built from."""
+
+    name: str
+    module: Module
+    package: str
+
+    def cached(self, environ: Mapping[str, str]) -> Path:
+        family = "etcd" if self.module is ETCD else "kubernetes"
+        return cache(environ) / family / self.module.version / self.name
+
+
+TOOLS = {
+    tool.name: tool
+    for tool in (
+        Tool("etcd", ETCD, "go.etcd.io/etcd/server/v3"),
+        Tool("kube-apiserver", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kube-apiserver"),
+        Tool("kube-controller-manager", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        Tool("kube-scheduler", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kube-scheduler"),
+        Tool("kubectl", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kubectl"),
+    )
+}
+TOGETHER = frozenset({"kube-apiserver", "kube-controller-manager", "kube-scheduler"})
+
+
+class Missing(Exception):
+    """Programs are not here and cannot be built; the text says what to do."""
+
+
+class BuildFailed(Exception):
+    """Go is here, but did not build a program; the text is what it said."""
+
+
+Tell = Callable[[str], None]
+
+
+def cache(environ: Mapping[str, str]) -> Path:
+    """Where the results stay."""
+    if environ.get("TESSERA_CACHE"):
+        return Path(environ["TESSERA_CACHE"])
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
+
+
+def find(names: Sequence[str] = tuple(TOOLS), environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """Those that are here already."""
+    places: list[Callable[[str], Path | None]] = [
+        lambda name: _in_folder(environ.get("KUBEBUILDER_ASSETS", ""), name),
+        lambda name: _on_path(environ.get("PATH", ""), name),
+        lambda name: _program(TOOLS[name].cached(environ)),
+    ]
+    found: dict[str, Path] = {}
+    together = [name for name in names if name in TOGETHER]
+    for place in places:
+        here = {name: path for name in names if (path := place(name)) is not None}
+        if not all(name in here for name in together):
+            here = {name: path for name, path in here.items() if name not in TOGETHER}
+        found = here | found
+    return found
+
+
+def ensure(names: Sequence[str] = tuple(TOOLS), *, tell: Tell, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """All of them, built where they are not here; raises Missing or BuildFailed."""
+    found = find(names, environ)
+    if all(name in found for name in names):
+        return found
+    if shutil.which("go", path=environ.get("PATH")) is None:
+        lacking = ", ".join(name for name in names if name not in found)
+        raise Missing(
+            f"{lacking}: not in KUBEBUILDER_ASSETS, on PATH or in {cache(environ)}, and there is no Go to build them; "
+            "install Go 1.26 or later, or name a folder that has them in KUBEBUILDER_ASSETS"
+        )
+    with _alone(cache(environ)):
+        # Whoever had the lock before may have built them.
+        found = find(names, environ)
+        for name in names:
+            if name not in found:
+                _build(TOOLS[name], tell=tell, environ=environ)
+    return find(names, environ)
+
+
+def _build(tool: Tool, *, tell: Tell, environ: Mapping[str, str]) -> None:
+    version, target = tool.module.version, tool.cached(environ)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    tell(f"{tool.name} {version}: building from its Go module, once (minutes where Go has not built any of it before)")
+    command = ["go", "build", "-v", "-buildvcs=false", "-trimpath", f"-ldflags={_stamps(version)}"]
+    started = told = time.monotonic()
+    last: deque[str] = deque(maxlen=ERROR_LINES)
+    packages = 0
+    try:
+        with subprocess.Popen(
+            [*command, "-o", str(partial), tool.package],
+            cwd=HERE / tool.module.folder,
+            env={**environ, "CGO_ENABLED": "0", "GOWORK": "off"},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as going:
+            assert going.stderr is not None
+            for line in going.stderr:
+                last.append(line.rstrip())
+                packages += 1
+                if time.monotonic() - told >= TOLD_EVERY_S:
+                    told = time.monotonic()
+                    tell(f"{tool.name} {version}: {packages} packages in {told - started:.0f} s, at {last[-1]}")
+        if going.returncode != 0:
+            raise BuildFailed(f"go build {tool.package} in {HERE / tool.module.folder} failed:\n" + "\n".join(last))
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    tell(f"{tool.name} {version}: {target}, {time.monotonic() - started:.0f} s")
+
+
+def _stamps(version: str) -> str:
+    """The programs tell each other their version, and v0.0.0 is one that nobody wants to speak to."""
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
+    packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+    return " ".join(["-s", "-w", *(f"-X {package}.{key}={text}" for package in packages for key, text in values.items())])
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One build at a time on this machine; it is memory that runs out first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _in_folder(folder: str, name: str) -> Path | None:
+    return _program(Path(folder) / name) if folder else None
+
+
+def _on_path(path: str, name: str) -> Path | None:
+    found = shutil.which(name, path=path) if path else None
+    return Path(found) if found else None
+
+
+def _program(path: Path) -> Path | None:
+    return path if path.is_file() and os.access(path, os.X_OK) else None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Finds or builds the programs of a Kubernetes control plane.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TOOLS)}; all where none is given")
+    names = parser.parse_args().names or list(TOOLS)
+    unknown = [name for name in names if name not in TOOLS]
+    if unknown:
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(TOOLS)}")
+    try:
+        found = ensure(names, tell=lambda text: print(text, flush=True))
+    except (Missing, BuildFailed) as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 1
+    for name in names:
+        print(f"{name:<24} {found[name]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
