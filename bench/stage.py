@@ -28,6 +28,8 @@ STOP_SECONDS = 5.0
 START_SECONDS = 120.0
 """far above any budget: whoever takes longer does not start at all"""
 POLL_SECONDS = 0.05
+POLL_TIMEOUT_SECONDS = 5.0
+"""the loop is busy with pages of pods, but never that long"""
 LOG_TAIL = 3_000
 """characters shown of a failed process"""
 
@@ -121,9 +123,9 @@ class Stage:
         progress("starting the scheduler")
         started = time.perf_counter()
         process, log = self._start("tessera", "scheduler", *arguments)
-        while not _is_ready(extender):
+        while missing := _missing(extender):
             if process.poll() is not None or time.perf_counter() - started > START_SECONDS:
-                raise Failure(f"the scheduler did not become ready:\n{_tail(log)}")
+                raise Failure(f"the scheduler did not become ready: {missing}\n{_tail(log)}")
             time.sleep(POLL_SECONDS)
         ready_s = round(time.perf_counter() - started, 2)
         return Service(process.pid, extender, webhook if certificates is not None else 0, ready_s)
@@ -174,13 +176,16 @@ def _late(_number: int, _frame: FrameType | None) -> None:
     raise Failure("the time limit is over")
 
 
-def _is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection(HOST, port, timeout=START_SECONDS)
+def _missing(port: int) -> str:
+    """What /readyz misses; empty = ready."""
+    connection = http.client.HTTPConnection(HOST, port, timeout=POLL_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
+        response = connection.getresponse()
+        said = response.read(LOG_TAIL).decode(errors="replace").strip()
+        return "" if response.status == 200 else said or f"status {response.status}"
+    except (OSError, http.client.HTTPException) as error:
+        return repr(error)
     finally:
         connection.close()
 

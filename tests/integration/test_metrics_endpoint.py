@@ -113,11 +113,11 @@ async def run_pods(cluster: Product) -> list[str]:
     """Two pods that run, one that is refused; the uuid of every pod's card."""
     plane = cluster.plane
     await plane.client.create(RESOURCE_QUOTAS.path("default"), QUOTA)
-    for name, amounts in {"a": {"mem": 3000, "cores": 30}, "b": {"mem": 1000, "cores": 10}}.items():
-        await plane.create_pod(gpu_pod(name, gpu=1, **amounts))
-        await plane.wait_for(lambda name=name: plane.phase("default", name) == "Running", what="the pod")
+    for pod in (gpu_pod("a", gpu=1, mem=3000, cores=30), gpu_pod("b", gpu=1, mem=1000, cores=10)):
+        await plane.create_pod(pod)
+        await cluster.running_pods(pod["metadata"]["name"])
     await plane.create_pod(gpu_pod("huge", gpu=1, mem=A100_MEMORY + 1))
-    await plane.wait_for(lambda: plane.events("default", "huge"), what="the refusal")
+    await cluster.refused("huge")
     nodes = (plane.nodes["n1"].containers[pod["metadata"]["uid"], "main"] for pod in plane.pods()[:2])
     return [seen.env["NVIDIA_VISIBLE_DEVICES"] for seen in nodes]
 
@@ -142,7 +142,10 @@ async def test_hamis_metrics_show_cards_and_slices_under_their_names(tmp_path: P
     slices = found.values("hami_vgpu_memory_allocated_bytes", "namespace", "pod", "container_index", "device_uuid")
     assert slices == {("default", "a", "0", first): 3000 * MIB, ("default", "b", "0", second): 1000 * MIB}
     assert found.values("hami_vgpu_core_allocated_ratio", "pod") == {"a": 30, "b": 10}
-    assert found.values("hami_resource_quota_used", "quota_name") == {"nvidia.com/gpumem": 4000, "nvidia.com/gpucores": 40}
+    assert found.values("hami_resource_quota_used", "quota_name") == {
+        "nvidia.com/gpumem": 4000,
+        "nvidia.com/gpucores": 40,
+    }
     assert found.values("hami_resource_quota_limit", "quota_name") == {"nvidia.com/gpumem": 500000}
     assert found.value("hami_build_info") == 1
     assert {name for name in found.names if name.startswith("hami_")} == HAMI - {"hami_node_gpu_mig_instance_info"}

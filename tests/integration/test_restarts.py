@@ -111,6 +111,25 @@ async def test_a_handover_goes_on_over_a_restart(tmp_path: Path) -> None:
         assert list(wrong_slices(cluster.plane)) == []
 
 
+async def test_a_pod_whose_lock_outlived_the_scheduler_is_not_kept_waiting_by_those_who_wait_for_that_lock(
+    tmp_path: Path,
+) -> None:
+    held = hold()
+    async with product([node(agent="hami")], tmp_path) as cluster:
+        cluster.plane.server.faults.next(held, method="POST", path=BINDING)
+        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
+        await held.reached.wait()
+        await cluster.kill_scheduler()
+        await cluster.start_scheduler()
+        urgent = gpu_pod("urgent", gpu=1, mem=200)
+        urgent["spec"]["priority"] = 1000
+        await cluster.plane.create_pod(urgent)
+        await cluster.until(lambda: cluster.service.handover.in_hand == 1, what="the urgent pod's turn")
+        await cluster.running_pods("p", "urgent")
+        await cluster.at_rest()
+        assert list(wrong_slices(cluster.plane)) == []
+
+
 async def test_pods_that_ended_or_went_while_the_scheduler_was_away_hold_nothing(tmp_path: Path) -> None:
     async with product([node("n1"), node("n2")], tmp_path) as cluster:
         plane = cluster.plane

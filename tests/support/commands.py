@@ -44,7 +44,7 @@ class Command:
     async def address(self, what: str) -> str:
         """Where it listens; all listeners are known once it is ready."""
         await self.said("ready")
-        return next(event["address"] for event in self.events if event.get("what") == what)
+        return str(next(event["address"] for event in self.events if event.get("what") == what))
 
     def send(self, number: int) -> None:
         self._process.send_signal(number)

@@ -111,7 +111,7 @@ class Binder:
         self._on_bind = on_bind
         self._under_way: set[str] = set()
         self._unseen: dict[str, tuple[BindingArgs, float]] = {}
-        """by uid: what was written, or may have been, and not shown by the informer since; with the time of the write"""
+        """by uid: what was written, or may have been, and not shown by the informer since; with the time of that"""
 
     @property
     def running(self) -> int:

@@ -22,6 +22,9 @@ MAX_BODY = 8 * 2**20
 KEEP_ALIVE = 100.0
 """seconds; above the 90 s after which Go's clients close idle connections, so that they do it, not we"""
 
+SHUTDOWN_WAITS = 2
+"""how often aiohttp gives running requests its timeout: to end, and once more after it has cut their bodies off"""
+
 BACKLOG = 1024
 """connections that may wait: kube-scheduler binds on many short-lived ones"""
 
@@ -134,7 +137,8 @@ class Listener:
         self._tls = tls
         app = web.Application(client_max_size=MAX_BODY)
         app.add_routes(routes)
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=grace)
+        wait = grace / SHUTDOWN_WAITS
+        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=wait)
 
     async def start(self) -> None:
         """Listen; the port is known afterwards where 0 was asked for."""

@@ -93,7 +93,11 @@ class ServingTls:
 
 def _serving_context(client_ca: str) -> ServingContext:
     try:
-        return ServingContext(client_ca=Path(client_ca).read_bytes() if client_ca else b"")
+        authority = Path(client_ca).read_bytes() if client_ca else b""
+        if client_ca and not authority:
+            # To go on would be to let nobody in and to say nothing about it.
+            raise TlsError(f"{client_ca}: there is no certificate in it")
+        return ServingContext(client_ca=authority)
     except OSError as error:
         raise TlsError(f"cannot read {error.filename}: {error.strerror}") from error
     except BadCertificate as error:

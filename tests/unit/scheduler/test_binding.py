@@ -418,6 +418,7 @@ def test_a_pod_of_unknown_end_that_is_asked_for_again_ends_on_the_same_cards(don
 async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() -> None:
     world = ready(agent("n1"), agent("n2"))
     await unknown(world, done=False)
+    await asyncio.sleep(binding.LANDED)
     world.api.script("bind", refused(403, "Forbidden"))
     assert await world.bound(POD) == "403 Forbidden: scripted"
     assert world.chosen(POD, ["n2"]) == "n2"

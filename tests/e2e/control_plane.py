@@ -1,0 +1,278 @@
+"""A real control plane on this machine: etcd, kube-apiserver with RBAC, kube-controller-manager.
+
+Everything listens on loopback ports of its own and keeps its files in one folder, so that several may run at once.
+kube-scheduler is not here: it belongs to the cluster of a test, with its extender.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trustme
+import yaml
+
+from tests.e2e.processes import NotStarted, Program, free_ports
+
+Json = dict[str, Any]
+
+READY_S = 60.0
+"""for a program of the control plane, on a machine that is busy"""
+ATTEMPTS = 3
+"""starts of the whole; another program may take a port just before ours does"""
+RBAC = Path(__file__).with_name("rbac.yaml")
+ACCOUNTS = "tessera-system"
+"""namespace of the scheduler's accounts in rbac.yaml"""
+
+USERS = {
+    "admin": ("admin", "system:masters"),
+    "controller-manager": ("system:kube-controller-manager", ""),
+    "kube-scheduler": ("system:kube-scheduler", ""),
+    "tenant": ("tenant", ""),
+}
+"""those with a static token: name and group"""
+
+AUDIT_POLICY = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived", "ResponseStarted"],
+    "rules": [{"level": "Metadata", "userGroups": [f"system:serviceaccounts:{ACCOUNTS}"]}, {"level": "None"}],
+}
+
+
+@dataclass(frozen=True)
+class Audited:
+    """A request of the scheduler, as the apiserver's audit log has it."""
+
+    verb: str
+    resource: str
+    """with its subresource: pods/binding"""
+    namespace: str
+    name: str
+    agent: str
+    status: int
+    allowed: bool
+
+    @property
+    def writes(self) -> bool:
+        return self.verb not in ("get", "list", "watch")
+
+
+class ControlPlane:
+    """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
+
+    def __init__(self, folder: Path, tools: Mapping[str, Path]) -> None:
+        """`folder` is empty and belongs to it; its logs are in `folder/logs`."""
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.authority = trustme.CA()
+        self._tools = tools
+        self._port = 0
+        self._programs: list[Program] = []
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """All of it serves when this returns."""
+        self.logs.mkdir()
+        for attempt in range(ATTEMPTS):
+            try:
+                self._start_once()
+                break
+            except NotStarted:
+                self.stop()
+                if attempt == ATTEMPTS - 1 or "address already in use" not in self._said():
+                    raise
+                shutil.rmtree(self.folder / "etcd")
+        self.kubectl("apply", "-f", str(RBAC))
+
+    def stop(self) -> None:
+        for program in reversed(self._programs):
+            program.stop()
+
+    # -- the apiserver's life
+
+    def kill_apiserver(self) -> None:
+        self._apiserver.kill()
+
+    def start_apiserver(self) -> None:
+        """With the same address and what it has stored."""
+        self._apiserver.start()
+
+    def wait_until_ready(self) -> None:
+        self._apiserver.ready(self._is_ready, within_s=READY_S)
+
+    # -- how to reach it
+
+    def kubeconfig(self, user: str = "admin") -> Path:
+        """Of one of `USERS`."""
+        return self._write_kubeconfig(user, f"{user}-secret")
+
+    def kubeconfig_of_account(self, name: str) -> Path:
+        """Of a ServiceAccount of rbac.yaml, with a token that the apiserver makes."""
+        token = self.kubectl("create", "token", name, f"--namespace={ACCOUNTS}", "--duration=2h").strip()
+        return self._write_kubeconfig(name, token)
+
+    def kubectl(self, *arguments: str, user: str = "admin") -> str:
+        """What one command prints; it must succeed."""
+        done = self.try_kubectl(*arguments, user=user)
+        assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
+        return done.stdout
+
+    def try_kubectl(self, *arguments: str, user: str = "admin") -> subprocess.CompletedProcess[str]:
+        command = [str(self._tools["kubectl"]), f"--kubeconfig={self.kubeconfig(user)}", *arguments]
+        environ = {"PATH": os.defpath, "HOME": str(self.folder)}
+        return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+    def program(self, name: str, tool: str, *arguments: str) -> Program:
+        """A further program of Kubernetes, not started."""
+        return Program(name, [str(self._tools[tool]), *arguments], folder=self.logs, environ=self._environ())
+
+    def audited(self) -> Iterator[Audited]:
+        """What the scheduler's accounts asked for so far, oldest first."""
+        path = self.folder / "audit.log"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            entry = json.loads(line)
+            about = entry.get("objectRef", {})
+            yield Audited(
+                verb=entry["verb"],
+                resource="/".join(filter(None, (about.get("resource", ""), about.get("subresource", "")))),
+                namespace=about.get("namespace", ""),
+                name=about.get("name", ""),
+                agent=entry.get("userAgent", ""),
+                status=entry.get("responseStatus", {}).get("code", 0),
+                allowed=entry.get("annotations", {}).get("authorization.k8s.io/decision") == "allow",
+            )
+
+    # -- making it
+
+    def _start_once(self) -> None:
+        self._port, client, peer = free_ports(3)
+        self._write_files()
+        etcd = f"http://127.0.0.1:{client}"
+        folder = self.folder
+        self._etcd = self._plain(
+            "etcd",
+            f"--data-dir={folder / 'etcd'}",
+            f"--listen-client-urls={etcd}",
+            f"--advertise-client-urls={etcd}",
+            f"--listen-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-advertise-peer-urls=http://127.0.0.1:{peer}",
+            f"--initial-cluster=default=http://127.0.0.1:{peer}",
+            # Nothing here needs to survive the machine.
+            "--unsafe-no-fsync",
+        )
+        self._apiserver = self._plain(
+            "kube-apiserver",
+            f"--etcd-servers={etcd}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={self._port}",
+            f"--tls-cert-file={folder / 'server.crt'}",
+            f"--tls-private-key-file={folder / 'server.key'}",
+            f"--cert-dir={folder}",
+            f"--token-auth-file={folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={folder / 'server.key'}",
+            f"--service-account-signing-key-file={folder / 'server.key'}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--audit-policy-file={folder / 'audit-policy.yaml'}",
+            f"--audit-log-path={folder / 'audit.log'}",
+            # A restart must not wait for watches to end by themselves.
+            "--shutdown-delay-duration=0s",
+        )
+        manager = self._plain(
+            "kube-controller-manager",
+            f"--kubeconfig={self.kubeconfig('controller-manager')}",
+            "--use-service-account-credentials=true",
+            f"--service-account-private-key-file={folder / 'server.key'}",
+            f"--root-ca-file={folder / 'ca.crt'}",
+            "--secure-port=0",
+            "--leader-elect=false",
+            # Simulated nodes report when something changes, and stay Ready.
+            "--node-monitor-grace-period=24h",
+            "--kube-api-qps=200",
+            "--kube-api-burst=400",
+        )
+        self._programs = [self._etcd, self._apiserver, manager]
+        # The apiserver waits for etcd by itself, and the controller manager for the apiserver.
+        for program in self._programs:
+            program.start()
+        self._apiserver.ready(self._is_ready, within_s=READY_S)
+        manager.ready(self._has_default_account, within_s=READY_S)
+
+    def _plain(self, tool: str, *arguments: str) -> Program:
+        return self.program(tool, tool, *arguments)
+
+    def _environ(self) -> dict[str, str]:
+        return {"PATH": os.defpath, "HOME": str(self.folder)}
+
+    def _write_files(self) -> None:
+        certificate = self.authority.issue_cert("127.0.0.1", "localhost")
+        tokens = [f'{user}-secret,{name},{name},"{group}"' for user, (name, group) in USERS.items()]
+        files = {
+            "ca.crt": self.authority.cert_pem.bytes(),
+            "server.crt": certificate.cert_chain_pems[0].bytes(),
+            "server.key": certificate.private_key_pem.bytes(),
+            "tokens.csv": "\n".join(tokens).encode(),
+            "audit-policy.yaml": yaml.safe_dump(AUDIT_POLICY).encode(),
+        }
+        for name, content in files.items():
+            (self.folder / name).write_bytes(content)
+
+    def _write_kubeconfig(self, name: str, token: str) -> Path:
+        cluster = {"server": self.url, "certificate-authority": str(self.folder / "ca.crt")}
+        document = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "e2e",
+            "contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": name}}],
+            "clusters": [{"name": "e2e", "cluster": cluster}],
+            "users": [{"name": name, "user": {"token": token}}],
+        }
+        path = self.folder / f"{name}.kubeconfig"
+        path.write_text(yaml.safe_dump(document))
+        path.chmod(0o600)
+        return path
+
+    def _is_ready(self) -> bool:
+        return self._status("/readyz") == 200
+
+    def _has_default_account(self) -> bool:
+        """The controller manager works: somebody made the account that every pod needs."""
+        return self._status("/api/v1/namespaces/default/serviceaccounts/default") == 200
+
+    def _status(self, path: str) -> int:
+        trust = ssl.create_default_context(cadata=self.authority.cert_pem.bytes().decode())
+        asking = http.client.HTTPSConnection("127.0.0.1", self._port, context=trust, timeout=5)
+        try:
+            asking.request("GET", path, headers={"Authorization": "Bearer admin-secret"})
+            return asking.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            asking.close()
+
+    def _said(self) -> str:
+        return "\n".join(program.words() for program in self._programs)
+
+
+def started(folder: Path, tools: Mapping[str, Path]) -> tuple[ControlPlane, float]:
+    """A control plane, and how many seconds it took."""
+    began = time.monotonic()
+    plane = ControlPlane(folder, tools)
+    plane.start()
+    return plane, time.monotonic() - began

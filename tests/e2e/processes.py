@@ -1,0 +1,124 @@
+"""Programs that a test starts: each with a log of its own, ended by its pid, and never left behind.
+
+Start them from the main thread: the kernel ends them together with the thread that started them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+END_S = 20.0
+"""for an orderly end, before it is killed"""
+LOOK_S = 0.02
+"""between two looks at what tells nobody when it changes"""
+PORTS = range(20_000, 32_000)
+"""below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
+LOG_LINES = 20
+"""of a program that did not start, in the message"""
+
+PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback interface that nobody has at this moment."""
+    chosen: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        chosen.append(port)
+        if len(chosen) == count:
+            return chosen
+    raise OSError("there is no free port")
+
+
+class NotStarted(AssertionError):
+    """A program ended, or did nothing, instead of becoming ready."""
+
+
+class Program:
+    """One program, which may be started again after its end. Its log goes on then."""
+
+    def __init__(self, name: str, command: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.log"
+        self._command = list(command)
+        self._environ = dict(environ)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        assert not self.is_running, f"{self.name} runs already"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                preexec_fn=_ends_with_its_parent,
+            )
+
+    def send(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> int:
+        """In order; the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Without a chance to do anything more."""
+        self._end(signal.SIGKILL)
+
+    def words(self) -> str:
+        """The end of its log."""
+        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
+        return "\n".join(lines[-LOG_LINES:])
+
+    def ready(self, is_ready: Callable[[], bool], *, within_s: float) -> None:
+        """Wait until it is; a program that ends meanwhile never will be."""
+        deadline = time.monotonic() + within_s
+        while not is_ready():
+            if not self.is_running:
+                raise NotStarted(f"{self.name} ended:\n{self.words()}")
+            if time.monotonic() > deadline:
+                raise NotStarted(f"{self.name} is not ready after {within_s:g} s:\n{self.words()}")
+            time.sleep(LOOK_S)
+
+    def _end(self, number: int) -> int:
+        if self._process is None:
+            return 0
+        process, self._process = self._process, None
+        if process.poll() is None:
+            process.send_signal(number)
+        try:
+            return process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+def _ends_with_its_parent() -> None:
+    """So that nothing stays behind where the tests themselves are killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
