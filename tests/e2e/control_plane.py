@@ -133,7 +133,9 @@ class ControlPlane:
     def try_kubectl(self, *arguments: str, user: str = "admin") -> subprocess.CompletedProcess[str]:
         command = [str(self._tools["kubectl"]), f"--kubeconfig={self.kubeconfig(user)}", *arguments]
         environ = {"PATH": os.defpath, "HOME": str(self.folder)}
-        return subprocess.run(command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
 
     def program(self, name: str, tool: str, *arguments: str) -> Program:
         """A further program of Kubernetes, not started."""

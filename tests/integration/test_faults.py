@@ -59,7 +59,7 @@ async def test_a_bind_survives_a_fault_of_its_write(
         assert list(wrong_slices(cluster.plane)) == []
 
 
-@pytest.mark.parametrize("status", [403, 409, 422])
+@pytest.mark.parametrize("status", [403, 409])
 async def test_a_refused_write_gives_the_pod_back_to_kube_scheduler_and_keeps_its_place(
     tmp_path: Path, status: int
 ) -> None:
@@ -149,7 +149,8 @@ async def test_a_pod_that_somebody_else_bound_meanwhile_counts_where_it_is(tmp_p
         async with cluster.extender() as extender:
             (chosen,) = (await extender.filter(asking, ["n1", "n2"])).nodes
             other = "n1" if chosen == "n2" else "n2"
-            card = cluster.plane.nodes[other].cards[0].uuid
+            # Nobody plays its kubelet: the other scheduler's pod is none of this agent's business.
+            card = (await cluster.plane.fleet.remove(other)).cards[0].uuid
             await cluster.plane.client.bind(
                 "default",
                 "p",
@@ -159,7 +160,6 @@ async def test_a_pod_that_somebody_else_bound_meanwhile_counts_where_it_is(tmp_p
             )
             with pytest.raises(ExtenderError, match=f"bound to {other}"):
                 await extender.bind(asking, chosen)
-        await cluster.running_pods("p")
         await cluster.at_rest()
         assert [entry.facts.node for entry in cluster.ledger.pods()] == [other]
 

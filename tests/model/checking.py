@@ -132,7 +132,8 @@ class Checker:
 
     def ticked(self) -> None:
         for node in self.shown.raw_nodes.values():
-            self._read(node)
+            if any("Requesting" in node.annotations.get(key, "") for key in (HANDSHAKE, XPU_HANDSHAKE)):
+                self._read(node)
 
     def _read(self, node: Node) -> None:
         assert self._engine is not None
@@ -387,7 +388,9 @@ class Checker:
         assert left == [], f"reservations left behind: {left}"
         left = [*engine.filter.prepared, *engine.filter.uncertain]
         assert left == [], f"prepared for nothing: {left}"
-        assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0), "turns"
+        left = [uid for name in self._agents for uid in engine.handover.holders(name)]
+        assert left == [], f"turns left behind: {left}"
+        assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0)
         assert engine.turns._locked == {}, f"locks left behind: {engine.turns._locked}"
         pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
         left = [uid for uid in engine.waiting._pods if uid not in pending]

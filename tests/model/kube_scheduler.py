@@ -50,7 +50,13 @@ class KubeScheduler:
         """by uid, in the order of arrival"""
         self.tasks: dict[asyncio.Task[None], str] = {}
         """binds that have not ended, with their pods' uids"""
+        self.sent: set[asyncio.Task[None]] = set()
+        """those of them that wait for the scheduler"""
+        self.engine: Engine | None = None
+        """the scheduler, while it runs"""
         self._bound: set[str] = set()
+        self.slow_binds = 0.1
+        """share of pods that other plugins (volumes, permits) hold up between filter and bind"""
         self.flushes = True
         """whether refused pods wake by themselves in the end"""
         self.on_chosen: Callable[[Pod, str], None] = lambda _pod, _node: None
@@ -115,15 +121,16 @@ class KubeScheduler:
                 self._put(queued, "active")
         return [queued for queued in self.queue.values() if queued.place == "active"]
 
-    def schedule(self, engine: Engine, queued: Queued) -> str:
+    def schedule(self, queued: Queued) -> str:
         """Filter one pod and start its bind."""
         names = sorted(name for name in self.nodes.seen if queued.allowed is None or name in queued.allowed)
         queued.attempts += 1
         if not names:
             self._put(queued, "asleep")
             return "no candidates"
-        missing = engine.missing()
-        if missing:
+        engine = self.engine
+        missing = engine.missing() if engine is not None else "connection refused"
+        if engine is None or missing:
             self._put(queued, "backoff")
             return missing
         answer = msgspec.json.decode(engine.filter.answer(_json.encode({"Pod": queued.pod, "NodeNames": names})))
@@ -140,15 +147,22 @@ class KubeScheduler:
         node = chosen[0] if len(chosen) == 1 else self._rng.choice(chosen)
         self.on_chosen(queued.pod, node)
         self._put(queued, "binding")
-        self._bind(engine, queued, node)
+        self._bind(queued, node)
         return node
 
-    def _bind(self, engine: Engine, queued: Queued, node: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._await_bind(engine, queued, node))
+    def _bind(self, queued: Queued, node: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._await_bind(queued, node))
         self.tasks[task] = queued.pod.metadata.uid
         task.add_done_callback(lambda done: self._finished(queued, done))
 
-    async def _await_bind(self, engine: Engine, queued: Queued, node: str) -> None:
+    async def _await_bind(self, queued: Queued, node: str) -> None:
+        if self._rng.random() < self.slow_binds:
+            await asyncio.sleep(self._rng.choice((0.5, 5.0, 400.0)))
+        engine, task = self.engine, asyncio.current_task()
+        if engine is None or engine.missing() or task is None:
+            self._put(queued, "backoff")
+            return
+        self.sent.add(task)
         metadata = queued.pod.metadata
         body = {"PodName": metadata.name, "PodNamespace": metadata.namespace, "PodUID": metadata.uid, "Node": node}
         error = msgspec.json.decode(await engine.binder.answer(_json.encode(body)))["Error"]
@@ -159,10 +173,17 @@ class KubeScheduler:
 
     def _finished(self, queued: Queued, task: asyncio.Task[None]) -> None:
         del self.tasks[task]
+        self.sent.discard(task)
         if task.cancelled():
             self._put(queued, "backoff")
         else:
             task.result()
+
+    def crash(self) -> None:
+        """The scheduler is gone, and with it every connection."""
+        self.engine = None
+        for task in list(self.sent):
+            task.cancel()
 
     def give_up(self, task: asyncio.Task[None], *, cancel: bool) -> None:
         """kube-scheduler's own timeout: the request is cut off, or goes on unheard."""

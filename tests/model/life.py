@@ -36,8 +36,10 @@ FULL_EVERY = 64
 """steps between looks at the whole ledger; what a step touched is checked after every step"""
 REST_EVERY = 500
 """steps"""
-REST_SECONDS = 900.0
-"""longer than reservations, locks and turns last"""
+QUIET_SECONDS = 400.0
+"""longer than reservations, locks and turns last: at rest nothing has happened for so long"""
+REST_SECONDS = 20000.0
+"""in which rest must have come"""
 PODS = 36
 NAMES = 24
 """of pods in a namespace: few, so that names come again"""
@@ -94,6 +96,7 @@ class Process:
         self.tasks: set[asyncio.Task[None]] = set()
         settings = Settings()
         self.engine = Engine(settings, life.world, now=life.now, zone=UTC, spawn=self.spawn)
+        life.kube.engine = self.engine
         checker, world = life.checker, life.world
         checker.attach(self.engine, lambda: self.pods.behind + self.quotas.behind)
         self.pods = Informer(world.pods, self.engine.pods, after=checker.saw_pod)
@@ -198,23 +201,22 @@ class Life:
     async def rest(self) -> None:
         """Let everything come to its end, without any help for pods that sleep."""
         self.trace.append("rest")
-        rate, self.faults.rate = self.faults.rate, 0.0
+        usual, self.faults.rate, self.kube.slow_binds = (self.faults.rate, self.kube.slow_binds), 0.0, 0.0
         self.kube.flushes = False
         if self.process is None:
             self._start()
         for machine in self.machines.values():
             self._report_of(machine)
-        until = self.time() + REST_SECONDS
-        quiet = 0
-        while self.time() < until or quiet < 3:
-            busy = self._settle()
-            quiet = 0 if busy else quiet + 1
-            await asyncio.sleep(0.5 if busy else TICK)
+        started = busy = self.time()
+        while self.time() < busy + QUIET_SECONDS:
+            if self._settle():
+                busy = self.time()
+                assert busy < started + REST_SECONDS, "it never comes to rest"
+            await asyncio.sleep(0.5 if busy == self.time() else TICK)
             self._check()
-            assert self.time() < until + 20 * REST_SECONDS, "it never comes to rest"
         self.checker.rest(self._candidates)
         self.kube.flushes = True
-        self.faults.rate = rate
+        self.faults.rate, self.kube.slow_binds = usual
 
     def _settle(self) -> bool:
         """One round of everything that is due; whether anything was."""
@@ -232,7 +234,7 @@ class Life:
                 self._hand_over(key, failed=False)
                 busy = True
         for queued in self.kube.due():
-            self.trace.append(f"{queued.key}: {self.kube.schedule(self.process.engine, queued)}")
+            self.trace.append(f"{queued.key}: {self.kube.schedule(queued)}")
             busy = True
         return busy or any(queued.place == "backoff" for queued in self.kube.queue.values())
 
@@ -273,11 +275,10 @@ class Life:
 
     def _schedule(self) -> str | None:
         due = self.kube.due()
-        if not due or self.process is None:
+        if not due:
             return None
         queued = due[0] if self.rng.random() < 0.8 else self.rng.choice(due)
-        told = self.kube.schedule(self.process.engine, queued)
-        return f"{queued.key} {queued.pod.metadata.uid}: {told}"
+        return f"{queued.key} {queued.pod.metadata.uid}: {self.kube.schedule(queued)}"
 
     def _give_up_bind(self) -> str | None:
         if not self.kube.tasks:
@@ -306,8 +307,7 @@ class Life:
         self.process.stop()
         self.process = None
         self.checker.attach(None)
-        for task in list(self.kube.tasks):
-            task.cancel()
+        self.kube.crash()
         if self.rng.random() < 0.5:
             self._start()
         return "crash" if self.process is None else "crash and start"

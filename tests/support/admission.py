@@ -14,7 +14,7 @@ import msgspec
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.scheduler.admitting import AdmissionSettings, admit
 from tessera.vendors.base import Switches, Vendor
-from tessera.vendors.nvidia_section import CHART
+from tessera.vendors.nvidia.section import CHART
 from tessera.vendors.registry import build_vendors
 from tessera.wire.admission import Verdict
 from tests.support.json_patches import patched

@@ -24,6 +24,7 @@ class Command:
         self._process = process
         self._news = asyncio.Event()
         self._reading = asyncio.gather(self._read_events(), self._read_output())
+        self._reading.add_done_callback(lambda _reading: self._news.set())
         self.events: list[Json] = []
         self.words: list[str] = []
         """lines of stderr that are no events"""
@@ -69,7 +70,6 @@ class Command:
             except ValueError:
                 self.words.append(line.decode().rstrip("\n"))
             self._news.set()
-        self._news.set()
 
     async def _read_output(self) -> None:
         assert self._process.stdout is not None
@@ -82,7 +82,8 @@ async def scheduler(*arguments: str, **environ: str) -> AsyncIterator[Command]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tessera", "scheduler", *arguments),
-        env={"PATH": os.defpath, **environ},
+        # The same code as this process, wherever that comes from.
+        env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

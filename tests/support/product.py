@@ -144,15 +144,16 @@ class Product:
             what=f"the refusal of {name}",
         )
 
-    async def at_rest(self, *, without: Sequence[str] = ()) -> None:
+    async def at_rest(self, *, without: Sequence[str] = (), overcommitted: bool = False) -> None:
         """Wait until nothing is under way, and the ledger is what a replay of the API's objects gives.
 
-        `without` names nodes whose plugin is gone: they are in the API, but not in the ledger."""
+        `without` names nodes whose plugin is gone: they are in the API, but not in the ledger. `overcommitted` says
+        that a registration shrank below what was granted."""
         text = "?"
 
         def rests() -> bool:
             nonlocal text
-            text = unrest(self.plane, self.service, without=frozenset(without))
+            text = unrest(self.plane, self.service, without=frozenset(without), overcommitted=overcommitted)
             return not text
 
         try:
@@ -210,6 +211,11 @@ class Product:
             ],
         }
         await self.plane.client.create(MUTATING_WEBHOOKS.path(), configuration)
+
+    async def move_webhook(self) -> None:
+        """The Service in front of the webhook goes to the scheduler that is used now."""
+        await self.plane.client.delete(MUTATING_WEBHOOKS.path(name="tessera-webhook"))
+        await self.register_webhook()
 
 
 def gpu_pod(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from tessera.core.audit import audit
+from tessera.core.audit import BROKEN, audit
 from tessera.core.ledger import Ledger, replay
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.handing_over import ALLOCATED, slices_of
@@ -35,8 +35,10 @@ def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] =
     )
 
 
-def unrest(plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset()) -> str:
-    """What is still under way, or wrong; empty at rest."""
+def unrest(
+    plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset(), overcommitted: bool = False
+) -> str:
+    """What is still under way, or wrong; empty at rest. `overcommitted` is right where a registration shrank."""
     under_way = {
         "binds": service.binder.running,
         "reservations": len(service.filter.prepared) + sum(1 for entry in service.ledger.pods() if not entry.observed),
@@ -48,8 +50,11 @@ def unrest(plane: ControlPlane, service: Service, *, without: frozenset[str] = f
         if count:
             return f"{what}: {count}"
     findings = audit(service.ledger)
-    if findings:
-        return str(findings[0])
+    broken = [finding for finding in findings if finding.kind == BROKEN]
+    if broken or (findings and not overcommitted):
+        return str((broken or findings)[0])
+    if overcommitted and not findings:
+        return "nothing is overcommitted"
     return _difference(service.ledger.state(), replayed(plane, service, without=without).state())
 
 

@@ -111,7 +111,9 @@ def find(names: Sequence[str] = tuple(TOOLS), environ: Mapping[str, str] = os.en
     return found
 
 
-def ensure(names: Sequence[str] = tuple(TOOLS), *, tell: Tell, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+def ensure(
+    names: Sequence[str] = tuple(TOOLS), *, tell: Tell, environ: Mapping[str, str] = os.environ
+) -> dict[str, Path]:
     """All of them, built where they are not here; raises Missing or BuildFailed."""
     found = find(names, environ)
     if all(name in found for name in names):
@@ -169,7 +171,9 @@ def _stamps(version: str) -> str:
     major, minor, _ = version.removeprefix("v").split(".", 2)
     values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return " ".join(["-s", "-w", *(f"-X {package}.{key}={text}" for package in packages for key, text in values.items())])
+    return " ".join(
+        ["-s", "-w", *(f"-X {package}.{key}={text}" for package in packages for key, text in values.items())]
+    )
 
 
 @contextmanager

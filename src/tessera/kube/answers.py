@@ -30,6 +30,17 @@ class Listing(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class ListPage(Generic[T]):
+    """Some objects of a list."""
+
+    items: list[T]
+    resource_version: str
+    """of the whole list, so that a watch can follow the last page"""
+    afresh: bool
+    """the list begins with this page, whatever came before"""
+
+
+@dataclass(frozen=True, slots=True)
 class WatchEvent(Generic[T]):
     """One change."""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tessera import __version__
 from tessera.kube.access import Access
-from tessera.kube.answers import Decoders, Listing, OnUnreadable, Page, WatchEvent
+from tessera.kube.answers import Decoders, Listing, ListPage, OnUnreadable, Page, WatchEvent
 from tessera.kube.errors import ApiError
 from tessera.kube.limiter import Limiter
 from tessera.kube.resources import PODS
@@ -79,10 +79,36 @@ class KubeClient:
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
     ) -> Listing[T]:
-        """All objects, page by page. An object that does not fit `kind` goes to `on_unreadable`, where that is given,
-        and fails the list otherwise."""
-        selectors = _selectors(label_selector, field_selector)
+        """All objects at once. An object that does not fit `kind` goes to `on_unreadable`, where that is given, and
+        fails the list otherwise."""
         items: list[T] = []
+        version = ""
+        pages = self.pages(
+            path,
+            kind,
+            label_selector=label_selector,
+            field_selector=field_selector,
+            page_size=page_size,
+            on_unreadable=on_unreadable,
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                items = page.items if page.afresh else items + page.items
+                version = page.resource_version
+        return Listing(items, version)
+
+    async def pages(
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        label_selector: str = "",
+        field_selector: str = "",
+        page_size: int = PAGE_SIZE,
+        on_unreadable: OnUnreadable | None = None,
+    ) -> AsyncGenerator[ListPage[T], None]:
+        """All objects, one page in memory at a time. A page that is `afresh` voids the ones before it."""
+        selectors = _selectors(label_selector, field_selector)
         token = ""
         while True:
             query = {**selectors, "limit": str(page_size)} | ({"continue": token} if token else {})
@@ -93,11 +119,12 @@ class KubeClient:
                     raise
                 # The pages so far are of a version that is gone; a list in one piece cannot expire half-way.
                 whole = await self._page(path, kind, selectors, self._timeout * WHOLE_LIST_FACTOR, on_unreadable)
-                return Listing(whole.items or [], whole.metadata.resource_version)
-            items += page.items or ()
+                yield ListPage(whole.items or [], whole.metadata.resource_version, afresh=True)
+                return
+            yield ListPage(page.items or [], page.metadata.resource_version, afresh=not token)
             token = page.metadata.continue_ or ""
             if not token:
-                return Listing(items, page.metadata.resource_version)
+                return
 
     async def watch(
         self,

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
-from tessera.kube.answers import Listing, OnUnreadable, Unreadable, WatchEvent
+from tessera.kube.answers import ListPage, OnUnreadable, Unreadable, WatchEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, BadAnswer, KubeError
 
@@ -52,7 +52,7 @@ class Sink(Protocol[T_contra]):
 class Source(Protocol):
     """What a reflector needs of a client."""
 
-    async def list(
+    def pages(
         self,
         path: str,
         kind: type[T],
@@ -60,7 +60,7 @@ class Source(Protocol):
         label_selector: str = "",
         field_selector: str = "",
         on_unreadable: OnUnreadable | None = None,
-    ) -> Listing[T]: ...
+    ) -> AsyncGenerator[ListPage[T], None]: ...
 
     def watch(
         self,
@@ -174,7 +174,7 @@ class Reflector(Generic[T]):
             hidden.add(found.uid)
             self._report(UnreadableObject(found))
 
-        listing = await self._client.list(
+        pages = self._client.pages(
             self._path,
             self._kind,
             label_selector=self._labels,
@@ -182,14 +182,21 @@ class Reflector(Generic[T]):
             on_unreadable=set_aside,
         )
         seen: set[str] = set()
-        for index, obj in enumerate(listing.items, start=1):
-            seen.add(self._put(obj))
-            if index % PUTS_PER_TURN == 0:
-                await asyncio.sleep(0)
+        version = ""
+        async with aclosing(pages):
+            # Page by page into the sink: a large cluster is never in memory twice.
+            async for page in pages:
+                if page.afresh:
+                    seen.clear()
+                version = page.resource_version
+                for index, obj in enumerate(page.items, start=1):
+                    seen.add(self._put(obj))
+                    if index % PUTS_PER_TURN == 0:
+                        await asyncio.sleep(0)
         # Last, so that what exists is never unknown to the sink, not even between two turns of the loop.
         for key in [key for key, uid in self._known.items() if key not in seen and uid not in hidden]:
             self._drop(key)
-        self._version = listing.resource_version
+        self._version = version
         self._guarded("synced", "", self._sink.synced)
 
     async def _watch(self) -> bool:

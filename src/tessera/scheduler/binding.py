@@ -42,6 +42,7 @@ from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
 
+NOT_LEADING = "this replica is not the leader"
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """seconds; doubled each time, with jitter"""
@@ -98,6 +99,7 @@ class Binder:
         reservation_seconds: float,
         now: Callable[[], float],
         time: Callable[[], float],
+        leads: Callable[[], bool] = lambda: True,
         on_bind: Callable[[BindEvent], None] = lambda _event: None,
     ) -> None:
         self._ledger = ledger
@@ -108,6 +110,7 @@ class Binder:
         self._reservation_seconds = reservation_seconds
         self._now = now
         self._time = time
+        self._leads = leads
         self._on_bind = on_bind
         self._under_way: set[str] = set()
         self._unseen: dict[str, tuple[BindingArgs, float]] = {}
@@ -246,6 +249,10 @@ class Binder:
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(max(_pause(attempt), asked_to_wait))
+            if not self._leads():
+                # Another replica decides by now, and knows nothing of what was reserved here.
+                last = NOT_LEADING
+                break
             try:
                 await self._cluster.bind(
                     args.pod_namespace,

@@ -89,6 +89,11 @@ class Handover:
     def waiting(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())
 
+    def holders(self, node: str) -> set[str]:
+        """The uids whose turn it is on a node."""
+        queue = self._queues.get(node)
+        return set(queue.in_hand) if queue is not None else set()
+
     async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float, at_once: bool = False) -> bool:
         """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
 

@@ -55,6 +55,8 @@ class Turns:
         self._agents: dict[str, frozenset[str]] = {}
         self._locked: dict[str, list[Held]] = {}
         """by uid: locks taken here"""
+        self._locking: set[str] = set()
+        """uids that have their turn and wait for a lock"""
 
     def seen(self, node: Node) -> None:
         """A node as the informer shows it."""
@@ -84,18 +86,28 @@ class Turns:
         deadline = clock() + self._timeout
         shape = shape_of(placement, alone=self._alone(placement))
         owner = (args.pod_namespace, args.pod_name)
-        # A lock that an earlier process took for this pod: whoever has the turn now waits for this pod to be done.
-        locked = self._locks.owner(args.node) == owner
+        # A lock that an earlier process took for this pod: whoever has the turn only to wait for it waits for this pod.
+        locked = self._locks.owner(args.node) == owner and self._handover.holders(args.node) <= self._locking
         if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout, at_once=locked):
             return f"node {args.node} is still handing devices to another pod"
-        held = self._locked.setdefault(args.pod_uid, [])
-        for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
-            if any((lock.node, lock.key) == (args.node, key) for lock in held):
-                continue
-            answer = await self._locks.acquire(args.node, key, owner, timeout=deadline - clock())
-            if isinstance(answer, NotHeld):
-                return answer.text
-            held.append(answer)
+        self._locking.add(args.pod_uid)
+        try:
+            for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
+                problem = await self._lock(args, key, timeout=deadline - clock())
+                if problem is not None:
+                    return problem
+        finally:
+            self._locking.discard(args.pod_uid)
+        return None
+
+    async def _lock(self, args: BindingArgs, key: str, *, timeout: float) -> str | None:
+        if any((held.node, held.key) == (args.node, key) for held in self._locked.get(args.pod_uid, ())):
+            return None
+        answer = await self._locks.acquire(args.node, key, (args.pod_namespace, args.pod_name), timeout=timeout)
+        if isinstance(answer, NotHeld):
+            return answer.text
+        # Even if the pod is gone by now: then the bind finds out and gives the lock back.
+        self._locked.setdefault(args.pod_uid, []).append(answer)
         return None
 
     async def give_back(self, args: BindingArgs) -> None:

@@ -17,6 +17,8 @@ WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; whoever is bound next makes kube-scheduler ask for all the others"""
 LISTS_AT_ONCE = 8
 """lists of candidates tried for one shape at one change; pods of one shape differ in them by node selectors"""
+LOOKS_UNSEEN = 22
+"""looks, 15 s apart, at which a pod may be missing: longer than kube-scheduler lets a pod sleep that does exist"""
 
 
 @dataclass(slots=True)
@@ -27,8 +29,8 @@ class WaitingPod:
     candidates: Candidates
     refusal: Refused
     woken: bool = False
-    unseen: bool = False
-    """the API did not show it at the last look"""
+    unseen: int = 0
+    """looks in a row at which the API did not show it"""
 
 
 class Waiting:
@@ -55,7 +57,7 @@ class Waiting:
             pods[request.uid] = WaitingPod(request, candidates, refusal)
             self._pods[request.uid] = shape
             return True
-        known.candidates, known.refusal, known.woken, known.unseen = candidates, refusal, False, False
+        known.candidates, known.refusal, known.woken, known.unseen = candidates, refusal, False, 0
         return False
 
     def gone(self, uid: str) -> None:
@@ -77,18 +79,14 @@ class Waiting:
         return woken
 
     def forget_unseen(self, exists: Callable[[PodRequest], bool]) -> None:
-        """Drop pods that the API shows neither now nor did at the last look.
+        """Look for pods that the API does not show, and drop those that nobody has asked for in the meantime.
 
         kube-scheduler may ask for a pod whose end was seen here before: nothing would ever tell of it again.
         """
         for pod in [pod for pods in self._shapes.values() for pod in pods.values()]:
-            if exists(pod.request):
-                pod.unseen = False
-            elif pod.unseen:
+            pod.unseen = 0 if exists(pod.request) else pod.unseen + 1
+            if pod.unseen > LOOKS_UNSEEN:
                 self.gone(pod.request.uid)
-            else:
-                # kube-scheduler may also be ahead of the informer here: the pod has until the next look.
-                pod.unseen = True
 
     def not_woken(self, uid: str) -> None:
         """Telling kube-scheduler failed: the next change tries again."""

@@ -16,7 +16,7 @@ import structlog
 from tessera.core.ledger import Ledger
 from tessera.core.selection import Refused, Selector
 from tessera.kube.errors import ApiError, KubeError
-from tessera.scheduler.binding import Binder, BindEvent
+from tessera.scheduler.binding import NOT_LEADING, Binder, BindEvent
 from tessera.scheduler.cluster import Cluster
 from tessera.scheduler.filtering import Filter, FilterEvent
 from tessera.scheduler.handover import Handover
@@ -33,6 +33,8 @@ from tessera.wire.objects import Pod
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = 404
+WAKE_AGAIN = 1.0
+"""seconds after a pod could not be told that it fits"""
 
 
 class Engine:
@@ -85,6 +87,7 @@ class Engine:
             reservation_seconds=settings.reservation_seconds,
             now=now,
             time=time,
+            leads=leads,
             on_bind=on_bind,
         )
         self.pods = PodKeeper(
@@ -116,7 +119,7 @@ class Engine:
 
     def missing(self) -> str:
         """Why no decision can be made; empty = ready to decide."""
-        return self.unsynced() or ("" if self._leads() else "this replica is not the leader")
+        return self.unsynced() or ("" if self._leads() else NOT_LEADING)
 
     def tick(self) -> None:
         """Look at what only time changes: handshakes, reservations, forgotten turns, pods never seen."""
@@ -147,6 +150,8 @@ class Engine:
                         self.waiting.gone(pod.uid)
                         continue
                     self.waiting.not_woken(pod.uid)
+                    # Nothing else may ever happen: the room that is there must be enough to try again.
+                    asyncio.get_running_loop().call_later(WAKE_AGAIN, self._room.set)
                     log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
     def _stamp(self, node: str, annotations: Patch) -> None:

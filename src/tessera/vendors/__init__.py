@@ -1,1 +1,4 @@
-"""Vendors of accelerators: one file each behind the interface in `base`; all that is vendor-specific is here."""
+"""Vendors of accelerators: one file or folder a maker behind the interface in `base`, and nothing of a maker elsewhere.
+
+What several makers are built from is in `parts`.
+"""

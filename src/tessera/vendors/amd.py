@@ -13,12 +13,12 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 from tessera.core.rules import Ask
-from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
-from tessera.vendors.card_shares import request_of
-from tessera.vendors.choosing import first_fit, refuse_unpaid
-from tessera.vendors.counts import capacity_of
+from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.parts.capacity import capacity_of
+from tessera.vendors.parts.card_shares import request_of
+from tessera.vendors.parts.choosing import first_fit, refuse_unpaid
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import has_separator
@@ -26,13 +26,7 @@ from tessera.wire.pod_devices import has_separator
 PERCENTAGE = "must be an integer percentage between 1 and 100"
 
 
-class AmdSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
-    resource_core_name: str = ""
-
-
-CHART = AmdSection(
+CHART = SharedSection(
     resource_count_name="amd.com/gpu",
     resource_memory_name="amd.com/gpumem",
     resource_core_name="amd.com/gpucores",
@@ -52,14 +46,8 @@ class Amd(Vendor):
         lock=NODE_LOCK,
     )
 
-    def __init__(self, section: AmdSection) -> None:
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+    def __init__(self, section: SharedSection) -> None:
+        super().__init__(section.names())
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         if not super().mutate(container, pod):
@@ -94,7 +82,7 @@ class Amd(Vendor):
         if refusal is not None:
             return refusal
         grant = self.grant(card, ask)
-        return refuse_unpaid(ask.room, grant) or _refuse_capacity(card, grant) or grant
+        return refuse_unpaid(ask, card, grant) or _refuse_capacity(card, grant) or grant
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         device = card.device
@@ -118,25 +106,16 @@ def compute_units(total: int, percent: int) -> int:
 
 def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
     device = card.device
-    if card.free_memory < grant.memory:
-        return CardMisfit(
-            device.uuid,
-            Reason.CARD_INSUFFICIENT_MEMORY,
-            asked=grant.memory,
-            free=card.free_memory,
-            total=device.memory,
-        )
-    if card.free_cores < grant.cores:
-        return CardMisfit(
-            device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=grant.cores, free=card.free_cores, total=device.cores
-        )
+    short = generic.refuse_memory(card, grant.memory) or generic.refuse_cores(card, grant.cores)
+    if short is not None:
+        return short
     if card.used > 0 and grant.cores == device.cores:
         return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=grant.cores, total=device.cores)
     return None
 
 
-def build(section: AmdSection, switches: Switches) -> list[Vendor]:
+def build(section: SharedSection, switches: Switches) -> list[Vendor]:
     return [Amd(section)]
 
 
-FAMILY = Family(section="amd", schema=AmdSection, chart=CHART, build=build)
+FAMILY = Family(section="amd", schema=SharedSection, chart=CHART, build=build)

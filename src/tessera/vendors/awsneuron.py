@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tessera.core import generic
 from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.generic import Fitting, verdict
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Request
@@ -26,9 +27,9 @@ from tessera.vendors.base import (
     Switches,
     Vendor,
 )
-from tessera.vendors.choosing import Fitting, all_as, judge_all, pays_together, refuse_unpaid, refuse_used, verdict
-from tessera.vendors.counts import capacity_of, cards_by_capacity
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.parts.capacity import capacity_of, cards_by_capacity
+from tessera.vendors.parts.choosing import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
@@ -40,7 +41,6 @@ INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 INSTANCE_TYPE = "AWSNodeType"
 ALIGNED_SIZES = (1, 4, 8, 16)
 """numbers of neighbours that are linked outside Inferentia; their first index is a multiple of the number"""
-NANOSECONDS = 1_000_000_000
 IDS = "ids"
 RESOURCE = "resource"
 
@@ -80,8 +80,7 @@ class Neuron(Vendor):
     )
 
     def __init__(self, section: NeuronSection) -> None:
-        self.names = ResourceNames(count=section.resource_count_name, cores=section.resource_core_name)
-        self.quota_cores = self.names.cores
+        super().__init__(ResourceNames(count=section.resource_count_name, cores=section.resource_core_name))
 
     # -- admission and requests
 
@@ -184,7 +183,7 @@ class Neuron(Vendor):
                 total=card.device.cores.bit_count(),
             )
         grant = self._granted(card, ask, sum(1 << core for core in free[:cores]))
-        return refuse_unpaid(ask.room, grant) or grant
+        return refuse_unpaid(ask, card, grant) or grant
 
     def _neighbours(self, ask: Ask, devices: int) -> Grants | Misfit:
         fitting, refused = judge_all(ask, lambda card: self._judge_whole(card, ask))
@@ -219,7 +218,7 @@ class Neuron(Vendor):
         granted = [grant for container in bound.grants for grant in container]
         if granted:
             written["AWS_NEURON_IDS"] = ",".join(grant.custom[IDS] for grant in granted)
-            written["NEURON_ALLOC_TIME"] = str(round(bound.now * NANOSECONDS))
+            written["NEURON_ALLOC_TIME"] = bound.nanoseconds
             written["NEURON_ALLOCATED"] = "false"
             written["aws.amazon.com/predicate-node"] = bound.node
         for grant in granted:

@@ -21,6 +21,9 @@ from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft,
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 
+NANOSECONDS = 1_000_000_000
+"""in a second"""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Base of the config sections: a missing key has the field's default, camelCase on the wire."""
@@ -39,6 +42,26 @@ class ResourceNames:
     @property
     def all(self) -> tuple[str, ...]:
         return tuple(name for name in (self.count, self.memory, self.cores, *self.others) if name)
+
+
+NO_NAMES = ResourceNames()
+
+
+class SharedSection(Section, frozen=True, kw_only=True):
+    """The section of a vendor whose cards are shared by memory and cores: the names of the three resources."""
+
+    resource_count_name: str = ""
+    resource_memory_name: str = ""
+    resource_core_name: str = ""
+
+    def names(self, *others: str) -> ResourceNames:
+        """`others` are further names that the extender manages."""
+        return ResourceNames(
+            count=self.resource_count_name,
+            memory=self.resource_memory_name,
+            cores=self.resource_core_name,
+            others=others,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +106,23 @@ class Bound:
     devices: Mapping[str, Device]
     """this vendor's cards of the node by uuid"""
 
+    @property
+    def nanoseconds(self) -> str:
+        """`now` as several plugins read it: unix time in nanoseconds, decimal"""
+        return str(round(self.now * NANOSECONDS))
+
 
 class Vendor(Rules):
     """One backend. Subclasses fill in names and keys and override what differs."""
 
-    names: ResourceNames = ResourceNames()
+    names: ResourceNames
     keys: AnnotationKeys = AnnotationKeys()
+
+    def __init__(self, names: ResourceNames = NO_NAMES) -> None:
+        """Quotas limit memory and cores under the names by which pods ask for them."""
+        self.names = names
+        self.quota_memory = names.memory
+        self.quota_cores = names.cores
 
     # -- admission
 

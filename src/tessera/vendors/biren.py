@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
-from tessera.vendors.counted import Counted, CountedSection
+from tessera.vendors.parts.counted import Counted, CountedSection
 from tessera.wire.keys import NODE_LOCK
 
 

@@ -13,14 +13,13 @@ from tessera.vendors.base import (
     Bound,
     Family,
     NodeProblem,
-    ResourceNames,
-    Section,
+    SharedSection,
     Switches,
     Vendor,
 )
-from tessera.vendors.capacity import cards_from_capacity
-from tessera.vendors.card_shares import request_of
 from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.parts.capacity import cards_from_capacity
+from tessera.vendors.parts.card_shares import request_of
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 256
@@ -33,13 +32,7 @@ ASSIGNED = ("CAMBRICON_DSMLU_ASSIGNED", "CAMBRICON_DSMLU_ASSIGHED")
 """HAMi before v2.8 misspelt the key, and agents of that time wait for it: both are written"""
 
 
-class CambriconSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
-    resource_core_name: str = ""
-
-
-CHART = CambriconSection(
+CHART = SharedSection(
     resource_count_name="cambricon.com/vmlu",
     resource_memory_name="cambricon.com/mlu.smlu.vmemory",
     resource_core_name="cambricon.com/mlu.smlu.vcore",
@@ -58,14 +51,8 @@ class Cambricon(Vendor):
         lock="cambricon.com/dsmlu.lock",
     )
 
-    def __init__(self, section: CambriconSection) -> None:
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+    def __init__(self, section: SharedSection) -> None:
+        super().__init__(section.names())
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         return request_of(
@@ -79,10 +66,9 @@ class Cambricon(Vendor):
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         return cards_from_capacity(
             node,
+            self.names,
             vendor=self.key,
             stem="cambricon-mlu",
-            cores_name=self.names.cores,
-            memory_name=self.names.memory,
             cores_per_card=CORES_PER_CARD,
             mib_per_unit=MIB_PER_UNIT,
         )
@@ -96,8 +82,8 @@ class Cambricon(Vendor):
         return written
 
 
-def build(section: CambriconSection, switches: Switches) -> list[Vendor]:
+def build(section: SharedSection, switches: Switches) -> list[Vendor]:
     return [Cambricon(section)]
 
 
-FAMILY = Family(section="cambricon", schema=CambriconSection, chart=CHART, build=build)
+FAMILY = Family(section="cambricon", schema=SharedSection, chart=CHART, build=build)

@@ -11,18 +11,15 @@ from msgspec import Meta
 
 from tessera.core.devices import Device
 from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
-from tessera.vendors.card_shares import request_of
+from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, Resources
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.parts.card_shares import request_of
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 
 
-class HygonSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
-    resource_core_name: str = ""
+class HygonSection(SharedSection, frozen=True, kw_only=True):
     memory_factor: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
     """MiB per unit of memory that pods ask for; 0 means 1"""
 
@@ -51,13 +48,7 @@ class Hygon(Vendor):
     )
 
     def __init__(self, section: HygonSection) -> None:
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+        super().__init__(section.names())
         self.quota_factor = max(section.memory_factor, 1)
 
     def request(self, resources: Resources) -> Request | BadRequest | None:

@@ -13,31 +13,23 @@ from tessera.vendors.base import (
     Bound,
     Family,
     NodeProblem,
-    ResourceNames,
-    Section,
+    SharedSection,
     Switches,
     Vendor,
 )
-from tessera.vendors.capacity import cards_from_capacity
-from tessera.vendors.card_shares import request_of
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.parts.capacity import cards_from_capacity
+from tessera.vendors.parts.card_shares import request_of
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 256
 CORES_PER_CARD = 100
 CONTAINER_NAME_ENV = "SOL_CONTINER_NAME"
-NANOSECONDS = 1_000_000_000
 
 
-class OldIluvatarSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
-    resource_core_name: str = ""
-
-
-class IluvatarChip(OldIluvatarSection, frozen=True, kw_only=True):
+class IluvatarChip(SharedSection, frozen=True, kw_only=True):
     chip_name: str = ""
     common_word: str = ""
     """key of the vendor and part of its annotations; empty = the chip's name"""
@@ -62,14 +54,8 @@ class Iluvatar(Vendor):
     arrays_exact = True
     quota_factor = MIB_PER_UNIT
 
-    def __init__(self, section: OldIluvatarSection) -> None:
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+    def __init__(self, section: SharedSection) -> None:
+        super().__init__(section.names())
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         count = container.amount(self.names.count, limits_only=True)
@@ -124,10 +110,9 @@ class OldIluvatar(Iluvatar):
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         return cards_from_capacity(
             node,
+            self.names,
             vendor=self.key,
             stem="iluvatar",
-            cores_name=self.names.cores,
-            memory_name=self.names.memory,
             cores_per_card=CORES_PER_CARD,
             mib_per_unit=MIB_PER_UNIT,
         )
@@ -135,7 +120,7 @@ class OldIluvatar(Iluvatar):
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
         written["iluvatar.ai/gpu-assigned"] = "false"
-        written["iluvatar.ai/predicate-time"] = str(round(bound.now * NANOSECONDS))
+        written["iluvatar.ai/predicate-time"] = bound.nanoseconds
         for position, grants in enumerate(bound.grants):
             if grants:
                 indexes = ",".join(str(grant.index) for grant in grants)
@@ -147,11 +132,11 @@ def build_chips(section: tuple[IluvatarChip, ...], switches: Switches) -> list[V
     return [IluvatarChips(chip) for chip in section] if switches.iluvatar else []
 
 
-def build_old(section: OldIluvatarSection, switches: Switches) -> list[Vendor]:
+def build_old(section: SharedSection, switches: Switches) -> list[Vendor]:
     return [OldIluvatar(section)] if section.resource_count_name else []
 
 
 FAMILIES = (
     Family(section="iluvatars", schema=tuple[IluvatarChip, ...], chart=CHART, build=build_chips),
-    Family(section="iluvatar", schema=OldIluvatarSection, chart=OldIluvatarSection(), build=build_old),
+    Family(section="iluvatar", schema=SharedSection, chart=SharedSection(), build=build_old),
 )

@@ -16,14 +16,13 @@ from tessera.vendors.base import (
     Bound,
     Family,
     NodeProblem,
-    ResourceNames,
-    Section,
+    SharedSection,
     Switches,
     Vendor,
 )
-from tessera.vendors.capacity import cards_from_capacity
-from tessera.vendors.card_shares import WHOLE_MEMORY
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.parts.capacity import cards_from_capacity
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 512
@@ -32,17 +31,10 @@ UNITS_PER_CARD = 96
 SLICES = (2, 4, 8, 16, 32, 64, 96)
 """memory of a part of a card, in units"""
 
-NANOSECONDS = 1_000_000_000
 CARDS_ANNOTATION = "mthreads.com/request-gpu-num"
 
 
-class MThreadsSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
-    resource_core_name: str = ""
-
-
-CHART = MThreadsSection(
+CHART = SharedSection(
     resource_count_name="mthreads.com/vgpu",
     resource_memory_name="mthreads.com/sgpu-memory",
     resource_core_name="mthreads.com/sgpu-core",
@@ -58,14 +50,8 @@ class MThreads(Vendor):
         avoid_uuids=("mthreads.ai/nouse-gpuuuid",),
     )
 
-    def __init__(self, section: MThreadsSection) -> None:
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+    def __init__(self, section: SharedSection) -> None:
+        super().__init__(section.names())
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         # Any integer is read here, so that zero and less get the vendor's own sentence.
@@ -91,10 +77,8 @@ class MThreads(Vendor):
             container.set_both(self.names.memory, count * UNITS_PER_CARD)
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = resources.amount(self.names.count)
-        if count is None or count == 0:
-            return None
-        if isinstance(count, BadRequest):
+        count = cards_asked(resources, self.names.count)
+        if count is None or isinstance(count, BadRequest):
             return count
         units = resources.amount(self.names.memory, most=INT32_MAX // MIB_PER_UNIT, unit=f"units of {MIB_PER_UNIT} MiB")
         if isinstance(units, BadRequest):
@@ -114,10 +98,9 @@ class MThreads(Vendor):
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         return cards_from_capacity(
             node,
+            self.names,
             vendor=self.key,
             stem="mthreads",
-            cores_name=self.names.cores,
-            memory_name=self.names.memory,
             cores_per_card=CORES_PER_CARD,
             mib_per_unit=MIB_PER_UNIT,
         )
@@ -131,13 +114,13 @@ class MThreads(Vendor):
         for grants in bound.grants:
             if grants:
                 written["mthreads.com/gpu-index"] = ",".join(str(grant.index) for grant in grants)
-        written["mthreads.com/predicate-time"] = str(round(bound.now * NANOSECONDS))
+        written["mthreads.com/predicate-time"] = bound.nanoseconds
         written["mthreads.com/predicate-node"] = bound.node
         return written
 
 
-def build(section: MThreadsSection, switches: Switches) -> list[Vendor]:
+def build(section: SharedSection, switches: Switches) -> list[Vendor]:
     return [MThreads(section)]
 
 
-FAMILY = Family(section="mthreads", schema=MThreadsSection, chart=CHART, build=build)
+FAMILY = Family(section="mthreads", schema=SharedSection, chart=CHART, build=build)

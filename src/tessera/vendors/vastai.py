@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from tessera.core import generic
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device
+from tessera.core.generic import Fitting
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import PodRequest
 from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
-from tessera.vendors.choosing import Fitting, judge_all, verdict
-from tessera.vendors.counted import Counted, CountedSection
+from tessera.vendors.parts.choosing import judge_all
+from tessera.vendors.parts.counted import Counted, CountedSection
 from tessera.wire.keys import NODE_LOCK
 
 STRATEGY = "DeviceStrategy"
@@ -44,12 +46,7 @@ class Vastai(Counted):
         # Under the mutex policy a physical card is nobody else's as soon as one of its dies is in use.
         busy = {physical_card(card.device) for card in ask.cards if card.used > 0} if "mutex" in ask.words else set()
         fitting, refused = judge_all(ask, lambda card: self._judge_die(card, ask, busy))
-        count = ask.request.count
-        if len(fitting) < count:
-            return verdict(self, ask, refused, taken=len(fitting))
-        if count > 1:
-            fitting = _card_by_card(fitting)
-        return tuple(grant for _, grant in fitting[:count])
+        return generic.choose(self, ask, _card_by_card(fitting) if ask.request.count > 1 else fitting, refused)
 
     def _judge_die(self, card: Card, ask: Ask, busy: set[str]) -> Grant | CardMisfit:
         found = self.judge(card, ask)

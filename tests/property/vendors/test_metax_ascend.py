@@ -18,12 +18,12 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request
 from tessera.core.rules import Room
 from tessera.vendors.ascend import Ascend
-from tessera.vendors.ascend_templates import CHART
+from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft
 from tessera.vendors.metax import MetaxGpu
-from tessera.vendors.metax_sgpu import MetaxSgpu
-from tessera.vendors.metax_sharing import APP_CLASS, ONLINE, POLICIES, QOS
+from tessera.vendors.metax.sgpu import MetaxSgpu
+from tessera.vendors.metax.sharing import APP_CLASS, ONLINE, POLICIES, QOS
 
 SGPU = MetaxSgpu(ResourceNames(count="m/sgpu", memory="m/vmemory", cores="m/vcore"), topology_aware=True)
 CHIPS = [Ascend(chip, soft_split=True) for chip in CHART.configs]

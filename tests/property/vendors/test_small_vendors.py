@@ -20,9 +20,9 @@ from tessera.vendors.base import NodeProblem, Switches, Vendor
 from tessera.vendors.biren import FAMILY as BIREN
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.enflame import FAMILY as ENFLAME
-from tessera.vendors.enflame_drs import CAPACITY
-from tessera.vendors.kunlun import CHART as KUNLUN_CHART
+from tessera.vendors.enflame.drs import CAPACITY
 from tessera.vendors.kunlun import Kunlun, Vxpu
+from tessera.vendors.kunlun.section import CHART as KUNLUN_CHART
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node
 from tests.support.asking import World, devices, node, taken

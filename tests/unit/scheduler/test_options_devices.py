@@ -12,9 +12,9 @@ from tessera.scheduler.given import OptionsError
 from tessera.scheduler.legacy_flags import OVERRIDES, Value
 from tessera.scheduler.options import Flags, build_settings
 from tessera.scheduler.settings import Address, Leadership, Listeners, Settings, TlsFiles
-from tessera.vendors.ascend_templates import CHART as VNPUS
+from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor
-from tessera.vendors.nvidia_section import CHART as NVIDIA
+from tessera.vendors.nvidia.section import CHART as NVIDIA
 from tessera.vendors.registry import build_vendors
 
 COMMON = [

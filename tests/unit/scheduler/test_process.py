@@ -6,17 +6,21 @@ import asyncio
 import os
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trustme
 
+from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.events import ObjectRef
 from tessera.scheduler.process import Process, run
 from tessera.scheduler.settings import Address, Listeners, Settings
-from tests.support.logs import captured
+from tests.support.logs import Logs, captured
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.serving import EXTENDER_ONLY, LOOPBACK, until, write_authority, write_pair
 
@@ -31,21 +35,42 @@ current-context: c
 """
 
 
-class Silent:
-    """An apiserver that never answers."""
+@dataclass
+class Started:
+    """A process whose apiserver takes every request and answers none."""
 
-    async def _never(self, *_args: Any, **_more: Any) -> Any:
-        await asyncio.Event().wait()
+    process: Process
+    logs: Logs
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
-    get = list = create = patch = replace = bind = _never
+    @property
+    def port(self) -> int:
+        return self.process.listeners["extender"].address.port
 
-    def watch(self, *_args: Any, **_more: Any) -> Any:
-        raise AssertionError("nothing was listed")
+    async def listening(self) -> asyncio.Task[int]:
+        """Run it until its listeners are open; the task that ends with it."""
+        task = asyncio.create_task(self.process.run())
+        await until(lambda: len(self.logs.of("listening")) == len(self.process.listeners) > 0)
+        return task
+
+    async def bind(self) -> asyncio.StreamReader:
+        """Send a bind; the answer comes on what is returned."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        writer.write(b"POST /bind HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+        return reader
 
 
-def process(**changes: Any) -> Process:
+@asynccontextmanager
+async def made(**changes: Any) -> AsyncIterator[Started]:
     settings = Settings(**{"listeners": EXTENDER_ONLY, "grace_seconds": GRACE, **changes})
-    return Process(settings, cast("KubeClient", Silent()))
+    with socket.create_server(("127.0.0.1", 0)) as silent, captured() as logs:
+        async with KubeClient(Access(f"http://127.0.0.1:{silent.getsockname()[1]}")) as client:
+            started = Started(Process(settings, client), logs)
+            yield started
+            for writer in started.writers:
+                writer.close()
+                await writer.wait_closed()
 
 
 # -- starts that fail
@@ -98,27 +123,21 @@ def test_without_access_to_an_apiserver_nothing_starts(tmp_path: Path, content: 
 
 @in_real_time
 async def test_a_listener_that_cannot_be_opened_closes_the_others() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, captured() as logs:
-        port = taken.getsockname()[1]
-        started = process(listeners=Listeners(extender=LOOPBACK, webhook=None, metrics=Address("127.0.0.1", port)))
-        assert await started.run() == 1
-    assert [event["event"] for event in logs.events] == ["listening", "cannot listen"]
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", started.listeners["extender"].address.port)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        metrics = Address("127.0.0.1", taken.getsockname()[1])
+        async with made(listeners=Listeners(extender=LOOPBACK, webhook=None, metrics=metrics)) as started:
+            assert await started.process.run() == 1
+            assert [event["event"] for event in started.logs.events] == ["listening", "cannot listen"]
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", started.port)
 
 
 # -- ends
 
 
-async def listening(started: Process) -> asyncio.Task[int]:
-    task = asyncio.create_task(started.run())
-    await until(lambda: started.listeners and all(one.address.port for one in started.listeners.values()))
-    return task
-
-
 @in_fake_time
 async def test_binds_and_events_that_hang_share_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, started = asyncio.get_running_loop(), process()
+    time = asyncio.get_running_loop().time
     reached, cancelled = asyncio.Event(), asyncio.Event()
 
     async def stuck(_body: bytes) -> bytes:
@@ -129,94 +148,85 @@ async def test_binds_and_events_that_hang_share_the_grace_period(monkeypatch: py
             cancelled.set()
         return b""
 
-    monkeypatch.setattr(started.service, "answer_bind", stuck)
-    with captured() as logs:
-        task = await listening(started)
-        reader, writer = await asyncio.open_connection("127.0.0.1", started.listeners["extender"].address.port)
-        writer.write(b"POST /bind HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    async with made() as started:
+        monkeypatch.setattr(started.process.service, "answer_bind", stuck)
+        task = await started.listening()
+        answer = await started.bind()
         await reached.wait()
-        started.service.events.record(ObjectRef("Pod", "default", "p", "u"), "Normal", "r", "m")
-        began = loop.time()
-        started.stopping.set()
+        started.process.service.events.record(ObjectRef("Pod", "default", "p", "u"), "Normal", "r", "m")
+        began = time()
+        started.process.stopping.set()
         await cancelled.wait()
-        assert loop.time() - began < GRACE
+        assert time() - began < GRACE
         assert await task == 0
-        assert loop.time() - began == pytest.approx(GRACE)
-    assert await reader.read() == b""
-    writer.close()
-    await writer.wait_closed()
-    assert logs.events[-1] == {"event": "stopped", "level": "info", "events_lost": 1}
+        assert time() - began == pytest.approx(GRACE)
+        assert await answer.read() == b""
+        assert started.logs.events[-1] == {"event": "stopped", "level": "info", "events_lost": 1}
 
 
 @in_fake_time
 async def test_a_bind_has_most_of_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, reached = process(), asyncio.Event()
+    reached = asyncio.Event()
 
     async def slow(_body: bytes) -> bytes:
         reached.set()
         await asyncio.sleep(0.7 * GRACE)
         return b'{"Error": ""}'
 
-    monkeypatch.setattr(started.service, "answer_bind", slow)
-    with captured():
-        task = await listening(started)
-        reader, writer = await asyncio.open_connection("127.0.0.1", started.listeners["extender"].address.port)
-        writer.write(b"POST /bind HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+    async with made() as started:
+        monkeypatch.setattr(started.process.service, "answer_bind", slow)
+        task = await started.listening()
+        answer = await started.bind()
         await reached.wait()
-        started.stopping.set()
-        assert (await reader.read()).endswith(b'{"Error": ""}')
+        started.process.stopping.set()
+        assert (await answer.read()).endswith(b'{"Error": ""}')
         assert await task == 0
-    writer.close()
-    await writer.wait_closed()
 
 
 @in_fake_time
 async def test_an_idle_process_needs_no_time_to_end() -> None:
-    started = process()
-    with captured():
-        task = await listening(started)
+    async with made() as started:
+        task = await started.listening()
         began = asyncio.get_running_loop().time()
-        started.stopping.set()
+        started.process.stopping.set()
         assert await task == 0
-    assert asyncio.get_running_loop().time() == began
+        assert asyncio.get_running_loop().time() == began
 
 
 @in_fake_time
 async def test_a_part_that_fails_ends_the_process_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    started = process()
     fault = RuntimeError("a bug")
 
     async def fails() -> None:
         raise fault
 
-    monkeypatch.setattr(started.service, "run", fails)
-    with captured() as logs:
-        assert await started.run() == 1
-    assert [event["exc_info"] for event in logs.of("a part of the service failed")] == [fault]
-    with pytest.raises(ConnectionRefusedError):
-        await asyncio.open_connection("127.0.0.1", started.listeners["extender"].address.port)
+    async with made() as started:
+        monkeypatch.setattr(started.process.service, "run", fails)
+        assert await started.process.run() == 1
+        assert [event["exc_info"] for event in started.logs.of("a part of the service failed")] == [fault]
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", started.port)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @in_real_time
 async def test_both_signals_that_ask_for_an_end_end_it_well(number: signal.Signals) -> None:
-    started = process()
-    with captured():
-        task = await listening(started)
+    async with made() as started:
+        task = await started.listening()
         os.kill(os.getpid(), number)
         assert await task == 0
 
 
 @in_real_time
 async def test_a_process_that_is_cancelled_leaves_nothing_running() -> None:
-    started, before = process(), asyncio.all_tasks()
-    with captured():
-        task = await listening(started)
-        await started.close_listeners()
+    async with made() as started:
+        before = asyncio.all_tasks()
+        task = await started.listening()
+        await started.process.close_listeners()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert asyncio.all_tasks() == before
+        assert asyncio.all_tasks() == before
 
 
 # -- reading again
@@ -224,11 +234,11 @@ async def test_a_process_that_is_cancelled_leaves_nothing_running() -> None:
 
 @in_fake_time
 async def test_a_signal_means_nothing_where_there_is_nothing_to_read() -> None:
-    started = process()
-    with captured() as logs:
-        task = await listening(started)
+    async with made() as started:
+        task = await started.listening()
         os.kill(os.getpid(), signal.SIGHUP)
         await asyncio.sleep(60)
-        started.stopping.set()
+        started.process.stopping.set()
         assert await task == 0
-    assert [event["event"] for event in logs.events] == ["listening", "listening", "stopping", "stopped"]
+        told = [event["event"] for event in started.logs.events]
+        assert told == ["listening", "listening", "stopping", "stopped"]

@@ -14,8 +14,8 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request
 from tessera.core.rules import Ask, Room
-from tessera.vendors.ascend import FAMILY, Ascend, upgrade_vnpus
-from tessera.vendors.ascend_templates import CHART, AscendSection, Chip, Template
+from tessera.vendors.ascend import FAMILY, Ascend
+from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template, upgrade_vnpus
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.wire.objects import Metadata, Node

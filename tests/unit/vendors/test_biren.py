@@ -126,7 +126,9 @@ def test_numa_binding_takes_the_first_numa_node_that_has_enough(vendor: Biren) -
     cards = [card("B0", numa=0), card("B1", numa=1), card("B2", numa=1)]
     assert World(vendor, cards).indexes(**{GPU: 2}) == [0, 1]
     assert World(vendor, cards, numa_bind=True).indexes(**{GPU: 2}) == [1, 2]
-    assert World(vendor, cards, numa_bind=True).refusal(**{GPU: 3}) == "3/3 NumaNotFit"
+    assert World(vendor, cards, numa_bind=True).refusal(**{GPU: 3}) == (
+        "1/3 NumaNotFit, 2/3 AllocatedCardsInsufficientRequest"
+    )
 
 
 def test_keys_of_the_handover(vendor: Biren) -> None:

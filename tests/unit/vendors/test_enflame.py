@@ -14,8 +14,9 @@ from tessera.core.requests import Request
 from tessera.core.rules import Room
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
-from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME, Gcu
-from tessera.vendors.enflame_drs import CAPACITY, Drs, DrsRequest
+from tessera.vendors.enflame import FAMILY, Gcu
+from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
+from tessera.vendors.enflame.section import CHART, CORES_NAME, DRS_NAME, MEMORY_NAME
 from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME

@@ -11,7 +11,7 @@ from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
 from tessera.core.rules import Ask
-from tessera.vendors.base import Bound, NodeProblem, Switches, Vendor
+from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.iluvatar import (
     CHART,
@@ -20,14 +20,13 @@ from tessera.vendors.iluvatar import (
     IluvatarChip,
     IluvatarChips,
     OldIluvatar,
-    OldIluvatarSection,
 )
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
 GPU = "iluvatar.ai/BI-V100-vgpu"
 MEM = "iluvatar.ai/BI-V100.vMem"
 CORES = "iluvatar.ai/BI-V100.vCore"
-OLD_SECTION = OldIluvatarSection(
+OLD_SECTION = SharedSection(
     resource_count_name="iluvatar.ai/vgpu",
     resource_memory_name="iluvatar.ai/vcuda-memory",
     resource_core_name="iluvatar.ai/vcuda-core",

@@ -14,7 +14,9 @@ from tessera.core.requests import Constraint, Request
 from tessera.core.rules import Room
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.kunlun import CARD_MEMORY, CHART, FAMILY, Kunlun, Vxpu
+from tessera.vendors.kunlun import FAMILY, Kunlun, Vxpu
+from tessera.vendors.kunlun.section import CHART
+from tessera.vendors.kunlun.together import CARD_MEMORY
 from tests.support.asking import World, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 
 from tessera.core.devices import Device
-from tessera.vendors import kunlun_layout as layout
+from tessera.vendors.kunlun import layout
 
 LEFT, RIGHT = {0, 1, 2, 3}, {4, 5, 6, 7}
 LINKS = [{0, 4}, {1, 5}, {2, 6}, {3, 7}]

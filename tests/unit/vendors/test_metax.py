@@ -12,7 +12,9 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
-from tessera.vendors.metax import CHART, FAMILY, LOSSES, SCORES, MetaxGpu, MetaxSection
+from tessera.vendors.metax import FAMILY, MetaxGpu
+from tessera.vendors.metax.gpu import LOSSES, SCORES
+from tessera.vendors.metax.section import CHART, MetaxSection
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
 VENDOR = MetaxGpu("metax-tech.com/gpu")

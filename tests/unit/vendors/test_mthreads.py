@@ -11,9 +11,9 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
 from tessera.core.rules import Ask
-from tessera.vendors.base import Bound, NodeProblem, Switches
+from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.mthreads import CHART, FAMILY, MThreads, MThreadsSection
+from tessera.vendors.mthreads import CHART, FAMILY, MThreads
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
 GPU = "mthreads.com/vgpu"
@@ -191,7 +191,7 @@ def test_a_pod_says_which_cards_it_accepts(vendor: MThreads) -> None:
 
 
 def test_names_that_are_not_configured_are_not_filled_in() -> None:
-    vendor = MThreads(MThreadsSection(resource_count_name=GPU))
+    vendor = MThreads(SharedSection(resource_count_name=GPU))
     draft = ContainerDraft(limits={GPU: 2})
     assert vendor.mutate(draft, PodDraft()) is True
     assert draft.limits == {GPU: 2}
@@ -202,5 +202,5 @@ def test_the_family_builds_one_vendor() -> None:
     assert (vendor.key, vendor.arrays_exact, vendor.keys.lock) == ("Mthreads", False, "")
     assert vendor.names.all == (GPU, MEM, CORES)
     assert (vendor.quota_memory, vendor.quota_cores, vendor.quota_factor) == (MEM, CORES, 512)
-    (empty,) = FAMILY.build(MThreadsSection(), Switches())
+    (empty,) = FAMILY.build(SharedSection(), Switches())
     assert empty.names.all == ()

@@ -16,7 +16,7 @@ from tessera.core.rules import Ask
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import FAMILY, Nvidia
-from tessera.vendors.nvidia_section import CHART, NvidiaSection
+from tessera.vendors.nvidia.section import CHART, NvidiaSection
 from tessera.wire.objects import Metadata, Node
 from tessera.wire.pod_devices import DeviceEntry
 

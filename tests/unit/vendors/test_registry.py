@@ -7,8 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.vendors import nvidia_section, registry
+from tessera.vendors import registry
 from tessera.vendors.base import Family, ResourceNames, Section, Switches, Vendor
+from tessera.vendors.nvidia.section import NvidiaSection
 
 OURS = {"nvidia", "cambricon", "hygon", "iluvatars", "iluvatar", "mthreads"}
 ALL = Switches(ascend=True, iluvatar=True)
@@ -48,7 +49,7 @@ def test_two_modules_cannot_claim_one_section() -> None:
 
 def test_schemas_are_those_of_the_families() -> None:
     schemas = registry.schemas()
-    assert schemas["nvidia"].type is nvidia_section.NvidiaSection
+    assert schemas["nvidia"].type is NvidiaSection
     assert set(schemas) == {family.section for family in registry.families()}
 
 
@@ -80,7 +81,7 @@ def test_vendors_without_a_section_exist_without_names(sections: dict[str, Any])
 
 
 def test_sections_may_be_decoded_or_plain() -> None:
-    decoded = nvidia_section.NvidiaSection(resource_count_name="example.com/gpu")
+    decoded = NvidiaSection(resource_count_name="example.com/gpu")
     plain = {"resourceCountName": "example.com/gpu"}
     for section in (decoded, plain):
         built = registry.build_vendors({"nvidia": section, "unknown": 1}, Switches())

@@ -23,9 +23,9 @@ def vendor() -> Vastai:
     return built
 
 
-def die(index: int, aic: Any, *, used: int = 0, slots: int = 1, strategy: str = "die") -> Card:
+def die(index: int, aic: Any, *, used: int = 0, slots: int = 1, strategy: str = "die", numa: int = 0) -> Card:
     custom = {"DeviceStrategy": strategy} | ({} if aic is None else {"AIC": aic})
-    return Card(Device(f"U{index}", "Vastai", index, slots, 0, 100, custom=custom), used=used)
+    return Card(Device(f"U{index}", "Vastai", index, slots, 0, 100, numa=numa, custom=custom), used=used)
 
 
 def two_by_two(**used: int) -> list[Card]:
@@ -76,6 +76,12 @@ def test_under_mutex_a_card_with_one_die_in_use_is_taken(vendor: Vastai) -> None
     assert World(vendor, [die(0, "A", used=1, slots=2), die(1, "A", slots=2)], "mutex").refusal(**{VA: 1}) == (
         "2/2 ExclusiveDeviceAllocateConflict"
     )
+
+
+def test_numa_binding_holds_for_dies_too(vendor: Vastai) -> None:
+    dies = [die(0, "A", numa=0), die(1, "A", numa=1), die(2, "B", numa=1)]
+    assert World(vendor, dies).indexes(**{VA: 2}) == [0, 1]
+    assert World(vendor, dies, numa_bind=True).indexes(**{VA: 2}) == [1, 2]
 
 
 def test_too_few_dies(vendor: Vastai) -> None:

@@ -1,4 +1,4 @@
-"""The request that most vendors share: a number of cards, with memory and cores of each of them.
+"""The requests that vendors share: a number of cards, alone or with memory and cores of each of them.
 
 An amount that cannot be honoured is always a `BadRequest` with advice, never a container that asks for nothing.
 Defaults of the webhook (missing counts, whole cards) are not here: what is written is what is read.
@@ -17,6 +17,22 @@ WHOLE_MEMORY = 100
 """per cent of a card's memory that a container gets where it names no amount"""
 
 
+def cards_asked(resources: Resources, name: str, *, unit: str = "") -> int | BadRequest | None:
+    """Cards that a container asks for; None where it asks for none."""
+    count = resources.amount(name, unit=unit)
+    return count or None if isinstance(count, int) else count
+
+
+def whole_cards(
+    resources: Resources, name: str, *, vendor: str, memory: int = 0, cores: int = 0
+) -> Request | BadRequest | None:
+    """A request that names nothing but a number of cards; `memory` and `cores` are what one of them counts for."""
+    count = cards_asked(resources, name, unit="cards")
+    if count is None or isinstance(count, BadRequest):
+        return count
+    return Request(vendor=vendor, count=count, memory=memory, percent=WHOLE_MEMORY, cores=cores)
+
+
 def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int | BadRequest:
     """Memory in MiB; 0 where it is not named."""
     unit = "MiB" if mib_per_unit == 1 else f"units of {mib_per_unit} MiB"
@@ -30,10 +46,8 @@ def request_of(
     resources: Resources, names: ResourceNames, *, vendor: str, mib_per_unit: int, default_cores: int
 ) -> Request | BadRequest | None:
     """All the memory of each card where no amount is named; None where no card is asked for."""
-    count = resources.amount(names.count)
-    if count is None or count == 0:
-        return None
-    if isinstance(count, BadRequest):
+    count = cards_asked(resources, names.count)
+    if count is None or isinstance(count, BadRequest):
         return count
     memory = memory_of(resources, names.memory, mib_per_unit=mib_per_unit)
     if isinstance(memory, BadRequest):

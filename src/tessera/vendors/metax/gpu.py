@@ -1,7 +1,7 @@
-"""MetaX: the family, and its whole GPUs.
+"""Whole MetaX GPUs.
 
 A node only says how many whole GPUs it has, so their ids are made up here and MetaX's own plugin chooses the real ones.
-A whole GPU is never shared. Not here: sGPU slices, which MetaX's plugin registers by uuid (`metax_sgpu`).
+A whole GPU is never shared. Not here: sGPU slices, which MetaX's plugin registers by uuid (`sgpu`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.rules import Ask
-from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, ResourceNames, Section, Switches, Vendor
-from tessera.vendors.card_shares import WHOLE_MEMORY
-from tessera.vendors.counts import cards_asked, cards_by_capacity
+from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.metax_sgpu import MetaxSgpu
+from tessera.vendors.parts.capacity import numbered_cards
+from tessera.vendors.parts.card_shares import whole_cards
 from tessera.wire.objects import Node
 
 CARD_MEMORY = 65536
@@ -33,24 +32,6 @@ BEST_SCORE = 2000
 """what a node gets whose topology loses nothing"""
 WORST_LOSS = 2**31 - 1
 """larger values are not topology losses"""
-
-
-class MetaxSection(Section, frozen=True, kw_only=True):
-    """`metax` of device-config.yaml."""
-
-    resource_count_name: str = ""
-    resource_v_count_name: str = ""
-    resource_v_memory_name: str = ""
-    resource_v_core_name: str = ""
-    sgpu_topology_aware: bool = False
-
-
-CHART = MetaxSection(
-    resource_count_name="metax-tech.com/gpu",
-    resource_v_count_name="metax-tech.com/sgpu",
-    resource_v_memory_name="metax-tech.com/vmemory",
-    resource_v_core_name="metax-tech.com/vcore",
-)
 
 
 class MetaxGpu(Vendor):
@@ -65,22 +46,13 @@ class MetaxGpu(Vendor):
     )
 
     def __init__(self, count_name: str) -> None:
-        self.names = ResourceNames(count=count_name)
+        super().__init__(ResourceNames(count=count_name))
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = cards_asked(resources, self.names.count)
-        if count is None or isinstance(count, BadRequest):
-            return count
-        return Request(vendor=self.key, count=count, percent=WHOLE_MEMORY, cores=WHOLE_CARD_CORES)
+        return whole_cards(resources, self.names.count, vendor=self.key, cores=WHOLE_CARD_CORES)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        count = cards_by_capacity(node, self.names.count)
-        if isinstance(count, NodeProblem):
-            return count
-        return tuple(
-            Device(uuid=f"{node.name}-metax-{i}", vendor=self.key, index=i, memory=CARD_MEMORY, model=self.key)
-            for i in range(count)
-        )
+        return numbered_cards(node, self.names.count, vendor=self.key, stem="metax", memory=CARD_MEMORY)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         """Cards that earlier containers of the pod had come first: what an init container used, the app uses again.
@@ -109,18 +81,3 @@ def _loss(text: str, count: int) -> int:
         return 0
     loss = losses.get(str(count), 0)
     return loss if abs(loss) <= WORST_LOSS else 0
-
-
-def build(section: MetaxSection, switches: Switches) -> list[Vendor]:
-    slices = ResourceNames(
-        count=section.resource_v_count_name,
-        memory=section.resource_v_memory_name,
-        cores=section.resource_v_core_name,
-    )
-    return [
-        MetaxGpu(section.resource_count_name),
-        MetaxSgpu(slices, topology_aware=section.sgpu_topology_aware),
-    ]
-
-
-FAMILY = Family(section="metax", schema=MetaxSection, chart=CHART, build=build)

@@ -16,11 +16,10 @@ from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.requests import Request
 from tessera.core.rules import Ask
 from tessera.vendors.base import NodeProblem, ResourceNames, Section, Vendor
-from tessera.vendors.card_shares import WHOLE_MEMORY
-from tessera.vendors.choosing import first_fit
-from tessera.vendors.counts import cards_asked
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.parts.card_shares import whole_cards
+from tessera.vendors.parts.choosing import first_fit
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.objects import Node
 
 CORES = 100
@@ -33,13 +32,10 @@ class CountedSection(Section, frozen=True, kw_only=True):
 
 class Counted(Vendor):
     def __init__(self, section: CountedSection) -> None:
-        self.names = ResourceNames(count=section.resource_count_name)
+        super().__init__(ResourceNames(count=section.resource_count_name))
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = cards_asked(resources, self.names.count)
-        if count is None or isinstance(count, BadRequest):
-            return count
-        return Request(vendor=self.key, count=count, percent=WHOLE_MEMORY)
+        return whole_cards(resources, self.names.count, vendor=self.key)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         found = registered_cards(node, self.keys.register, vendor=self.key)

@@ -17,11 +17,9 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Request
 from tessera.core.rules import Ask
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
-from tessera.vendors.card_shares import memory_of
-from tessera.vendors.choosing import first_fit, refuse_unpaid
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.enflame_profiles import (
+from tessera.vendors.enflame.profiles import (
     CORES,
     INDEX,
     MIB_PER_GB,
@@ -33,11 +31,12 @@ from tessera.vendors.enflame_profiles import (
     profiles_of,
     slices_of,
 )
+from tessera.vendors.parts.card_shares import memory_of
+from tessera.vendors.parts.choosing import first_fit, refuse_unpaid
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
 CAPACITY = "enflame.com/gcu-drs-capacity"
-NANOSECONDS = 1_000_000_000
 SURELY_MIB = 2
 """times the largest profile's GB: a memory request above that is in MiB, any other in GB"""
 
@@ -73,11 +72,6 @@ class Drs(Vendor):
         use_uuids=("enflame.com/use-gpuuuid",),
         avoid_uuids=("enflame.com/nouse-gpuuuid",),
     )
-
-    def __init__(self, names: ResourceNames) -> None:
-        self.names = names
-        self.quota_memory = names.memory
-        self.quota_cores = names.cores
 
     # -- admission and requests
 
@@ -159,7 +153,9 @@ class Drs(Vendor):
                 MINOR: device.custom[MINOR],
             },
         )
-        return refuse_unpaid(ask.room, grant) or _refuse_capacity(card, grant) or grant
+        # Memory and cores run out with the slices, unless profiles have changed since.
+        short = generic.refuse_memory(card, grant.memory) or generic.refuse_cores(card, grant.cores)
+        return refuse_unpaid(ask, card, grant) or short or grant
 
     def charge(self, device: Device, grant: Grant) -> Use:
         slots = slices_of(device, memory=grant.memory, cores=grant.cores)
@@ -183,7 +179,7 @@ class Drs(Vendor):
         }
         return written | {
             "enflame.com/gcu-assigned": "false",
-            "enflame.com/gcu-assigned-time": str(round(bound.now * NANOSECONDS)),
+            "enflame.com/gcu-assigned-time": bound.nanoseconds,
             "enflame.com/gcu-assigned-index": first.custom[INDEX],
             "enflame.com/gcu-assigned-id": first.custom[INDEX],
             "enflame.com/gcu-assigned-minor": first.custom[MINOR],
@@ -206,21 +202,3 @@ def _refuse_slices(card: Card, profile: Profile) -> CardMisfit | None:
     return CardMisfit(
         card.device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=profile.size, free=free, total=card.device.slots
     )
-
-
-def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
-    """A partition's memory and cores, which run out with the slices unless profiles have changed since."""
-    device = card.device
-    if card.free_memory < grant.memory:
-        return CardMisfit(
-            device.uuid,
-            Reason.CARD_INSUFFICIENT_MEMORY,
-            asked=grant.memory,
-            free=card.free_memory,
-            total=device.memory,
-        )
-    if card.free_cores < grant.cores:
-        return CardMisfit(
-            device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=grant.cores, free=card.free_cores, total=device.cores
-        )
-    return None

@@ -2,32 +2,31 @@
 
 A pod takes whole chips, one template of a chip, or (soft split, by annotation) any part of it. Chips of the 910 line
 prefer one network; the 910C of a super pod comes in modules of two chips that are only given together.
-Not here: the chips themselves and their templates (`ascend_templates`).
+Not here: the chips themselves and their templates (`templates`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from tessera.core import generic
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device, NodeFacts
+from tessera.core.generic import Fitting
 from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Constraint, PodRequest, Request
 from tessera.core.rules import Ask
-from tessera.vendors.ascend_templates import CHART, AscendSection, Chip, upgrade_vnpus
-from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, ResourceNames, Switches, Vendor
-from tessera.vendors.card_shares import MOST_MIB_OF_A_CARD, request_of
+from tessera.vendors.ascend.templates import Chip
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.preferring import take_first
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD, request_of
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.gojson import encode
+from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
-
-__all__ = ["FAMILY", "Ascend", "upgrade_vnpus"]
 
 MODE = "huawei.com/vnpu-mode"
 SOFT = "hami-core"
@@ -48,6 +47,9 @@ class Ascend(Vendor):
     """One kind of chip."""
 
     def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
+        super().__init__(
+            ResourceNames(count=chip.resource_name, memory=chip.resource_memory_name, cores=chip.resource_core_name)
+        )
         word = chip.common_word
         self.chip = chip
         self.key = word
@@ -56,11 +58,6 @@ class Ascend(Vendor):
         """count resources of all kinds of chips"""
         self.pairs = word == PAIRED and chip.super_pod
         self.scores_nodes = word.startswith(NETWORKED)
-        self.names = ResourceNames(
-            count=chip.resource_name, memory=chip.resource_memory_name, cores=chip.resource_core_name
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
         self.quota_factor = max(chip.memory_factor, 1)
         self.keys = AnnotationKeys(
             register=f"hami.io/node-register-{word}",
@@ -71,7 +68,7 @@ class Ascend(Vendor):
             avoid_uuids=(f"hami.io/no-use-{word}-uuid",),
             settings=(MODE,),
             traits=(SOFT_NODE,),
-            lock="hami.io/mutex.lock",
+            lock=NODE_LOCK,
         )
 
     # -- admission
@@ -155,29 +152,18 @@ class Ascend(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         if _soft(ask.constraint):
             if not self._takes_soft(ask.node):
-                return cards_misfit(
-                    [CardMisfit(card.device.uuid, Reason.MODE_NOT_FIT) for card in ask.cards],
-                    total=len(ask.cards),
-                    vendor=self.key,
-                    container=ask.container,
-                )
+                wrong = [CardMisfit(card.device.uuid, Reason.MODE_NOT_FIT) for card in ask.cards]
+                return generic.verdict(self, ask, wrong)
         else:
             ask = self._cut(ask)
-        refused: list[CardMisfit] = []
-        fitting: list[Card] = []
-        for card in ask.cards:
-            misfit = generic.refuse(self, ask, card)
-            if misfit is None:
-                fitting.append(card)
-            else:
-                refused.append(misfit)
+        fitting, refused = generic.eligible(self, ask)
         if ask.request.count > 1:
             if self.scores_nodes and all(_network(card.device) is not None for card in ask.cards):
                 fitting = _by_network(fitting)
             if self.pairs:
                 fitting, single = _by_pair(fitting, one_numa=ask.pod.numa_bind)
-                refused += [CardMisfit(card.device.uuid, Reason.TOO_FEW_CARDS) for card in single]
-        return take_first(self, ask, fitting, refused)
+                refused += [CardMisfit(card.device.uuid, Reason.TOO_FEW_CARDS) for card, _ in single]
+        return generic.choose(self, ask, fitting, refused)
 
     def _takes_soft(self, node: NodeFacts) -> bool:
         said = node.traits.get(SOFT_NODE)
@@ -232,34 +218,24 @@ def _network(device: Device) -> int | None:
     return int(value) if value == value // 1 else None
 
 
-def _by_network(cards: Sequence[Card]) -> list[Card]:
+def _by_network(fitting: Fitting) -> Fitting:
     """The network with most of the cards first; the order inside stays."""
-    sizes = Counter(_network(card.device) for card in cards)
+    sizes = Counter(_network(card.device) for card, _ in fitting)
 
-    def rank(card: Card) -> tuple[int, int]:
-        network = _network(card.device)
+    def rank(pair: tuple[Card, Grant]) -> tuple[int, int]:
+        network = _network(pair[0].device)
         return -sizes[network], network or 0
 
-    return sorted(cards, key=rank)
+    return sorted(fitting, key=rank)
 
 
-def _by_pair(cards: Sequence[Card], *, one_numa: bool) -> tuple[list[Card], list[Card]]:
+def _by_pair(fitting: Fitting, *, one_numa: bool) -> tuple[Fitting, Fitting]:
     """The cards of complete modules, module by module, and those whose other half is missing."""
-    modules: dict[tuple[int, int], dict[int, Card]] = {}
-    for card in cards:
+    modules: dict[tuple[int, int], dict[int, tuple[Card, Grant]]] = {}
+    for card, grant in fitting:
         device = card.device
         half = modules.setdefault((device.index // 2, device.numa if one_numa else 0), {})
-        half.setdefault(device.index, card)
-    paired = [card for module in modules.values() if len(module) == 2 for card in module.values()]
-    chosen = {card.device.uuid for card in paired}
-    return paired, [card for card in cards if card.device.uuid not in chosen]
-
-
-def build(section: AscendSection, switches: Switches) -> list[Vendor]:
-    if not switches.ascend:
-        return []
-    counts = tuple(chip.resource_name for chip in section.configs)
-    return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
-
-
-FAMILY = Family(section="vnpus", schema=AscendSection, chart=CHART, build=build, upgrade=upgrade_vnpus)
+        half.setdefault(device.index, (card, grant))
+    paired = [pair for module in modules.values() if len(module) == 2 for pair in module.values()]
+    chosen = {card.device.uuid for card, _ in paired}
+    return paired, [pair for pair in fitting if pair[0].device.uuid not in chosen]

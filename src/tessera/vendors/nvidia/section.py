@@ -9,19 +9,16 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from tessera.vendors.base import Section
+from tessera.vendors.base import SharedSection
 from tessera.vendors.drafts import INT32_MAX
-from tessera.vendors.nvidia_mig import CHART_ALLOWLIST, MigAllowance
+from tessera.vendors.nvidia.mig import CHART_ALLOWLIST, MigAllowance
 
 Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Scaling = Annotated[float, Meta(ge=0)]
 
 
-class NvidiaSection(Section, frozen=True, kw_only=True):
-    resource_count_name: str = ""
-    resource_memory_name: str = ""
+class NvidiaSection(SharedSection, frozen=True, kw_only=True):
     resource_memory_percentage_name: str = ""
-    resource_core_name: str = ""
     resource_priority_name: str = ""
     overwrite_env: bool = False
     """hide all cards from containers that ask for none"""

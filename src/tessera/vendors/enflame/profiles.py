@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.core.devices import Device
-from tessera.vendors.capacity import MOST_CARDS
 from tessera.vendors.drafts import INT32_MAX
+from tessera.vendors.parts.capacity import MOST_CARDS
 
 MIB_PER_GB = 1024
 CORES = 100

@@ -10,20 +10,17 @@ from dataclasses import replace
 
 from tessera.core.devices import Device
 from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.vendors import nvidia_mig
 from tessera.vendors.base import (
     AnnotationKeys,
     Bound,
-    Family,
     NodeProblem,
-    ResourceNames,
-    Switches,
     Vendor,
 )
-from tessera.vendors.card_shares import WHOLE_MEMORY, memory_of
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.nvidia_section import CHART, NvidiaSection
-from tessera.vendors.registered import registered_cards
+from tessera.vendors.nvidia import mig
+from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
@@ -61,18 +58,11 @@ class Nvidia(Vendor):
     )
 
     def __init__(self, section: NvidiaSection) -> None:
-        nvidia_mig.validate(section.mig_profile_allowlist)
+        mig.validate(section.mig_profile_allowlist)
         self.section = section
         self.percentage = section.resource_memory_percentage_name
         self.priority = section.resource_priority_name
-        self.names = ResourceNames(
-            count=section.resource_count_name,
-            memory=section.resource_memory_name,
-            cores=section.resource_core_name,
-            others=(self.percentage, self.priority),
-        )
-        self.quota_memory = self.names.memory
-        self.quota_cores = self.names.cores
+        super().__init__(section.names(self.percentage, self.priority))
         self.quota_factor = max(section.memory_factor, 1)
 
     # -- admission
@@ -141,10 +131,8 @@ class Nvidia(Vendor):
     # -- requests
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = resources.amount(self.names.count)
-        if count is None or count == 0:
-            return None
-        if isinstance(count, BadRequest):
+        count = cards_asked(resources, self.names.count)
+        if count is None or isinstance(count, BadRequest):
             return count
         memory = memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
         if isinstance(memory, BadRequest):
@@ -192,10 +180,3 @@ class Nvidia(Vendor):
         if allocations:
             written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
         return written
-
-
-def build(section: NvidiaSection, switches: Switches) -> list[Vendor]:
-    return [Nvidia(section)]
-
-
-FAMILY = Family(section="nvidia", schema=NvidiaSection, chart=CHART, build=build)

@@ -6,13 +6,15 @@ Everything is read from the pods that hold a card now (`Card.tenants`) and from 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.generic import Fitting
+from tessera.core.grants import Grant
 from tessera.core.requests import Constraint
-from tessera.vendors.metax_registration import LINK_ZONE, QOS_POLICY
+from tessera.vendors.metax.registration import LINK_ZONE, QOS_POLICY
 
 QOS = "metax-tech.com/sgpu-qos-policy"
 APP_CLASS = "metax-tech.com/sgpu-app-class"
@@ -58,9 +60,9 @@ def qos_allows(constraint: Constraint, card: Card) -> bool:
     return held <= {asked} if held else card.device.custom.get(QOS_POLICY) in (None, "", asked)
 
 
-def quietest_first(cards: Sequence[Card]) -> list[Card]:
+def quietest_first(fitting: Fitting) -> Fitting:
     """For an online pod: few online pods, and rather none at all than only offline ones, which it would suspend."""
-    return sorted(cards, key=lambda card: (company(card).only_offline, company(card)))
+    return sorted(fitting, key=lambda pair: (company(pair[0]).only_offline, company(pair[0])))
 
 
 def quietness(card: Card) -> int:
@@ -71,15 +73,15 @@ def quietness(card: Card) -> int:
     return -20 * present.online - 2 * present.offline
 
 
-def linked_first(cards: Sequence[Card], count: int) -> list[Card]:
+def linked_first(fitting: Fitting, count: int) -> Fitting:
     """For whole cards: the smallest link zone that holds all, else small zones first and unlinked cards last."""
-    sizes = Counter(_zone(card.device) for card in cards)
+    sizes = Counter(_zone(card.device) for card, _ in fitting)
 
-    def rank(card: Card) -> tuple[bool, bool, int, int]:
-        zone = _zone(card.device)
+    def rank(pair: tuple[Card, Grant]) -> tuple[bool, bool, int, int]:
+        zone = _zone(pair[0].device)
         return zone == 0, sizes[zone] < count, sizes[zone], zone
 
-    return sorted(cards, key=rank)
+    return sorted(fitting, key=rank)
 
 
 def linkage(cards: Iterable[Card], chosen: set[str]) -> int:

@@ -1,8 +1,8 @@
 """MetaX sGPU: slices of a card that share it under one quality-of-service policy.
 
 All that run on a card at the same time have the same policy, and pods with an app class (online, offline) never share
-with pods without (`metax_sharing`). Both follow from the pods that hold the card now: nothing to remember or to expire.
-Not here: whole GPUs (`metax`) and the form of the registration (`metax_registration`).
+with pods without (`sharing`). Both follow from the pods that hold the card now: nothing to remember or to expire.
+Not here: whole GPUs (`gpu`) and the form of the registration (`registration`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import replace
 from tessera.core import generic
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device
+from tessera.core.generic import Fitting, Offer
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
-from tessera.vendors.card_shares import WHOLE_MEMORY
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.metax_registration import read_cards
-from tessera.vendors.metax_sharing import (
+from tessera.vendors.metax.registration import read_cards
+from tessera.vendors.metax.sharing import (
     APP_CLASS,
     APP_CLASSES,
     BEST_EFFORT,
@@ -34,10 +34,12 @@ from tessera.vendors.metax_sharing import (
     quietest_first,
     quietness,
 )
-from tessera.vendors.preferring import take_first
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY
+from tessera.vendors.parts.choosing import judge_all, refuse_unpaid
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import encode
+from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, Whole, read
 
@@ -45,7 +47,6 @@ TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
 
 MIB_PER_GIB = 1024
 BYTES_PER_MIB = 2**20
-NANOSECONDS = 1_000_000_000
 NODE_WEIGHT = 10_000
 """lifts these scores above the node's use, which counts up to 30"""
 CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHAUSTED})
@@ -66,13 +67,11 @@ class MetaxSgpu(Vendor):
         use_uuids=("metax-tech.com/use-gpuuuid",),
         avoid_uuids=("metax-tech.com/nouse-gpuuuid",),
         settings=(APP_CLASS, QOS, TOPOLOGY_AWARE),
-        lock="hami.io/mutex.lock",
+        lock=NODE_LOCK,
     )
 
     def __init__(self, names: ResourceNames, *, topology_aware: bool = False) -> None:
-        self.names = names
-        self.quota_memory = names.memory
-        self.quota_cores = names.cores
+        super().__init__(names)
         self.topology_aware = topology_aware
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
@@ -147,15 +146,14 @@ class MetaxSgpu(Vendor):
         if online:
             ask = replace(ask, request=replace(ask.request, cores=0))
         own = {grant.uuid for grants in ask.earlier for grant in grants}
-        refused: list[CardMisfit] = []
-        fitting: list[Card] = []
-        for card in ask.cards:
-            misfit = self._refuse(ask, card, online=online, own=card.device.uuid in own)
-            if misfit is None:
-                fitting.append(card)
-            else:
-                refused.append(misfit)
-        return take_first(self, ask, self._best_first(ask, fitting), refused)
+
+        def judge(card: Card) -> Offer:
+            grant = self.grant(card, ask)
+            refusal = self._refuse(ask, card, online=online, own=card.device.uuid in own)
+            return refusal or refuse_unpaid(ask, card, grant) or grant
+
+        fitting, refused = judge_all(ask, judge)
+        return generic.choose(self, ask, self._best_first(ask, fitting), refused)
 
     def _refuse(self, ask: Ask, card: Card, *, online: bool, own: bool) -> CardMisfit | None:
         """The checks of one card; `own` cards are shared with earlier containers of the same pod."""
@@ -172,7 +170,7 @@ class MetaxSgpu(Vendor):
         late = generic.refuse_sharing(ask, card) or generic.refuse_capacity(ask.request, card)
         return None if online and late is not None and late.reason in CORE_REASONS else late
 
-    def _best_first(self, ask: Ask, fitting: list[Card]) -> list[Card]:
+    def _best_first(self, ask: Ask, fitting: Fitting) -> Fitting:
         """The vendor's preference before the policy's order, where there is a choice."""
         count = ask.request.count
         app_class = ask.constraint.setting(APP_CLASS)
@@ -205,7 +203,7 @@ class MetaxSgpu(Vendor):
         return {
             **super().annotations(bound),
             "metax-tech.com/gpu-devices-allocated": encode(given),
-            "metax-tech.com/predicate-time": str(round(bound.now * NANOSECONDS)),
+            "metax-tech.com/predicate-time": bound.nanoseconds,
         }
 
 

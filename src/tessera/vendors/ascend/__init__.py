@@ -1,0 +1,19 @@
+"""Huawei Ascend: the family."""
+
+from __future__ import annotations
+
+from tessera.vendors.ascend.backend import Ascend
+from tessera.vendors.ascend.templates import CHART, AscendSection, upgrade_vnpus
+from tessera.vendors.base import Family, Switches, Vendor
+
+__all__ = ["FAMILY", "Ascend"]
+
+
+def build(section: AscendSection, switches: Switches) -> list[Vendor]:
+    if not switches.ascend:
+        return []
+    counts = tuple(chip.resource_name for chip in section.configs)
+    return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
+
+
+FAMILY = Family(section="vnpus", schema=AscendSection, chart=CHART, build=build, upgrade=upgrade_vnpus)

@@ -1,0 +1,48 @@
+"""Whole Enflame cards (key `GCU`).
+
+A node only says how many whole cards it has; a whole card is never shared. Not here: the partitions of cards (`drs`).
+"""
+
+from __future__ import annotations
+
+from tessera.core import generic
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.parts.capacity import numbered_cards
+from tessera.vendors.parts.card_shares import whole_cards
+from tessera.vendors.parts.choosing import first_fit, refuse_used
+from tessera.wire.objects import Node
+
+CARD_MEMORY = 100
+"""what a whole card counts for; the node does not say"""
+
+
+class Gcu(Vendor):
+    """Whole cards, one container each."""
+
+    key = "GCU"
+    keys = AnnotationKeys(
+        to_allocate="hami.io/enflame-gcu-devices-to-allocate",
+        allocated="hami.io/enflame-gcu-devices-allocated",
+    )
+
+    def __init__(self, count_name: str) -> None:
+        super().__init__(ResourceNames(count=count_name))
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return whole_cards(resources, self.names.count, vendor=self.key, memory=CARD_MEMORY, cores=WHOLE_CARD_CORES)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return numbered_cards(node, self.names.count, vendor=self.key, stem="GCU", memory=CARD_MEMORY)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        return first_fit(self, ask, lambda card: self._judge(card, ask))
+
+    def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
+        return generic.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)

@@ -1,0 +1,106 @@
+"""Slices of Kunlun cards (vXPU, key `XPU`), on cards that a node agent registers.
+
+A card is cut into slices of one size only. Not here: which cards may go together (`together`).
+"""
+
+from __future__ import annotations
+
+from tessera.core import generic
+from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.requests import Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.kunlun.section import KunlunSection
+from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.parts.choosing import refuse_unpaid, refuse_used
+from tessera.vendors.parts.registered import registered_cards
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.objects import Node
+
+SLICES = (24576, 49152, CARD_MEMORY)
+"""MiB; memory is rounded up to one of these"""
+
+
+class Vxpu(Vendor):
+    """Slices of cards. A card that registers no number of slots or no cores is limited by its memory alone."""
+
+    key = "XPU"
+    keys = AnnotationKeys(
+        register="hami.io/node-register-xpu",
+        handshake="hami.io/node-handshake-xpu",
+        to_allocate="hami.io/xpu-devices-to-allocate",
+        allocated="hami.io/xpu-devices-allocated",
+        use_uuids=USE_UUIDS,
+        avoid_uuids=AVOID_UUIDS,
+        lock=NODE_LOCK,
+    )
+
+    def __init__(self, section: KunlunSection) -> None:
+        super().__init__(ResourceNames(count=section.resource_v_count_name, memory=section.resource_v_memory_name))
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        warn_of_count(container, pod, self.names.count)
+        asks = super().mutate(container, pod)
+        if asks is True and container.text(self.names.memory, limits_only=True) is not None:
+            memory = self._slice(container)
+            # What cannot be rounded stays as written, for the refusal to show.
+            if isinstance(memory, int):
+                container.set_both(self.names.memory, memory)
+        return asks
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        count = cards_asked(resources, self.names.count, unit="cards")
+        if count is None or isinstance(count, BadRequest):
+            return count
+        if resources.text(self.names.memory) is None:
+            return Request(vendor=self.key, count=count, memory=CARD_MEMORY, percent=WHOLE_MEMORY, cores=100)
+        memory = self._slice(resources)
+        if isinstance(memory, BadRequest):
+            return memory
+        return Request(vendor=self.key, count=count, memory=memory, cores=memory * 100 // CARD_MEMORY)
+
+    def _slice(self, resources: Resources) -> int | BadRequest:
+        """The memory that is named, rounded up to a slice."""
+        memory = memory_of(resources, self.names.memory)
+        if isinstance(memory, BadRequest):
+            return memory
+        found = next((size for size in SLICES if memory <= size), None)
+        advice = f"a card has {CARD_MEMORY} MiB, write at most that"
+        return found or BadRequest(self.names.memory, str(memory), advice)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        return registered_cards(node, self.keys.register, vendor=self.key)
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        return fit_layout(self, ask, lambda card: self._judge(card, ask))
+
+    def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
+        grant = self.grant(card, ask)
+        return (
+            generic.refuse_identity(self, ask, card)
+            or _refuse_sharing(card, ask)
+            or refuse_unpaid(ask, card, grant)
+            or _refuse_slice(card, grant)
+            or grant
+        )
+
+
+def _refuse_sharing(card: Card, ask: Ask) -> CardMisfit | None:
+    if card.device.slots > 0:
+        return generic.refuse_sharing(ask, card)
+    return refuse_used(card) if "mutex" in ask.words else None
+
+
+def _refuse_slice(card: Card, grant: Grant) -> CardMisfit | None:
+    device = card.device
+    short = generic.refuse_memory(card, grant.memory)
+    if short is not None:
+        return short
+    if card.used_memory != card.used * grant.memory:
+        return CardMisfit(device.uuid, Reason.CUSTOM_RULE, asked=grant.memory, total=device.memory)
+    return generic.refuse_cores(card, grant.cores) if device.cores > 0 else None

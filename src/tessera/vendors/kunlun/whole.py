@@ -1,0 +1,95 @@
+"""Whole Kunlun cards (key `kunlun`): they follow from the node's capacity and are never shared.
+
+Which cards are free is decided here, which may go together in `together`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.core import generic
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.requests import PodRequest, Request
+from tessera.core.rules import Ask
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.kunlun import layout
+from tessera.vendors.kunlun.section import KunlunSection
+from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
+from tessera.vendors.parts.capacity import SHARERS, numbered_cards
+from tessera.vendors.parts.card_shares import whole_cards
+from tessera.vendors.parts.choosing import refuse_used
+from tessera.wire.objects import Node
+
+NODE_SCORES = {-1: 3000.0, 0: 2000.0, 1: 1000.0, 2: 0.0}
+"""by how much more ragged the pod's cards are than the cards in use before"""
+OTHER_NODE_SCORE = 1000.0
+
+
+class Kunlun(Vendor):
+    """Whole cards."""
+
+    key = "kunlun"
+    scores_nodes = True
+    keys = AnnotationKeys(allocated="hami.io/kunlun-allocated", use_uuids=USE_UUIDS, avoid_uuids=AVOID_UUIDS)
+
+    def __init__(self, section: KunlunSection) -> None:
+        super().__init__(ResourceNames(count=section.resource_count_name))
+
+    def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
+        warn_of_count(container, pod, self.names.count)
+        return super().mutate(container, pod)
+
+    def request(self, resources: Resources) -> Request | BadRequest | None:
+        return whole_cards(resources, self.names.count, vendor=self.key)
+
+    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
+        found = numbered_cards(
+            node, self.names.count, vendor=self.key, stem="kunlun", memory=CARD_MEMORY, slots=SHARERS
+        )
+        if isinstance(found, NodeProblem):
+            return found
+        half = len(found) // 2
+        return (*(replace(card, numa=0) for card in found[:half]), *(replace(card, numa=1) for card in found[half:]))
+
+    def fit(self, ask: Ask) -> Grants | Misfit:
+        # Free cards are all alike, so no policy has a say: the lowest index comes first.
+        by_index = sorted(ask.cards, key=lambda card: (card.device.index, card.device.uuid))
+        return fit_layout(self, replace(ask, cards=by_index), lambda card: self._judge(card, ask))
+
+    def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
+        return generic.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)
+
+    def grant(self, card: Card, ask: Ask) -> Grant:
+        device = card.device
+        return Grant(
+            uuid=device.uuid,
+            vendor=self.key,
+            memory=device.memory,
+            cores=device.cores,
+            index=device.index,
+        )
+
+    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        """Compares the cards in use with this pod's own, on the boards where this pod has cards."""
+        if any(card.device.vendor != self.key for card in node.cards):
+            return 0.0
+        seat = layout.seats([card.device for card in node.cards])
+        after = frozenset(seat[grant.uuid] for container in grants for grant in container)
+        boards = {place // layout.BOARD for place in after}
+        before = frozenset(
+            place
+            for card in node.cards
+            if card.used > 0 and (place := seat[card.device.uuid]) // layout.BOARD in boards
+        )
+        return NODE_SCORES.get(layout.bubbles(after) - layout.bubbles(before), OTHER_NODE_SCORE)
+
+    def annotations(self, bound: Bound) -> dict[str, str]:
+        written = super().annotations(bound)
+        for container in bound.grants:
+            if container:
+                written["BAIDU_COM_DEVICE_IDX"] = ",".join(str(grant.index) for grant in container)
+        return written

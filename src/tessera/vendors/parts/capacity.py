@@ -1,0 +1,86 @@
+"""Cards of vendors whose node agent registers nothing: they follow from the node's capacity.
+
+A capacity is a number of cards or a sum over them, so that cards are alike by construction. A capacity of 0 (an agent
+that is gone) means no cards; one that cannot be true is a problem of the node.
+"""
+
+from __future__ import annotations
+
+from tessera.core.devices import Device
+from tessera.vendors.base import NodeProblem, ResourceNames
+from tessera.vendors.drafts import INT32_MAX, BadRequest, amount
+from tessera.wire.objects import Node
+
+MOST_CARDS = 1024
+"""cards of one node; a capacity that says more is not believed"""
+
+SHARERS = 100
+"""grants that may share a card at once: these vendors have no limit of their own, the number is HAMi's"""
+
+
+def capacity_of(node: Node, name: str, *, most: int = INT32_MAX) -> int | NodeProblem:
+    """0 where the node does not name the resource."""
+    text = node.capacity.get(name) if name else None
+    if text is None:
+        return 0
+    value = amount(name, text, most=most)
+    return NodeProblem(f"capacity of {value.text}") if isinstance(value, BadRequest) else value
+
+
+def cards_by_capacity(node: Node, name: str) -> int | NodeProblem:
+    """How many cards a node has, where the capacity is their number."""
+    return capacity_of(node, name, most=MOST_CARDS)
+
+
+def numbered_cards(
+    node: Node, name: str, *, vendor: str, stem: str, memory: int, slots: int = 1
+) -> tuple[Device, ...] | NodeProblem:
+    """One device for every card in the capacity; ids are `<node>-<stem>-<position>`."""
+    count = cards_by_capacity(node, name)
+    if isinstance(count, NodeProblem):
+        return count
+    return tuple(
+        Device(
+            uuid=f"{node.name}-{stem}-{position}",
+            vendor=vendor,
+            index=position,
+            slots=slots,
+            memory=memory,
+            model=vendor,
+        )
+        for position in range(count)
+    )
+
+
+def cards_from_capacity(
+    node: Node, names: ResourceNames, *, vendor: str, stem: str, cores_per_card: int, mib_per_unit: int
+) -> tuple[Device, ...] | NodeProblem:
+    """One device for every `cores_per_card` of capacity, rounded up; ids are `<node>-<stem>-<position>`."""
+    cores = capacity_of(node, names.cores)
+    if isinstance(cores, NodeProblem):
+        return cores
+    units = capacity_of(node, names.memory)
+    if isinstance(units, NodeProblem):
+        return units
+    if cores == 0:
+        return ()
+    count = -(-cores // cores_per_card)
+    if count > MOST_CARDS:
+        return NodeProblem(
+            f"{names.cores}: a capacity of {cores} would be {count} cards, at most {MOST_CARDS} are believed"
+        )
+    memory = units * mib_per_unit * cores_per_card // cores
+    if memory > INT32_MAX:
+        return NodeProblem(f"{names.memory}: a capacity of {units} would be {memory} MiB a card")
+    return tuple(
+        Device(
+            uuid=f"{node.name}-{stem}-{position}",
+            vendor=vendor,
+            index=position,
+            slots=SHARERS,
+            memory=memory,
+            cores=cores_per_card,
+            model=vendor,
+        )
+        for position in range(count)
+    )

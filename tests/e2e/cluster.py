@@ -1,0 +1,408 @@
+"""One cluster of one test on a real control plane: a stock kube-scheduler, `tessera scheduler`, simulated GPU nodes.
+
+The scheduler is the real command, as a ServiceAccount with the rights in rbac.yaml. Pods are created by a tenant, in a
+namespace of the test's own. Only the nodes are simulated: they play kubelet and its plugin against the real apiserver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import sys
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import aiohttp
+import trustme
+import yaml
+
+from tessera.core.audit import audit
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import KubeError
+from tessera.kube.reflector import Reflector
+from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
+from tessera.sandbox.fleet import Fleet
+from tessera.sandbox.kinds import Json
+from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.reading import condition_of, key_of, phase_of, uid_of, version_of
+from tests.contract.speaking import Answer, Client, client, read_kubeconfig
+from tests.e2e.control_plane import Audited, ControlPlane
+from tests.e2e.judging import Scrape, replayed, use_of
+from tests.e2e.processes import LOOK_S, Program, free_ports
+from tests.support.product import gpu_pod
+
+WAIT_S = 60.0
+"""for something that takes a second, on a machine that is busy"""
+MANAGED = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
+
+T = TypeVar("T")
+
+
+async def until(look: Callable[[], Awaitable[T]], *, what: str, within_s: float = WAIT_S) -> T:
+    """The first answer that is something; what tells nobody when it changes has to be asked again and again."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not (answer := await look()):
+                await asyncio.sleep(LOOK_S)
+            return answer
+    except TimeoutError as error:
+        raise TimeoutError(f"waited {within_s:g} s for {what}") from error
+
+
+class Tessera:
+    """`tessera scheduler` as a process, on ports that it keeps over restarts."""
+
+    def __init__(
+        self, plane: ControlPlane, *flags: str, name: str, account: str, certificate: Path | None, **environ: str
+    ):
+        extender, webhook, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
+        self.extender_url, self.webhook, self._metrics = f"http://{extender}", webhook, f"http://{metrics}"
+        files = (f"--cert_file={certificate}", f"--key_file={certificate}") if certificate else ()
+        command = (
+            *(sys.executable, "-m", "tessera", "scheduler", "--log-format=json"),
+            f"--kubeconfig={plane.kubeconfig_of_account(account)}",
+            f"--extender-bind={extender}",
+            f"--webhook-bind={webhook}",
+            f"--metrics-bind-address={metrics}",
+            *files,
+            *flags,
+        )
+        self.program = Program(name, command, folder=plane.logs, environ={"PATH": os.defpath, **environ})
+
+    def start(self) -> None:
+        self.program.start()
+
+    async def ready(self) -> None:
+        """It knows everything that the API shows."""
+        await until(self.is_ready, what=f"{self.program.name} to be ready")
+
+    async def is_ready(self) -> bool:
+        assert self.program.is_running, f"{self.program.name} ended:\n{self.program.words()}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self._metrics}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    async def scrape(self) -> Scrape:
+        async with aiohttp.ClientSession() as session, session.get(f"{self._metrics}/metrics") as answer:
+            return Scrape(await answer.text())
+
+    async def stop(self) -> int:
+        """In order, while the simulated nodes go on; the exit code."""
+        return await asyncio.to_thread(self.program.stop)
+
+
+class Mirror:
+    """The pods of one namespace, as a watch shows them."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Json] = {}
+        self.changed = asyncio.Event()
+
+    def put(self, key: str, obj: Json) -> None:
+        self.pods[obj["metadata"]["name"]] = obj
+        self.changed.set()
+
+    def drop(self, key: str) -> None:
+        self.pods.pop(key.partition("/")[2], None)
+        self.changed.set()
+
+    def synced(self) -> None:
+        """A pod that is not shown yet is waited for like any other."""
+
+
+class Cluster:
+    """A running cluster with Tessera in it."""
+
+    def __init__(
+        self, plane: ControlPlane, *, api: KubeClient, tenant: Client, fleet: Fleet, namespace: str, tessera: Tessera
+    ) -> None:
+        self.plane = plane
+        self.api = api
+        """with every right"""
+        self.tenant = tenant
+        self.fleet = fleet
+        self.namespace = namespace
+        self.tessera = tessera
+        self.background: list[asyncio.Task[None]] = []
+        self._mirror = Mirror()
+        self._audited_before = sum(1 for _ in plane.audited())
+
+    # -- pods
+
+    @property
+    def pods(self) -> list[Json]:
+        return list(self._mirror.pods.values())
+
+    def pod(self, name: str) -> Json:
+        return self._mirror.pods[name]
+
+    async def post(self, manifest: Json, **query: str) -> Answer:
+        """What a tenant gets who creates this pod here."""
+        body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
+        return await self.tenant.post(PODS.path(self.namespace), body, **query)
+
+    async def create(self, *manifests: Json) -> None:
+        for manifest in manifests:
+            answer = await self.post(manifest)
+            assert answer.status == 201, answer.body
+
+    async def run(self, *manifests: Json) -> None:
+        """Create pods one after the other, each running before the next."""
+        for manifest in manifests:
+            await self.create(manifest)
+            await self.running(manifest["metadata"]["name"])
+
+    async def running(self, *names: str) -> None:
+        """All these pods run."""
+        waited = set(names)
+
+        def all_run() -> bool:
+            waited.difference_update(
+                [name for name in waited if phase_of(self._mirror.pods.get(name, {})) == "Running"]
+            )
+            return not waited
+
+        try:
+            await self.wait_for(all_run, what="pods to run")
+        except TimeoutError as error:
+            said = {name: (condition_of(self.pod(name), "PodScheduled") or {}).get("message", "") for name in waited}
+            raise TimeoutError(f"not running: {said}") from error
+
+    async def refused(self, name: str) -> str:
+        """Wait until kube-scheduler has said why the pod has no node, and answer that."""
+
+        def reason() -> str:
+            found = condition_of(self._mirror.pods.get(name, {}), "PodScheduled") or {}
+            return str(found.get("message", "")) if found.get("status") == "False" else ""
+
+        return await self.wait_for(reason, what=f"the refusal of {name}")
+
+    async def delete(self, *names: str) -> None:
+        """As a tenant; the nodes let them end."""
+        for name in names:
+            answer = await self.tenant.delete(PODS.path(self.namespace, name))
+            assert answer.status == 200, answer.body
+
+    async def gone(self, *names: str) -> None:
+        await self.wait_for(lambda: not self._mirror.pods.keys() & set(names), what=f"the end of {', '.join(names)}")
+
+    async def wait_for(self, look: Callable[[], T], *, what: str, within_s: float = WAIT_S) -> T:
+        """The first answer that is something, looked for whenever a pod has changed."""
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    self._mirror.changed.clear()
+                    if answer := look():
+                        return answer
+                    changed = asyncio.create_task(self._mirror.changed.wait())
+                    done, _ = await asyncio.wait([changed, *self.background], return_when=asyncio.FIRST_COMPLETED)
+                    for broken in done - {changed}:
+                        broken.result()
+        except TimeoutError as error:
+            raise TimeoutError(f"waited {within_s:g} s for {what}") from error
+
+    # -- what is right
+
+    async def at_rest(self) -> None:
+        """Wait until the scheduler knows exactly what the API shows, and hold that against what there is."""
+        shown: object = None
+        known: object = None
+
+        async def rests() -> bool:
+            nonlocal shown, known
+            ledger, scrape = await replayed(self.api), await self.tessera.scrape()
+            assert audit(ledger) == []
+            open_ = [scrape.value(f"tessera_{what}") for what in ("reservations", "pods_awaiting_turn")]
+            shown, known = use_of(ledger), (scrape.use if not any(open_) else open_)
+            return shown == known
+
+        try:
+            await until(rests, what="rest", within_s=20.0)
+        except TimeoutError as error:
+            raise AssertionError(f"the scheduler knows {known}, the API shows {shown}") from error
+
+    async def events(self, name: str) -> list[Json]:
+        found = await self.tenant.get(
+            f"/api/v1/namespaces/{self.namespace}/events", fieldSelector=f"involvedObject.name={name}"
+        )
+        events: list[Json] = found.body["items"]
+        return events
+
+    def requests(self) -> list[Audited]:
+        """What the scheduler asked of the apiserver since this cluster began."""
+        return list(self.plane.audited())[self._audited_before :]
+
+    # -- the scheduler's life
+
+    async def restart_tessera(self) -> None:
+        """As after SIGKILL."""
+        self.tessera.program.kill()
+        self.tessera.start()
+        await self.tessera.ready()
+
+    async def watch_pods(self) -> None:
+        """For ever."""
+        await Reflector(
+            self.api,
+            PODS.path(self.namespace),
+            dict[str, Any],
+            self._mirror,
+            key=key_of,
+            uid=uid_of,
+            version=version_of,
+        ).run()
+
+
+# -- configurations
+
+
+def webhook_configuration(name: str, namespace: str, client_config: Json) -> Json:
+    """For pods of this namespace."""
+    webhook = {
+        "name": "vgpu.hami.io",
+        "clientConfig": client_config,
+        "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "admissionReviewVersions": ["v1", "v1beta1"],
+        "sideEffects": "None",
+        "failurePolicy": "Fail",
+        "timeoutSeconds": 5,
+    }
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [webhook],
+    }
+
+
+def kube_scheduler(plane: ControlPlane, extender_url: str, *, name: str = "kube-scheduler", lease: str = "") -> Program:
+    """A stock one, for device pods and all others; `lease` makes it one of several."""
+    elect: Json = {"leaderElect": bool(lease)}
+    if lease:
+        namespace, _, resource = lease.partition("/")
+        elect |= {"resourceNamespace": namespace, "resourceName": resource}
+        elect |= {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
+    extender = {
+        "urlPrefix": extender_url,
+        "filterVerb": "filter",
+        "bindVerb": "bind",
+        "nodeCacheCapable": True,
+        "weight": 1,
+        "httpTimeout": "30s",
+        "managedResources": [{"name": resource, "ignoredByScheduler": True} for resource in MANAGED],
+    }
+    configuration = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
+        "leaderElection": elect,
+        # Or the extender is shown a sample only, and a pod stays pending beside a node that fits.
+        "percentageOfNodesToScore": 100,
+        "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
+        "extenders": [extender],
+    }
+    file = plane.folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump(configuration))
+    return plane.program(name, "kube-scheduler", f"--config={file}", "--secure-port=0", "--v=2")
+
+
+def write_certificate(path: Path, authority: trustme.CA) -> None:
+    """A fresh certificate with its key, put in place in one step, as cert-manager and kubelet do."""
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
+    fresh.replace(path)
+
+
+# -- putting it together
+
+
+@asynccontextmanager
+async def cluster(
+    plane: ControlPlane, nodes: Sequence[SimulatedNode], *flags: str, scheduling: bool = True
+) -> AsyncIterator[Cluster]:
+    """A cluster with these nodes, ready for pods; `flags` are the scheduler's.
+
+    Without `scheduling` there is no kube-scheduler."""
+    label = uuid.uuid4().hex[:6]
+    namespace, certificate = f"e2e-{label}", plane.folder / f"webhook-{label}.pem"
+    authority = trustme.CA()
+    write_certificate(certificate, authority)
+    tessera = Tessera(plane, *flags, name=f"tessera-{label}", account="tessera-scheduler", certificate=certificate)
+    stock = kube_scheduler(plane, tessera.extender_url, name=f"kube-scheduler-{label}")
+    tessera.start()
+    if scheduling:
+        stock.start()
+    bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
+    webhook = {"url": f"https://{tessera.webhook}/webhook", "caBundle": bundle}
+    access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
+    try:
+        async with KubeClient(access) as api, client(read_kubeconfig(plane.kubeconfig("tenant"))) as tenant:
+            fleet = Fleet(api, nodes)
+            found = Cluster(plane, api=api, tenant=tenant, fleet=fleet, namespace=namespace, tessera=tessera)
+            try:
+                await make_namespace(api, namespace)
+                await fleet.register()
+                await api.create(MUTATING_WEBHOOKS.path(), webhook_configuration(namespace, namespace, webhook))
+                found.background = [asyncio.create_task(work) for work in (fleet.run(), found.watch_pods())]
+                await tessera.ready()
+                await until(lambda: _nodes_are_open(api), what="nodes without taints")
+                await until(lambda: _knows_cards(tessera, nodes), what="the scheduler to know all cards")
+                await until(lambda: _is_asked(found), what="the webhook to be asked")
+                yield found
+                assert [asked for asked in found.requests() if not asked.allowed] == [], "rbac.yaml is not enough"
+            finally:
+                await end_tasks(found.background)
+                await _clean_up(api, namespace, fleet.nodes)
+    finally:
+        tessera.program.kill()
+        stock.kill()
+
+
+async def make_namespace(api: KubeClient, name: str) -> None:
+    await api.create(NAMESPACES.path(), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    # The controller manager makes it too, but later than the first pod may want it.
+    with suppress(KubeError):
+        account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
+        await api.create(SERVICE_ACCOUNTS.path(name), account)
+
+
+async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> None:
+    """The next test finds no webhook, no pod and no node of this one; what else is in the namespace goes with it."""
+    paths = [MUTATING_WEBHOOKS.path(name=namespace), PODS.path(namespace)]
+    paths += [NODES.path(name=name) for name in nodes]
+    for path in (*paths, NAMESPACES.path(name=namespace)):
+        with suppress(KubeError):
+            await api.delete(path, grace_seconds=0)
+
+
+async def _nodes_are_open(api: KubeClient) -> bool:
+    nodes = (await api.list(NODES.path(), dict[str, Any])).items
+    return not any(
+        taint["key"].startswith("node.kubernetes.io/") for node in nodes for taint in node["spec"].get("taints", ())
+    )
+
+
+async def _knows_cards(tessera: Tessera, nodes: Iterable[SimulatedNode]) -> bool:
+    return len((await tessera.scrape()).use) == sum(len(node.cards) for node in nodes)
+
+
+async def _is_asked(found: Cluster) -> bool:
+    """kube-apiserver learns of a new configuration through an informer."""
+    answer = await found.post(gpu_pod("probe", gpu=1), dryRun="All")
+    assert answer.status in (201, 500), answer.body
+    return answer.status == 201 and bool(answer.body["spec"]["schedulerName"] == "hami-scheduler")

@@ -1,0 +1,97 @@
+"""The control plane that the end-to-end tests share, and what happens where there can be none.
+
+Programs are looked for, or built where Go is here (`tools/kubernetes/build.py`); without them the tests are skipped.
+Logs of a run with failures stay; nothing else does.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.control_plane import ControlPlane
+from tools.kubernetes import build
+
+TOLD = pytest.StashKey[list[str]]()
+
+NewPlane = Callable[[], ControlPlane]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[TOLD] = []
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    told = config.stash[TOLD]
+    if told:
+        terminalreporter.section("real Kubernetes")
+        for line in told:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def tools(pytestconfig: pytest.Config) -> Mapping[str, Path]:
+    """The programs of Kubernetes, by name."""
+    if sys.platform != "linux":
+        pytest.skip("the programs of Kubernetes run on Linux only")
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    told = pytestconfig.stash[TOLD]
+    try:
+        with capture.global_and_fixture_disabled() if capture else nullcontext():
+            found = build.ensure(tell=lambda text: print(f"\n{text}", flush=True))
+    except build.Missing as missing:
+        pytest.skip(str(missing))
+    told += [f"{name:<24} {_version(path)}  {path}" for name, path in found.items()]
+    return found
+
+
+@pytest.fixture(scope="session")
+def planes(tools: Mapping[str, Path], request: pytest.FixtureRequest) -> Iterator[NewPlane]:
+    """Makes control planes, which end with the session."""
+    told = request.config.stash[TOLD]
+    root = Path(tempfile.mkdtemp(prefix="tessera-e2e-"))
+    running: list[ControlPlane] = []
+
+    def new() -> ControlPlane:
+        folder = root / f"plane-{len(running)}"
+        folder.mkdir()
+        running.append(ControlPlane(folder, tools))
+        running[-1].start()
+        return running[-1]
+
+    yield new
+    for plane in running:
+        plane.stop()
+    if request.session.testsfailed:
+        _keep_logs(root, running)
+        told.append(f"logs of this run: {root}")
+    else:
+        shutil.rmtree(root)
+
+
+@pytest.fixture(scope="session")
+def plane(planes: NewPlane) -> ControlPlane:
+    """The one that tests share which leave it as they found it."""
+    return planes()
+
+
+def _keep_logs(root: Path, planes: list[ControlPlane]) -> None:
+    for plane in planes:
+        for path in plane.folder.iterdir():
+            if path != plane.logs and path.name != "audit.log":
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _version(path: Path) -> str:
+    for question in (["--version"], ["version", "--client"]):
+        done = subprocess.run([path, *question], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return done.stdout.splitlines()[0].rpartition(" ")[2]
+    return "unknown"

@@ -1,0 +1,29 @@
+"""The contract of the embedded API server, identical, on a real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.e2e.control_plane import ControlPlane
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_contract_holds_on_a_real_apiserver(plane: ControlPlane, tools: Mapping[str, Path]) -> None:
+    """In a process of its own: a suite that chooses its server by the environment must not see ours."""
+    path = os.pathsep.join((str(tools["kubectl"].parent), os.environ["PATH"]))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/contract", "-q", "-rs", "-p", "no:cacheprovider"],
+        cwd=ROOT,
+        env={**os.environ, "PATH": path, "TESSERA_CONTRACT_KUBECONFIG": str(plane.kubeconfig())},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout, done.stdout

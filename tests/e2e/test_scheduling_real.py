@@ -1,0 +1,224 @@
+"""Webhook, filter and bind with a stock kube-apiserver and kube-scheduler: who gets which slice, and at what cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from tessera.core.devices import Device
+from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
+from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.handing_over import ALLOCATED, slices_of
+from tessera.sandbox.kinds import Json
+from tessera.sandbox.kubelet import RUN_SECONDS
+from tessera.sandbox.nodes import AgentKind, SimulatedNode
+from tessera.sandbox.reading import node_of, phase_of
+from tests.e2e.cluster import Cluster, cluster, until
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.judging import wrong_slices
+from tests.support.product import container, gpu_pod, pod, sidecar
+
+JOBS = Resource("batch", "v1", "jobs", True)
+NODE_POLICY = "hami.io/node-scheduler-policy"
+GPU_POLICY = "hami.io/gpu-scheduler-policy"
+T4 = "Tesla T4"
+V100 = "Tesla V100-SXM2-32GB"
+
+
+def node(name: str = "n1", count: int = 2, *, agent: AgentKind = "env") -> SimulatedNode:
+    return SimulatedNode(name, gpu_cards(name, count), agent=agent)
+
+
+def placed(found: Cluster, name: str) -> tuple[str, dict[int, list[int]]]:
+    """The pod's node, and the numbers of the cards of each container that has some."""
+    thing = found.pod(name)
+    numbers = {card.uuid: card.index for card in found.fleet.nodes[node_of(thing)].cards}
+    granted = {at: [numbers[entry.uuid] for entry in entries] for at, entries in slices_of(thing, ALLOCATED)}
+    return node_of(thing), granted
+
+
+# -- shapes
+
+SHAPES = (
+    pod("one", container("a", gpu=1, mem=3000, cores=10)),
+    pod("two", container("a", gpu=1, mem=1000), container("b", gpu=1, mem=2000, cores=20)),
+    pod("one-of-three", container("a"), container("b", gpu=1, mem=1000), container("c")),
+    pod("two-cards", container("a", gpu=2, mem=1500)),
+    pod("share", container("a", gpu=1, percent=25)),
+    pod("whole", container("a", gpu=2)),
+    pod("init", container("a", gpu=1, mem=1000), init=[container("i", gpu=1, mem=20000, cores=30)]),
+    pod("init-alone", container("a"), init=[container("i", gpu=1, mem=1000)]),
+    pod("sidecar", container("a", gpu=1, mem=1000), init=[sidecar("s", gpu=1, mem=2000)]),
+    pod(
+        "all-kinds",
+        container("a", gpu=1, mem=1000),
+        container("b"),
+        container("c", gpu=2, mem=500, cores=10),
+        init=[sidecar("s", gpu=1, mem=2000), container("i", gpu=2, mem=3000)],
+    ),
+)
+
+
+@pytest.mark.parametrize("agent", ["env", "answer", "hami"])
+async def test_every_container_of_every_shape_has_exactly_its_slice(plane: ControlPlane, agent: AgentKind) -> None:
+    async with cluster(plane, [node("n1", 8, agent=agent)]) as found:
+        await found.create(*SHAPES)
+        await found.running(*(shape["metadata"]["name"] for shape in SHAPES))
+        await found.at_rest()
+        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+
+
+async def test_sixty_mixed_pods_at_once_have_exactly_their_slices(plane: ControlPlane) -> None:
+    nodes = [
+        node("n1", 4),
+        node("n2", 4, agent="answer"),
+        node("n3", 4),
+        SimulatedNode("n4", gpu_cards("n4", 4), shuffled=True),
+    ]
+    pods = list(mixed_pods(60))
+    async with cluster(plane, nodes) as found:
+        await found.create(*pods)
+        await found.running(*(each["metadata"]["name"] for each in pods))
+        await found.at_rest()
+        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+        assert len({node_of(each) for each in found.pods}) > 1
+
+
+def mixed_pods(count: int) -> Iterator[Json]:
+    """Of five shapes, in sizes that all differ."""
+    for number in range(count):
+        name, memory = f"p{number:02}", 500 + 37 * number
+        yield (
+            gpu_pod(name, gpu=1, mem=memory, cores=number % 7),
+            gpu_pod(name, gpu=2, mem=memory),
+            pod(name, container("a", gpu=1, mem=memory), container("b", gpu=1, mem=memory + 11, cores=3)),
+            pod(name, container("a", gpu=1, mem=memory), init=[sidecar("s", gpu=1, mem=memory + 11)]),
+            pod(name, container("a", gpu=1, mem=memory), container("b"), init=[container("i", gpu=2, mem=memory + 11)]),
+        )[number % 5]
+
+
+async def test_pods_of_deployments_and_jobs_are_placed_like_any_other(plane: ControlPlane) -> None:
+    containers = [container("main", gpu=1, mem=2000, cores=5)]
+    staying = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": containers}}
+    serving = {"replicas": 3, "selector": {"matchLabels": {"app": "a"}}, "template": staying}
+    once = {"containers": containers, "restartPolicy": "Never"}
+    ending = {"metadata": {"annotations": {RUN_SECONDS: "0.1"}}, "spec": once}
+    async with cluster(plane, [node("n1", 1)]) as found:
+        for resource, name, spec in (
+            (DEPLOYMENTS, "serve", serving),
+            (JOBS, "train", {"completions": 2, "parallelism": 2, "template": ending}),
+        ):
+            path = resource.path(found.namespace)
+            answer = await found.tenant.post(path, {"metadata": {"name": name}, "spec": spec})
+            assert answer.status == 201, answer.body
+        phases = {"Running": 3, "Succeeded": 2}
+        await found.wait_for(lambda: Counter(map(phase_of, found.pods)) == phases, what="3 replicas and 2 completions")
+        job = await until(lambda: completed(found, "train"), what="the job's completion")
+        assert job["status"]["succeeded"] == 2
+        await found.at_rest()
+        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+
+
+async def completed(found: Cluster, name: str) -> Json:
+    job: Json = (await found.tenant.get(JOBS.path(found.namespace, name))).body
+    return job if job.get("status", {}).get("completionTime") else {}
+
+
+async def test_a_pod_without_devices_is_left_alone(plane: ControlPlane) -> None:
+    async with cluster(plane, [node("n1", 1), SimulatedNode("n2")]) as found:
+        manifests = [pod(f"p{number}", container("main")) for number in range(4)]
+        await found.create(*manifests)
+        await found.running(*(each["metadata"]["name"] for each in manifests))
+        for each in found.pods:
+            assert each["spec"]["schedulerName"] == "default-scheduler"
+            assert "annotations" not in each["metadata"]
+            assert "env" not in each["spec"]["containers"][0]
+        assert [asked for asked in found.requests() if asked.writes] == []
+
+
+# -- wishes
+
+
+@pytest.mark.parametrize(("policy", "together"), [("binpack", True), ("spread", False)])
+async def test_the_node_policy_decides_whether_pods_share_a_node(
+    plane: ControlPlane, policy: str, together: bool
+) -> None:
+    async with cluster(plane, [node("n1"), node("n2")]) as found:
+        wish = {NODE_POLICY: policy}
+        await found.run(*(gpu_pod(name, gpu=1, mem=100, annotations=wish) for name in ("p", "q")))
+        assert (placed(found, "p")[0] == placed(found, "q")[0]) is together
+
+
+@pytest.mark.parametrize(("policy", "together"), [("binpack", True), ("spread", False)])
+async def test_the_gpu_policy_decides_whether_pods_share_a_card(
+    plane: ControlPlane, policy: str, together: bool
+) -> None:
+    async with cluster(plane, [node("n1", 4)], f"--gpu-scheduler-policy={policy}") as found:
+        await found.run(*(gpu_pod(name, gpu=1, mem=100) for name in ("p", "q")))
+        assert (placed(found, "p")[1] == placed(found, "q")[1]) is together
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "chosen"),
+    [
+        ("nvidia.com/use-gputype", "V100", [1]),
+        ("nvidia.com/nouse-gputype", "V100,A100", [0]),
+        ("nvidia.com/use-gpuuuid", "{2}", [2]),
+        ("nvidia.com/nouse-gpuuuid", "{0},{1}", [2]),
+    ],
+)
+async def test_a_pod_may_choose_its_cards_by_model_and_uuid(
+    plane: ControlPlane, key: str, value: str, chosen: list[int]
+) -> None:
+    cards = three_models()
+    wish = {key: value.format(*(card.uuid for card in cards))}
+    async with cluster(plane, [SimulatedNode("n1", cards)]) as found:
+        await found.run(gpu_pod("p", gpu=1, mem=100, annotations=wish))
+        assert placed(found, "p") == ("n1", {0: chosen})
+
+
+def three_models() -> tuple[Device, ...]:
+    """A T4, a V100 and an A100."""
+    first, second, third = gpu_cards("n1", 3)
+    return replace(first, model=T4), replace(second, model=V100), third
+
+
+async def test_a_namespace_gets_no_more_than_its_quota(plane: ControlPlane) -> None:
+    quota = {"metadata": {"name": "gpus"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "5000"}}}
+    async with cluster(plane, [node()]) as found:
+        await found.api.create(RESOURCE_QUOTAS.path(found.namespace), quota)
+        await found.run(gpu_pod("p", gpu=1, mem=3000))
+        answer = await until(lambda: denied(found, gpu_pod("big", gpu=1, mem=6000)), what="the quota to be known")
+        assert "asks for 6000 MiB of nvidia.com/gpumem" in answer
+        await found.run(gpu_pod("q", gpu=1, mem=2000))
+        assert "asks for 1000 MiB" in await denied(found, gpu_pod("r", gpu=1, mem=1000))
+        await found.at_rest()
+
+
+async def denied(found: Cluster, manifest: Json) -> str:
+    """Why a tenant may not create this pod; nothing where they may."""
+    answer = await found.post(manifest, dryRun="All")
+    return answer.message if answer.status != 201 else ""
+
+
+# -- cost
+
+
+async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None:
+    names = [f"p{number:02}" for number in range(20)]
+    async with cluster(plane, [node("n1", 4), node("n2", 4), SimulatedNode("n3")]) as found:
+        await found.create(*(gpu_pod(name, gpu=1, mem=1000) for name in names))
+        await found.running(*names)
+        await found.at_rest()
+        # Events are written behind everybody's back; an orderly end writes those that are left.
+        assert await found.tessera.stop() == 0
+        asked = found.requests()
+        writes = [(each.verb, each.resource, each.name) for each in asked if each.writes and each.resource != "events"]
+        assert sorted(writes) == [("create", "pods/binding", name) for name in names]
+        events = Counter(each.verb for each in asked if each.resource == "events")
+        assert events == {"create": 2 * len(names)}
+        reads = sorted((each.verb, each.resource) for each in asked if each.verb in ("get", "list"))
+        assert reads == [("list", "nodes"), ("list", "pods"), ("list", "resourcequotas")]

@@ -1,0 +1,124 @@
+"""Two schedulers and the lease of the kube-schedulers beside them: one decides, and a change of it costs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.kube.resources import LEASES
+from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
+from tessera.sandbox.kinds import LEASES as LEASE_KIND
+from tessera.sandbox.kinds import PODS as POD_KIND
+from tessera.sandbox.nodes import SimulatedNode
+from tests.support.product import Product, gpu_pod, leadership, product
+from tests.support.replica import Replica
+
+LEASE = leadership("host-1")
+LONG = 3600
+"""seconds: a lease that lasts for the whole test"""
+
+
+def node(name: str = "n1", count: int = 1, **more: Any) -> SimulatedNode:
+    return SimulatedNode(name, gpu_cards(name, count), **more)
+
+
+async def lease_to(cluster: Product, holder: str, *, seconds: int = LONG) -> None:
+    """Some kube-scheduler has, or renews, the lease."""
+    path, client = LEASES.path(LEASE.namespace, LEASE.name), cluster.plane.client
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": seconds}
+    if cluster.plane.server.cluster.store.get(LEASE_KIND, LEASE.namespace, LEASE.name) is None:
+        await client.create(LEASES.path(LEASE.namespace), {"metadata": {"name": LEASE.name}, "spec": spec})
+    else:
+        await client.patch(path, {"spec": spec})
+
+
+async def refusal(replica: Replica, pod: dict[str, Any]) -> str:
+    async with ExtenderClient(ExtenderAccess(replica.extender_url)) as extender:
+        with pytest.raises(ExtenderError) as filtered:
+            await extender.filter(pod, ["n1"])
+        with pytest.raises(ExtenderError) as bound:
+            await extender.bind(pod, "n1")
+        assert str(filtered.value) == str(bound.value)
+        return str(bound.value)
+
+
+async def test_only_the_holder_of_the_lease_decides_and_its_name_is_matched_exactly(tmp_path: Path) -> None:
+    """Q30."""
+    plugin = node(handshake=True, text_registration=True, agent="hami")
+    async with product([plugin], tmp_path, scheduling=False, leadership=LEASE) as cluster:
+        others = [await cluster.add_replica(host) for host in ("host", "host-10", "host-2")]
+        pod = await cluster.plane.create_pod(gpu_pod("p", gpu=1))
+        for replica in (cluster.scheduler, *others):
+            assert await refusal(replica, pod) == "this replica is not the leader"
+        await lease_to(cluster, "host-1_3fa85f64-5717-4562-b3fc-2c963f66afa6")
+        await cluster.until(lambda: cluster.service.leads, what="the holder to lead")
+        assert [replica.process.service.leads for replica in others] == [False, False, False]
+        await cluster.start_scheduling()
+        await cluster.running_pods("p")
+        await cluster.at_rest()
+        for replica in others:
+            assert not replica.process.service.unsynced()
+            assert cluster.writes(replica.agent) == []
+        await lease_to(cluster, "host-10_x")
+        await cluster.until(lambda: others[1].process.service.leads, what="the new holder to lead")
+        await cluster.until(lambda: not cluster.service.leads, what="the old holder to stop")
+
+
+async def test_a_lease_that_nobody_renews_ends(tmp_path: Path) -> None:
+    async with product([node()], tmp_path, scheduling=False, leadership=LEASE) as cluster:
+        await lease_to(cluster, "host-1_x", seconds=1)
+        await cluster.until(lambda: cluster.service.leads)
+        await cluster.until(lambda: not cluster.service.leads)
+
+
+async def test_a_new_leader_knows_bindings_that_its_watch_has_not_shown(tmp_path: Path) -> None:
+    async with product([node()], tmp_path, leadership=LEASE) as cluster:
+        plane = cluster.plane
+        second = await cluster.add_replica("host-2")
+        await lease_to(cluster, "host-1_x")
+        await cluster.until(lambda: cluster.service.leads)
+        plane.server.faults.hold_watches(POD_KIND, agent=second.agent)
+        await plane.create_pod(gpu_pod("p", gpu=1))
+        await cluster.running_pods("p")
+        assert second.process.service.ledger.pods() == []
+
+        await cluster.kill_scheduler()
+        await lease_to(cluster, "host-2_x")
+        cluster.scheduler, cluster.others = second, []
+        await cluster.start_scheduling()
+        await cluster.move_webhook()
+        await plane.create_pod(gpu_pod("q", gpu=1))
+        await plane.wait_for(lambda: "CardInsufficientMemory" in str(plane.pod("default", "q")))
+        await cluster.at_rest()
+        await plane.delete_pod("default", "p")
+        await cluster.running_pods("q")
+        await cluster.at_rest()
+
+
+async def test_a_bind_that_waited_is_not_written_by_a_replica_that_no_longer_leads(tmp_path: Path) -> None:
+    """The new leader has given the room to another by then."""
+    slow = node(agent="answer")
+    async with product([slow], tmp_path, leadership=LEASE) as cluster:
+        plane = cluster.plane
+        first, second = cluster.scheduler, await cluster.add_replica("host-2")
+        await lease_to(cluster, "host-1_x")
+        await cluster.until(lambda: cluster.service.leads)
+        slow.kubelet.pause()
+        await plane.create_pod(gpu_pod("p", gpu=1, mem=10000))
+        await plane.create_pod(gpu_pod("q", gpu=1, mem=50000))
+        await cluster.until(lambda: cluster.service.handover.waiting == 1, what="the second pod to wait for its turn")
+
+        await lease_to(cluster, "host-2_x")
+        await cluster.until(lambda: not first.process.service.leads)
+        slow.kubelet.resume()
+        await cluster.until(lambda: not first.process.service.binder.running, what="the old leader's last bind to end")
+        assert [name for name in ("p", "q") if plane.phase("default", name) == "Running"] == ["p"]
+        assert cluster.writes(first.agent)[1:] == []
+
+        cluster.scheduler, cluster.others = second, [first]
+        await cluster.start_scheduling()
+        await cluster.running_pods("p", "q")
+        await cluster.at_rest()

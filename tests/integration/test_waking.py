@@ -1,0 +1,232 @@
+"""Pods that were refused are bound soon after there is room, and a backlog that does not fit costs next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tessera.kube.resources import NODES, RESOURCE_QUOTAS
+from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.faults import Fail
+from tessera.sandbox.kinds import PODS as POD_KIND
+from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.reading import annotations_of
+from tessera.wire import keys
+from tests.support.product import Product, gpu_pod, product
+
+US = "tessera-scheduler"
+QUOTA = {"metadata": {"name": "gpus"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "1000"}}}
+
+
+def node(name: str = "n1", count: int = 1, **more: str) -> SimulatedNode:
+    return SimulatedNode(name, gpu_cards(name, count), **more)
+
+
+async def refuse(cluster: Product, name: str = "waiting", **amounts: int) -> None:
+    await cluster.plane.create_pod(gpu_pod(name, **(amounts or {"gpu": 1})))
+    await cluster.refused(name)
+
+
+async def run(cluster: Product, name: str = "running", **amounts: int) -> None:
+    await cluster.plane.create_pod(gpu_pod(name, **(amounts or {"gpu": 1})))
+    await cluster.running_pods(name)
+    await cluster.at_rest()
+
+
+def wakings(cluster: Product) -> list[str]:
+    """Pods that were patched, in order."""
+    return [seen.path.rpartition("/")[2] for seen in cluster.writes() if seen.method == "PATCH" and "pods" in seen.path]
+
+
+def asleep(cluster: Product) -> int:
+    return len(cluster.service.waiting)
+
+
+# -- what makes room
+
+
+async def test_a_pod_is_bound_when_a_running_one_is_deleted(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await run(cluster)
+        await refuse(cluster)
+        await cluster.plane.delete_pod("default", "running")
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+        assert asleep(cluster) == 0
+
+
+async def test_a_pod_is_bound_when_a_running_one_has_ended(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await cluster.plane.create_pod(gpu_pod("ends", gpu=1, annotations={"sandbox.tessera.io/run-seconds": "0.1"}))
+        await refuse(cluster)
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+
+
+async def test_a_pod_is_bound_when_a_node_joins(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await run(cluster)
+        await refuse(cluster)
+        await cluster.plane.fleet.add(node("n2"))
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+
+
+async def test_a_pod_is_bound_when_its_node_registers_more(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await run(cluster)
+        await refuse(cluster)
+        await cluster.plane.nodes["n1"].set_cards(gpu_cards("n1", 2))
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+
+
+@pytest.mark.parametrize("change", ["raised", "deleted"])
+async def test_a_pod_is_bound_when_its_quota_allows_it(tmp_path: Path, change: str) -> None:
+    """kube-scheduler knows nothing of these quotas: without being told it would sleep for minutes."""
+    async with product([node()], tmp_path) as cluster:
+        client = cluster.plane.client
+        await client.create(RESOURCE_QUOTAS.path("default"), QUOTA)
+        await cluster.at_rest()
+        # Together beyond the quota, each one within it: admission lets both in.
+        for name in ("first", "second"):
+            await cluster.plane.create_pod(gpu_pod(name, gpu=1, mem=600))
+        await cluster.plane.wait_for(lambda: len(ran(cluster, "first", "second")) == 1)
+        (waiting,) = {"first", "second"} - set(ran(cluster, "first", "second"))
+        assert "ResourceQuotaNotFit" in await cluster.refused(waiting)
+        if change == "raised":
+            more = {"spec": {"hard": {"limits.nvidia.com/gpumem": "1200"}}}
+            await client.patch(RESOURCE_QUOTAS.path("default", "gpus"), more)
+        else:
+            await client.delete(RESOURCE_QUOTAS.path("default", "gpus"))
+        await cluster.running_pods(waiting)
+        await cluster.at_rest()
+        assert wakings(cluster) == [waiting]
+
+
+async def test_a_pod_is_bound_when_a_card_is_healthy_again(tmp_path: Path) -> None:
+    async with product([node(count=2)], tmp_path) as cluster:
+        simulated = cluster.plane.nodes["n1"]
+        await simulated.set_health(simulated.cards[0].uuid, healthy=False)
+        await cluster.at_rest()
+        await refuse(cluster, gpu=2, mem=100)
+        await simulated.set_health(simulated.cards[0].uuid, healthy=True)
+        await cluster.running_pods("waiting")
+
+
+async def test_a_pod_is_bound_when_a_cordon_is_lifted(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        card = cluster.plane.nodes["n1"].cards[0].uuid
+        await annotate_node(cluster, {keys.DEVICE_CORDON: card})
+        await cluster.at_rest()
+        await refuse(cluster)
+        await annotate_node(cluster, {keys.DEVICE_CORDON: None})
+        await cluster.running_pods("waiting")
+
+
+async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp_path: Path) -> None:
+    async with product([node()], tmp_path, scheduling=False, reservation_seconds=0.01) as cluster:
+        held = await cluster.plane.create_pod(gpu_pod("held", gpu=1, mem=100) | {"spec": held_spec()})
+        async with cluster.extender() as extender:
+            assert (await extender.filter(held, ["n1"])).nodes == ("n1",)
+        await cluster.start_scheduling()
+        await refuse(cluster)
+        cluster.time_passes()
+        await cluster.running_pods("waiting")
+        assert wakings(cluster) == ["waiting"]
+        await cluster.at_rest()
+
+
+def held_spec() -> dict[str, object]:
+    """Of a pod that kube-scheduler would not ask for: it is gated."""
+    return gpu_pod("held", gpu=1)["spec"] | {"schedulingGates": [{"name": "test/held"}]}
+
+
+# -- races
+
+
+async def test_a_pod_refused_because_our_watch_lagged_is_woken_when_the_news_come(tmp_path: Path) -> None:
+    """kube-scheduler has seen the end of a pod and asks; we have not: refused, and it would sleep on."""
+    async with product([node()], tmp_path) as cluster:
+        plane = cluster.plane
+        await run(cluster)
+        release = plane.server.faults.hold_watches(POD_KIND, agent=US)
+        await plane.delete_pod("default", "running", grace_seconds=0)
+        await refuse(cluster)
+        assert wakings(cluster) == []
+        release()
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+        assert wakings(cluster) == ["waiting"]
+
+
+async def test_a_pod_that_could_not_be_woken_is_tried_again(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        plane = cluster.plane
+        await run(cluster)
+        release = plane.server.faults.hold_watches(POD_KIND, agent=US)
+        await plane.delete_pod("default", "running", grace_seconds=0)
+        await refuse(cluster)
+        plane.server.faults.next(Fail(500), method="PATCH", path="/pods/waiting$", agent=US)
+        release()
+        await cluster.until(lambda: wakings(cluster) == ["waiting"])
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+
+
+async def test_pods_that_waited_and_are_deleted_are_forgotten(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await run(cluster)
+        await refuse(cluster)
+        assert asleep(cluster) == 1
+        await cluster.plane.delete_pod("default", "waiting")
+        await cluster.until(lambda: asleep(cluster) == 0)
+
+
+# -- cost
+
+
+async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> None:
+    count = 200
+    cards = tuple(replace(card, slots=20) for card in gpu_cards("n1", 2))
+    async with product([SimulatedNode("n1", cards)], tmp_path) as cluster:
+        plane = cluster.plane
+        for name in ("a", "b"):
+            await run(cluster, name)
+        names = [f"p{number:03}" for number in range(count)]
+        for name in names:
+            await plane.create_pod(gpu_pod(name, gpu=1, mem=80000))
+        await cluster.until(lambda: asleep(cluster) == count)
+        for name in names:
+            await cluster.refused(name)
+        plane.server.journal.clear()
+        await plane.delete_pod("default", "a")
+        await plane.wait_for(lambda: len(ran(cluster, *names)) == 1)
+        await cluster.at_rest()
+        await cluster.until(lambda: asleep(cluster) == count - 1)
+        assert len(wakings(cluster)) <= 8
+        assert len([seen for seen in cluster.writes() if "binding" in seen.path]) == 1
+
+
+async def test_nobody_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
+    async with product([node()], tmp_path) as cluster:
+        await run(cluster, "small", gpu=1, mem=100)
+        await run(cluster, "large", gpu=1, mem=80000)
+        await refuse(cluster, gpu=1, mem=70000)
+        await cluster.plane.delete_pod("default", "small", grace_seconds=0)
+        await cluster.at_rest()
+        assert asleep(cluster) == 1
+        assert wakings(cluster) == []
+        waiting = cluster.plane.pod("default", "waiting")
+        assert waiting is not None
+        assert keys.RETRY not in annotations_of(waiting)
+
+
+def ran(cluster: Product, *names: str) -> list[str]:
+    return [name for name in names if cluster.plane.phase("default", name) == "Running"]
+
+
+async def annotate_node(cluster: Product, annotations: dict[str, str | None]) -> None:
+    await cluster.plane.client.patch(NODES.path(name="n1"), {"metadata": {"annotations": annotations}})
