@@ -29,14 +29,14 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, S
 from tessera.sandbox.fleet import Fleet
 from tessera.sandbox.kinds import Json
 from tessera.sandbox.nodes import SimulatedNode
-from tessera.sandbox.reading import condition_of, key_of, phase_of, uid_of, version_of
+from tessera.sandbox.reading import condition_of, key_of, node_of, phase_of, uid_of, version_of
 from tests.contract.speaking import Answer, Client, client, read_kubeconfig
 from tests.e2e.control_plane import Audited, ControlPlane
 from tests.e2e.judging import Scrape, replayed, use_of
 from tests.e2e.processes import LOOK_S, Program, free_ports
 from tests.support.product import gpu_pod
 
-WAIT_S = 60.0
+WAIT_S = 15.0
 """for something that takes a second, on a machine that is busy"""
 MANAGED = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 
@@ -172,8 +172,7 @@ class Cluster:
         try:
             await self.wait_for(all_run, what="pods to run")
         except TimeoutError as error:
-            said = {name: (condition_of(self.pod(name), "PodScheduled") or {}).get("message", "") for name in waited}
-            raise TimeoutError(f"not running: {said}") from error
+            raise TimeoutError("; ".join(f"{name} {_state(self._mirror.pods.get(name))}" for name in sorted(waited))) from error
 
     async def refused(self, name: str) -> str:
         """Wait until kube-scheduler has said why the pod has no node, and answer that."""
@@ -406,3 +405,12 @@ async def _is_asked(found: Cluster) -> bool:
     answer = await found.post(gpu_pod("probe", gpu=1), dryRun="All")
     assert answer.status in (201, 500), answer.body
     return answer.status == 201 and bool(answer.body["spec"]["schedulerName"] == "hami-scheduler")
+
+
+def _state(thing: Json | None) -> str:
+    """Of a pod that is not as it should be, in words."""
+    if thing is None:
+        return "is not there"
+    refusal = condition_of(thing, "PodScheduled") or {}
+    texts = (phase_of(thing), node_of(thing), thing["status"].get("message", ""), refusal.get("message", ""))
+    return " / ".join(filter(None, texts))

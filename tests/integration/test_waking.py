@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tessera.kube.resources import NODES, RESOURCE_QUOTAS
+from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
 from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.faults import Fail
+from tessera.sandbox.faults import Fail, Hold
 from tessera.sandbox.kinds import PODS as POD_KIND
 from tessera.sandbox.nodes import SimulatedNode
 from tessera.sandbox.reading import annotations_of
@@ -172,6 +173,31 @@ async def test_a_pod_that_could_not_be_woken_is_tried_again(tmp_path: Path) -> N
         plane.server.faults.next(Fail(500), method="PATCH", path="/pods/waiting$", agent=US)
         release()
         await cluster.until(lambda: wakings(cluster) == ["waiting"])
+        await cluster.running_pods("waiting")
+        await cluster.at_rest()
+
+
+async def test_room_gained_while_everything_is_read_again_is_not_overlooked(tmp_path: Path) -> None:
+    held = Hold(asyncio.Event(), asyncio.Event())
+    async with product([node()], tmp_path) as cluster:
+        plane, service = cluster.plane, cluster.service
+        await plane.client.create(RESOURCE_QUOTAS.path("default"), QUOTA)
+        await cluster.at_rest()
+        # Admitted before the quota leaves too little for it, and refused after the last thing that kube-scheduler sees.
+        waiting = gpu_pod("waiting", gpu=1, mem=600)
+        waiting["spec"]["schedulingGates"] = [{"name": "example.org/gate"}]
+        await plane.create_pod(waiting)
+        await run(cluster, gpu=1, mem=600)
+        await plane.client.patch(PODS.path("default", "waiting"), {"spec": {"schedulingGates": []}})
+        assert "ResourceQuotaNotFit" in await cluster.refused("waiting")
+
+        plane.server.faults.next(held, method="GET", path="/api/v1/pods$", agent=US)
+        service.replace_vendors(dict(service.vendors))
+        await held.reached.wait()
+        await plane.client.delete(RESOURCE_QUOTAS.path("default", "gpus"))
+        await cluster.until(lambda: service.unsynced() == "the first list of pods is not complete")
+        await cluster.until(lambda: service.ledger.quotas.limit("default", "nvidia.com/gpumem") is None)
+        held.release.set()
         await cluster.running_pods("waiting")
         await cluster.at_rest()
 

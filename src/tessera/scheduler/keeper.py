@@ -75,6 +75,8 @@ class PodKeeper:
 
     def synced(self) -> None:
         self.has_synced = True
+        # What was gained while decisions had to wait woke nobody.
+        self._on_room()
 
     def shows(self, pod: PodRequest) -> bool:
         """Whether the API shows this very pod."""
@@ -129,3 +131,5 @@ class QuotaKeeper:
 
     def synced(self) -> None:
         self.has_synced = True
+        # What was gained while decisions had to wait woke nobody.
+        self._on_room()

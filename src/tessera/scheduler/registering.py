@@ -75,6 +75,8 @@ class Registrar:
 
     def synced(self) -> None:
         self.has_synced = True
+        # What was gained while decisions had to wait woke nobody.
+        self._on_room()
 
     def tick(self) -> None:
         """Look again at nodes whose handshake runs; called every 15 s."""
