@@ -24,12 +24,8 @@ TOLD = pytest.StashKey[list[str]]()
 NewPlane = Callable[[], ControlPlane]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[TOLD] = []
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    told = config.stash[TOLD]
+    told = config.stash.get(TOLD, [])
     if told:
         terminalreporter.section("real Kubernetes")
         for line in told:
@@ -42,7 +38,7 @@ def tools(pytestconfig: pytest.Config) -> Mapping[str, Path]:
     if sys.platform != "linux":
         pytest.skip("the programs of Kubernetes run on Linux only")
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    told = pytestconfig.stash[TOLD]
+    told = pytestconfig.stash.setdefault(TOLD, [])
     try:
         with capture.global_and_fixture_disabled() if capture else nullcontext():
             found = build.ensure(tell=lambda text: print(f"\n{text}", flush=True))
@@ -55,7 +51,7 @@ def tools(pytestconfig: pytest.Config) -> Mapping[str, Path]:
 @pytest.fixture(scope="session")
 def planes(tools: Mapping[str, Path], request: pytest.FixtureRequest) -> Iterator[NewPlane]:
     """Makes control planes, which end with the session."""
-    told = request.config.stash[TOLD]
+    told = request.config.stash.setdefault(TOLD, [])
     root = Path(tempfile.mkdtemp(prefix="tessera-e2e-"))
     running: list[ControlPlane] = []
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from tessera.core.devices import Device
@@ -220,6 +221,43 @@ async def test_a_pod_costs_one_write_and_its_events(tmp_path: Path) -> None:
 
 
 # -- filter, asked by a test in kube-scheduler's place
+
+
+async def ask(cluster: Product, **args: Any) -> Json:
+    """A filter call as any caller may write it."""
+    url = f"{cluster.scheduler.extender_url}/filter"
+    async with aiohttp.ClientSession() as session, session.post(url, json=args) as response:
+        assert response.status == 200
+        return dict(await response.json())
+
+
+async def test_a_pod_that_asks_for_nothing_passes_through(tmp_path: Path) -> None:
+    async with product([node()], tmp_path, scheduling=False) as cluster:
+        plain = await cluster.plane.create_pod(gpu_pod("p"))
+        answer = await ask(cluster, Pod=plain, NodeNames=["n1", "elsewhere"])
+        assert (answer["NodeNames"], answer["FailedNodes"], answer["Error"]) == (["n1", "elsewhere"], None, "")
+        assert cluster.ledger.pods() == []
+
+
+async def test_whole_nodes_mean_a_rehearsal_on_empty_ones(tmp_path: Path) -> None:
+    """An autoscaler asks whether a node like this one would help; the real one is full."""
+    async with product([node(count=1)], tmp_path, scheduling=False) as cluster:
+        taker, asking = [await cluster.plane.create_pod(gpu_pod(name, gpu=1)) for name in ("p", "q")]
+        async with cluster.extender() as extender:
+            await extender.filter(taker, ["n1"])
+            await extender.bind(taker, "n1")
+        await cluster.running_pods("p")
+        template = {
+            **(cluster.plane.node("n1") or {}),
+            "metadata": {**node(count=1).document()["metadata"], "name": "t"},
+        }
+        bare = {"metadata": {"name": "bare"}}
+        answer = await ask(cluster, Pod=asking, Nodes={"items": [template, bare]})
+        assert [each["metadata"]["name"] for each in answer["Nodes"]["items"]] == ["t"]
+        answer = await ask(cluster, Pod=asking, Nodes={"items": [bare]})
+        assert answer["FailedNodes"] == {"bare": "node unregistered"}
+        await cluster.at_rest()
+        assert [entry.facts.name for entry in cluster.ledger.pods()] == ["p"]
 
 
 async def test_filters_at_the_same_time_give_a_card_to_one_pod_only(tmp_path: Path) -> None:

@@ -168,13 +168,16 @@ async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None
         await cluster.at_rest()
 
 
-async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lock", ["{now},default,owner", "{now}"], ids=["with an owner", "of old plugins"])
+async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(
+    tmp_path: Path, lock: str
+) -> None:
     """Q6."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path, turn_seconds=0.1) as cluster:
         plane = cluster.plane
         await plane.create_pod(owner())
-        text = f"{now()},default,owner"
+        text = lock.format(now=now())
         await set_lock(cluster, text)
         await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
         assert "node n1 has been locked within 5m0s: node lock contention" in await cluster.refused("p")

@@ -173,6 +173,16 @@ async def test_an_authority_of_clients_changes_nothing_for_this_machine_and_the_
 
 
 @on_uvloop
+async def test_the_loopback_of_ipv6_is_this_machine_too(world: World) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with world.start(replace(SEPARATE, extender=Address("::1", 0)), tls=False) as at:
+        assert str(at["extender"]) == f"[::1]:{at['extender'].port}"
+        async with calling(at["extender"]) as caller:
+            assert (await caller.filter(world.pod, ["n1"]))["NodeNames"] == ["n1"]
+
+
+@on_uvloop
 async def test_without_a_certificate_there_is_no_webhook_and_without_addresses_no_listener(world: World) -> None:
     async with world.start(replace(SEPARATE, metrics=None), tls=False) as at:
         assert set(at) == {"extender"}

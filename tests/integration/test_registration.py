@@ -70,7 +70,9 @@ async def test_cards_are_read_in_both_forms(tmp_path: Path, text: bool) -> None:
         await cluster.at_rest()
         view = cluster.ledger.node("n1")
         assert view is not None
-        assert [(card.device.model, card.device.memory) for card in view.cards] == [("NVIDIA A100-SXM4-80GB", 81920)] * 2
+        assert [(card.device.model, card.device.memory) for card in view.cards] == [
+            ("NVIDIA A100-SXM4-80GB", 81920)
+        ] * 2
 
 
 async def test_a_plugin_that_reports_is_answered_once(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ only list them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +87,7 @@ class CardArrays:
         """vendors that ever registered a card in MIG mode"""
         self._kind_ids: dict[tuple[str, str, str], int] = {}
         self._columns: dict[str, Column] = {}
+        self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._places_by_uuid: dict[str, set[str]] = {}
         """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
@@ -123,8 +125,11 @@ class CardArrays:
 
     def row(self, name: str) -> int:
         """The node's column, or -1."""
-        column = self._columns.get(name)
-        return column.row if column is not None else -1
+        return self._rows.get(name, -1)
+
+    def rows(self, names: Collection[str]) -> Ints:
+        """The columns of many nodes, -1 where a node has none."""
+        return np.fromiter(map(self._rows.get, names, repeat(-1)), dtype=np.int64, count=len(names))
 
     def places(self, uuids: Iterable[str]) -> tuple[Ints, Ints]:
         """Where these cards are: device positions and columns."""
@@ -154,6 +159,7 @@ class CardArrays:
         column = self._columns.get(name)
         if column is None:
             column = self._columns[name] = Column(self._new_row(name), {})
+            self._rows[name] = column.row
             self.epoch += 1
         if not wide and len(cards) > len(self.kind):
             self._grow(len(cards), self.kind.shape[1])
@@ -186,6 +192,7 @@ class CardArrays:
         self._forget_places(name)
         column = self._columns.pop(name, None)
         if column is not None:
+            del self._rows[name]
             self._clear(column.row)
             self.names[column.row] = ""
             self._free.append(column.row)

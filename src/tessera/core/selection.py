@@ -100,7 +100,7 @@ class Selector:
         """Look the names up once."""
         unique = tuple(dict.fromkeys(names))
         arrays = self.ledger.arrays
-        rows = np.fromiter(map(arrays.row, unique), dtype=np.int64, count=len(unique))
+        rows = arrays.rows(unique)
         known = rows >= 0
         registered = unique if known.all() else tuple(n for n, k in zip(unique, known.tolist(), strict=True) if k)
         return Candidates(unique, rows[known], registered, arrays.epoch)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import Raw
 
@@ -19,6 +20,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
 from tessera.scheduler.identity import carries_identity, misplaced_references, refers_to_slices, without_mig
+from tessera.scheduler.name_lists import NameLists
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
@@ -27,8 +29,8 @@ from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
 from tessera.wire.objects import Pod
 
-NAME_LISTS = 8
-"""remembered lists of candidates: kube-scheduler sends the same one again and again"""
+REFUSALS = 32
+"""encoded refusals kept: a backlog is refused with the same few again and again"""
 
 NOTHING_GIVEN = "extender args name no nodes"
 
@@ -48,7 +50,8 @@ class FilterEvent:
 
     request: PodRequest
     success: bool
-    texts: Sequence[str]
+    texts: Callable[[], Sequence[str]]
+    """worked out by whoever tells the user, after the answer"""
 
 
 class Filter:
@@ -78,8 +81,8 @@ class Filter:
         self._on_room = on_room
         self._on_decision = on_decision
         self._on_refusal = on_refusal
-        self._candidates: OrderedDict[bytes, Candidates] = OrderedDict()
-        self._encoded: tuple[Refused, bytes] | None = None
+        self._names = NameLists(selector)
+        self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
         self.prepared: dict[str, Prepared] = {}
         """by uid, pods with a reservation: what bind needs to write down"""
         self.uncertain: set[str] = set()
@@ -104,7 +107,7 @@ class Filter:
             return self._simulate(request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NOTHING_GIVEN)
-        return self._decide(prepared, self._look_up(args.node_names))
+        return self._decide(prepared, self._names.look_up(args.node_names))
 
     def prepare(self, pod: Pod) -> Prepared | BadPod:
         """The pod's request as it will be placed."""
@@ -129,12 +132,12 @@ class Filter:
         answer = self._selector.select(request, candidates)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
-            if self._waiting.refused(request, candidates, answer):
-                self._on_decision(FilterEvent(request, False, self._explain(request, candidates, answer)))
+            if self._waiting.refused(request, candidates):
+                self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
             return self._encode(answer)
         self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
-        self._on_decision(FilterEvent(request, True, [success_text(answer)]))
+        self._on_decision(FilterEvent(request, True, partial(_found, answer)))
         return encode_filter_result(node_names=[answer.placement.node])
 
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
@@ -178,20 +181,14 @@ class Filter:
 
     def _encode(self, refused: Refused) -> bytes:
         """Equal refusals are one object, and one text."""
-        if self._encoded is None or self._encoded[0] is not refused:
-            failed = {name: misfit.text for name, misfit in refused.misfits.items()}
-            self._encoded = (refused, encode_filter_result(failed=failed))
-        return self._encoded[1]
-
-    def _look_up(self, raw: Raw) -> Candidates:
-        key = bytes(raw)
-        known = self._candidates.get(key)
-        if known is None or known.epoch != self._ledger.arrays.epoch:
-            known = self._candidates[key] = self._selector.candidates(decode_node_names(raw))
-            if len(self._candidates) > NAME_LISTS:
-                self._candidates.popitem(last=False)
-        self._candidates.move_to_end(key)
-        return known
+        known = self._encoded.get(id(refused))
+        if known is None or known[0] is not refused:
+            texts = {id(misfit): misfit.text for misfit in {id(m): m for m in refused.misfits.values()}.values()}
+            failed = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
+            known = self._encoded[id(refused)] = (refused, encode_filter_result(failed=failed))
+            if len(self._encoded) > REFUSALS:
+                self._encoded.popitem(last=False)
+        return known[1]
 
     def _refuse_bad(self, args: FilterArgs, bad: BadPod) -> bytes:
         """A request that no node can ever honour: every node says why."""
@@ -216,3 +213,7 @@ class Filter:
             chosen = answer.placement.node
             return encode_filter_result(nodes=[given[chosen].raw])
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
+
+
+def _found(selected: Selected) -> list[str]:
+    return [success_text(selected)]

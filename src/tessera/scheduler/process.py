@@ -264,9 +264,13 @@ class Process:
         self.service.replace_vendors(vendors)
 
     async def _freeze(self) -> None:
-        """After the first sync almost everything lives for ever: the collector need not look at it again."""
+        """After the first sync almost everything lives for ever: the collector need not look at it again.
+
+        Until then it would look at everything again and again, and find nothing."""
+        gc.disable()
         while self.service.unsynced():
             await asyncio.sleep(SYNC_POLL)
         gc.collect()
         gc.freeze()
+        gc.enable()
         log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))

@@ -101,7 +101,7 @@ class Service:
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=self._group.create_task,
             leads=lambda: self.leads,
-            on_decision=self._tell_decision,
+            on_decision=self._tell_decision_later,
             on_refusal=on_refusal,
             on_bind=self._tell_bind,
             on_pod=on_pod,
@@ -219,11 +219,15 @@ class Service:
 
     # -- telling
 
+    def _tell_decision_later(self, event: FilterEvent) -> None:
+        """Once the answer is on its way: nobody waits for a sentence."""
+        asyncio.get_running_loop().call_soon(self._tell_decision, event)
+
     def _tell_decision(self, event: FilterEvent) -> None:
         request = event.request
         ref = ObjectRef("Pod", request.namespace, request.name, request.uid)
         type_, reason = (NORMAL, "FilteringSucceed") if event.success else (WARNING, "FilteringFailed")
-        for text in event.texts:
+        for text in event.texts():
             self.events.record(ref, type_, reason, text)
 
     def _tell_bind(self, event: BindEvent) -> None:

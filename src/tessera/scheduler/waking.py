@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.selection import Candidates, Selected, Selector
 
 WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; whoever is bound next makes kube-scheduler ask for all the others"""
@@ -27,7 +27,6 @@ class WaitingPod:
 
     request: PodRequest
     candidates: Candidates
-    refusal: Refused
     woken: bool = False
     unseen: int = 0
     """looks in a row at which the API did not show it"""
@@ -46,7 +45,7 @@ class Waiting:
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
 
-    def refused(self, request: PodRequest, candidates: Candidates, refusal: Refused) -> bool:
+    def refused(self, request: PodRequest, candidates: Candidates) -> bool:
         """Remember a refusal; True where it is the pod's first."""
         shape = (request.shape, request.namespace)
         if self._pods.get(request.uid, shape) != shape:
@@ -54,10 +53,10 @@ class Waiting:
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
-            pods[request.uid] = WaitingPod(request, candidates, refusal)
+            pods[request.uid] = WaitingPod(request, candidates)
             self._pods[request.uid] = shape
             return True
-        known.candidates, known.refusal, known.woken, known.unseen = candidates, refusal, False, 0
+        known.candidates, known.woken, known.unseen = candidates, False, 0
         return False
 
     def gone(self, uid: str) -> None:

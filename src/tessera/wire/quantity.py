@@ -18,6 +18,8 @@ MAX_LENGTH = 64
 """characters; the longest canonical text of a value that fits int64 has 33: sign, 19 digits, point, 9 digits, suffix"""
 MAX_EXPONENT = 128
 """decimal; with at most 64 digits before it, anything larger is beyond int64 and anything smaller is below one nano"""
+SHORT = 15
+"""characters of a number that fits int64 without a check, in thousands too"""
 NANO = 10**9
 """parts of a unit; Kubernetes keeps nothing finer"""
 
@@ -56,6 +58,12 @@ def read(text: str | int | float) -> Whole | NotWhole | NotAQuantity:
         return NotAQuantity("true and false are not quantities")
     if isinstance(text, int):
         return _sorted_in(Fraction(text))
+    if isinstance(text, str) and len(text) <= SHORT and text.isascii():
+        # Almost every quantity: plain digits, or digits in thousands as apiservers write them.
+        if text.isdigit():
+            return Whole(int(text))
+        if text[-1:] == "k" and text[:-1].isdigit():
+            return Whole(int(text[:-1]) * 1000)
     return _read_text(text if isinstance(text, str) else repr(text))
 
 
