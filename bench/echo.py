@@ -1,7 +1,8 @@
-"""The anchor of the filter's budget: a route on the product's own listener that decodes a request and decides nothing.
+"""The anchor of the filter's budget: routes on the product's own listener that decode a request and decide nothing.
 
-What a filter takes above this is the decision. The port is printed as the only line on standard output; the end of
-standard input ends the process.
+What a filter takes above this is the decision. `/echo` answers one name as a placement does, `/echo-refusal` a ready-
+made reason for every node, because sending hundreds of kilobytes costs more than deciding what is in them. The port
+is printed as the only line on standard output; the end of standard input ends the process.
 """
 
 from __future__ import annotations
@@ -15,18 +16,38 @@ from aiohttp import web
 
 from tessera.scheduler.serving import JSON, Listener
 from tessera.scheduler.settings import Address
-from tessera.wire.extender import decode_filter_args, encode_filter_result
+from tessera.wire.extender import decode_filter_args, decode_node_names, encode_filter_result
 
 ANSWER = encode_filter_result(node_names=["gpu-a100-pool-node-00000"])
 
 
+def decoded_names(body: bytes) -> list[str]:
+    """All of the request, the names of the nodes included."""
+    args = decode_filter_args(body)
+    return decode_node_names(args.node_names) if args.node_names is not None else []
+
+
 async def echo(request: web.Request) -> web.Response:
-    decode_filter_args(await request.read())
+    decoded_names(await request.read())
     return web.Response(body=ANSWER, content_type=JSON)
 
 
+class Refusal:
+    """The same large answer to everybody."""
+
+    def __init__(self) -> None:
+        self._answer = b""
+
+    async def __call__(self, request: web.Request) -> web.Response:
+        names = decoded_names(await request.read())
+        self._answer = self._answer or encode_filter_result(failed=dict.fromkeys(names, "8/8 CardInsufficientMemory"))
+        return web.Response(body=self._answer, content_type=JSON)
+
+
 async def serve() -> None:
-    listener = Listener(Address("127.0.0.1", 0), [web.post("/echo", echo)], grace=0.1)
+    listener = Listener(
+        Address("127.0.0.1", 0), [web.post("/echo", echo), web.post("/echo-refusal", Refusal().__call__)], grace=0.1
+    )
     await listener.start()
     gc.collect()
     gc.freeze()

@@ -36,7 +36,7 @@ from tests.e2e.judging import Scrape, replayed, use_of
 from tests.e2e.processes import LOOK_S, Program, free_ports
 from tests.support.product import gpu_pod
 
-WAIT_S = 15.0
+WAIT_S = 60.0
 """for something that takes a second, on a machine that is busy"""
 MANAGED = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
 
@@ -359,8 +359,10 @@ async def cluster(
                 yield found
                 assert [asked for asked in found.requests() if not asked.allowed] == [], "rbac.yaml is not enough"
             finally:
+                tessera.program.kill()
+                stock.kill()
                 await end_tasks(found.background)
-                await _clean_up(api, namespace, fleet.nodes)
+                await clean_up(api, namespace, fleet.nodes)
     finally:
         tessera.program.kill()
         stock.kill()
@@ -380,13 +382,21 @@ async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> None:
+async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> None:
     """The next test finds no webhook, no pod and no node of this one; what else is in the namespace goes with it."""
-    paths = [MUTATING_WEBHOOKS.path(name=namespace), PODS.path(namespace)]
-    paths += [NODES.path(name=name) for name in nodes]
-    for path in (*paths, NAMESPACES.path(name=namespace)):
+    # First the namespace: nothing can be created in it from then on, so that no controller makes its pods again.
+    for path in (NAMESPACES.path(name=namespace), MUTATING_WEBHOOKS.path(name=namespace)):
         with suppress(KubeError):
-            await api.delete(path, grace_seconds=0)
+            await api.delete(path)
+
+    async def no_pods() -> bool:
+        await api.delete(PODS.path(namespace), grace_seconds=0)
+        return not (await api.list(PODS.path(namespace), dict[str, Any])).items
+
+    await until(no_pods, what=f"the end of the pods of {namespace}")
+    for name in nodes:
+        with suppress(KubeError):
+            await api.delete(NODES.path(name=name))
 
 
 async def _nodes_are_open(api: KubeClient) -> bool:

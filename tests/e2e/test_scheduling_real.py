@@ -15,7 +15,7 @@ from tessera.sandbox.handing_over import ALLOCATED, slices_of
 from tessera.sandbox.kinds import Json
 from tessera.sandbox.kubelet import RUN_SECONDS
 from tessera.sandbox.nodes import AgentKind, SimulatedNode
-from tessera.sandbox.reading import node_of, phase_of
+from tessera.sandbox.reading import condition_of, has_ended, node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster, until
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.judging import wrong_slices
@@ -43,12 +43,13 @@ def placed(found: Cluster, name: str) -> tuple[str, dict[int, list[int]]]:
 # -- shapes
 
 SHAPES = (
+    # First, while there are two cards that nobody uses.
+    pod("whole", container("a", gpu=2)),
     pod("one", container("a", gpu=1, mem=3000, cores=10)),
     pod("two", container("a", gpu=1, mem=1000), container("b", gpu=1, mem=2000, cores=20)),
     pod("one-of-three", container("a"), container("b", gpu=1, mem=1000), container("c")),
     pod("two-cards", container("a", gpu=2, mem=1500)),
     pod("share", container("a", gpu=1, percent=25)),
-    pod("whole", container("a", gpu=2)),
     pod("init", container("a", gpu=1, mem=1000), init=[container("i", gpu=1, mem=20000, cores=30)]),
     pod("init-alone", container("a"), init=[container("i", gpu=1, mem=1000)]),
     pod("sidecar", container("a", gpu=1, mem=1000), init=[sidecar("s", gpu=1, mem=2000)]),
@@ -79,12 +80,12 @@ async def test_sixty_mixed_pods_at_once_have_exactly_their_slices(plane: Control
         SimulatedNode("n4", gpu_cards("n4", 4), shuffled=True),
     ]
     pods = list(mixed_pods(60))
-    async with cluster(plane, nodes) as found:
+    async with cluster(plane, nodes, "--node-scheduler-policy=spread") as found:
         await found.create(*pods)
         await found.running(*(each["metadata"]["name"] for each in pods))
         await found.at_rest()
         assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
-        assert len({node_of(each) for each in found.pods}) > 1
+        assert {node_of(each) for each in found.pods} == {"n1", "n2", "n3", "n4"}
 
 
 def mixed_pods(count: int) -> Iterator[Json]:
@@ -98,6 +99,23 @@ def mixed_pods(count: int) -> Iterator[Json]:
             pod(name, container("a", gpu=1, mem=memory), init=[sidecar("s", gpu=1, mem=memory + 11)]),
             pod(name, container("a", gpu=1, mem=memory), container("b"), init=[container("i", gpu=2, mem=memory + 11)]),
         )[number % 5]
+
+
+@pytest.mark.xfail(reason="the ledger frees the slots of init containers that ended; kubelet does not", strict=True)
+async def test_devices_that_kubelet_holds_for_an_ended_init_container_are_not_given_to_others(
+    plane: ControlPlane,
+) -> None:
+    """kubelet keeps what a pod's init containers got until the pod ends; only the same pod gets it again."""
+    async with cluster(plane, [SimulatedNode("n1", gpu_cards("n1", 2, slots=1))]) as found:
+        await found.run(pod("p", container("a", gpu=1, mem=100), init=[container("i", gpu=2, mem=100)]))
+        await found.create(gpu_pod("q", gpu=1, mem=100))
+
+        def judged() -> bool:
+            return has_ended(found.pod("q")) or condition_of(found.pod("q"), "PodScheduled") is not None
+
+        await found.wait_for(judged, what="q to be refused")
+        await found.wait_for(lambda: not node_of(found.pod("q")) or has_ended(found.pod("q")), what="q's admission")
+        assert phase_of(found.pod("q")) == "Pending", found.pod("q")["status"]["message"]
 
 
 async def test_pods_of_deployments_and_jobs_are_placed_like_any_other(plane: ControlPlane) -> None:

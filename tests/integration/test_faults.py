@@ -15,12 +15,19 @@ from tessera.sandbox.kinds import NODES as NODE_KIND
 from tessera.sandbox.kinds import PODS as POD_KIND
 from tessera.sandbox.kinds import Kind
 from tessera.sandbox.nodes import SimulatedNode
+from tessera.scheduler import binding
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 
 BINDING = "/pods/p/binding$"
 POD = "/pods/p$"
 US = "tessera-scheduler"
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the attempts of one bind."""
+    monkeypatch.setattr(binding, "FIRST_PAUSE", 0.01)
 
 
 def node(name: str = "n1", count: int = 1, **more: str) -> SimulatedNode:

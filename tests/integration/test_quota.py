@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tessera.kube.resources import NAMESPACES, RESOURCE_QUOTAS
 from tessera.sandbox.cards import gpu_cards
@@ -22,7 +23,7 @@ async def set_quota(cluster: Product, name: str, hard: dict[str, int], *, namesp
     await cluster.at_rest()
 
 
-async def run(cluster: Product, name: str, *, namespace: str = "default", **amounts: int) -> None:
+async def run(cluster: Product, name: str, *, namespace: str = "default", **amounts: Any) -> None:
     await cluster.plane.create_pod(gpu_pod(name, namespace=namespace, **amounts))
     await cluster.running_pods(name, namespace=namespace)
     await cluster.at_rest()

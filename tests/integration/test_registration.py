@@ -29,12 +29,12 @@ def old_plugin(name: str = "n1", **more: Any) -> SimulatedNode:
     return node(name, text_registration=True, handshake=True, agent="hami", **more)
 
 
-async def run(cluster: Product, name: str, **amounts: int) -> None:
+async def run(cluster: Product, name: str, **amounts: Any) -> None:
     await cluster.plane.create_pod(gpu_pod(name, **(amounts or SHARED)))
     await cluster.running_pods(name)
 
 
-async def refuse(cluster: Product, name: str, **amounts: int) -> str:
+async def refuse(cluster: Product, name: str, **amounts: Any) -> str:
     await cluster.plane.create_pod(gpu_pod(name, **(amounts or SHARED)))
     return await cluster.refused(name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,8 @@ from tessera.wire import keys
 from tests.support.product import Product, gpu_pod, product
 
 US = "tessera-scheduler"
+GATES = [{"name": "example.org/gate"}]
+"""of pods that kube-scheduler does not ask for"""
 QUOTA = {"metadata": {"name": "gpus"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "1000"}}}
 
 
@@ -25,12 +28,12 @@ def node(name: str = "n1", count: int = 1, **more: str) -> SimulatedNode:
     return SimulatedNode(name, gpu_cards(name, count), **more)
 
 
-async def refuse(cluster: Product, name: str = "waiting", **amounts: int) -> None:
+async def refuse(cluster: Product, name: str = "waiting", **amounts: Any) -> None:
     await cluster.plane.create_pod(gpu_pod(name, **(amounts or {"gpu": 1})))
     await cluster.refused(name)
 
 
-async def run(cluster: Product, name: str = "running", **amounts: int) -> None:
+async def run(cluster: Product, name: str = "running", **amounts: Any) -> None:
     await cluster.plane.create_pod(gpu_pod(name, **(amounts or {"gpu": 1})))
     await cluster.running_pods(name)
     await cluster.at_rest()
@@ -129,7 +132,9 @@ async def test_a_pod_is_bound_when_a_cordon_is_lifted(tmp_path: Path) -> None:
 
 async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp_path: Path) -> None:
     async with product([node()], tmp_path, scheduling=False, reservation_seconds=0.01) as cluster:
-        held = await cluster.plane.create_pod(gpu_pod("held", gpu=1, mem=100) | {"spec": held_spec()})
+        gated = gpu_pod("held", gpu=1)
+        gated["spec"]["schedulingGates"] = GATES
+        held = await cluster.plane.create_pod(gated)
         async with cluster.extender() as extender:
             assert (await extender.filter(held, ["n1"])).nodes == ("n1",)
         await cluster.start_scheduling()
@@ -138,11 +143,6 @@ async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp
         await cluster.running_pods("waiting")
         assert wakings(cluster) == ["waiting"]
         await cluster.at_rest()
-
-
-def held_spec() -> dict[str, object]:
-    """Of a pod that kube-scheduler would not ask for: it is gated."""
-    return gpu_pod("held", gpu=1)["spec"] | {"schedulingGates": [{"name": "test/held"}]}
 
 
 # -- races
@@ -185,7 +185,7 @@ async def test_room_gained_while_everything_is_read_again_is_not_overlooked(tmp_
         await cluster.at_rest()
         # Admitted before the quota leaves too little for it, and refused after the last thing that kube-scheduler sees.
         waiting = gpu_pod("waiting", gpu=1, mem=600)
-        waiting["spec"]["schedulingGates"] = [{"name": "example.org/gate"}]
+        waiting["spec"]["schedulingGates"] = GATES
         await plane.create_pod(waiting)
         await run(cluster, gpu=1, mem=600)
         await plane.client.patch(PODS.path("default", "waiting"), {"spec": {"schedulingGates": []}})

@@ -19,7 +19,7 @@ import trustme
 
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
-from tessera.sandbox.control_plane import WAIT_S, ControlPlane
+from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.extender_client import ExtenderAccess, ExtenderClient
 from tessera.sandbox.journal import Seen
 from tessera.sandbox.nodes import SimulatedNode
@@ -31,6 +31,8 @@ from tests.support.replica import Replica
 
 LOOPBACK = Address("127.0.0.1", 0)
 LISTENERS = Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK)
+PATIENCE_S = 30.0
+"""for something that never happens; long, because machines that run tests are slow at times"""
 LOOK_S = 0.005
 """between two looks at what only the scheduler knows"""
 
@@ -114,7 +116,7 @@ class Product:
 
     # -- waiting
 
-    async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = WAIT_S) -> None:
+    async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = PATIENCE_S) -> None:
         """`plane.wait_for` for what only the scheduler knows, which tells nobody when it changes."""
         try:
             async with asyncio.timeout(timeout):
@@ -133,7 +135,7 @@ class Product:
             return not waited
 
         try:
-            await plane.wait_for(all_run)
+            await plane.wait_for(all_run, PATIENCE_S)
         except TimeoutError as error:
             raise TimeoutError(f"not running: {', '.join(sorted(waited))}") from error
 
@@ -141,6 +143,7 @@ class Product:
         """Wait until kube-scheduler has said why the pod has no node, and answer that."""
         return await self.plane.wait_for(
             lambda: str(condition(self.plane.pod(namespace, name), "PodScheduled", status="False").get("message", "")),
+            PATIENCE_S,
             what=f"the refusal of {name}",
         )
 

@@ -22,7 +22,7 @@ from tessera.wire.device_config import SectionSchema
 
 @cache
 def families() -> tuple[Family, ...]:
-    """The families of every module in this package, sorted by section."""
+    """The families of every module and folder of this package, sorted by section."""
     modules = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
     return collect(import_module(module.name) for module in modules)
 

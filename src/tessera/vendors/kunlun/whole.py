@@ -53,7 +53,7 @@ class Kunlun(Vendor):
         if isinstance(found, NodeProblem):
             return found
         half = len(found) // 2
-        return (*(replace(card, numa=0) for card in found[:half]), *(replace(card, numa=1) for card in found[half:]))
+        return tuple(replace(card, numa=0 if card.index < half else 1) for card in found)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         # Free cards are all alike, so no policy has a say: the lowest index comes first.
