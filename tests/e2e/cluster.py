@@ -149,9 +149,12 @@ class Cluster:
         return await self.tenant.post(PODS.path(self.namespace), body, **query)
 
     async def create(self, *manifests: Json) -> None:
+        """Create pods, and wait until they are shown here."""
         for manifest in manifests:
             answer = await self.post(manifest)
             assert answer.status == 201, answer.body
+        names = {manifest["metadata"]["name"] for manifest in manifests}
+        await self.wait_for(lambda: names <= self._mirror.pods.keys(), what="pods to be there")
 
     async def run(self, *manifests: Json) -> None:
         """Create pods one after the other, each running before the next."""

@@ -12,7 +12,6 @@ import os
 import shutil
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,9 +136,10 @@ class ControlPlane:
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
 
-    def program(self, name: str, tool: str, *arguments: str) -> Program:
-        """A further program of Kubernetes, not started."""
-        return Program(name, [str(self._tools[tool]), *arguments], folder=self.logs, environ=self._environ())
+    def program(self, name: str, tool: str, *arguments: str, host: str = "") -> Program:
+        """A further program of Kubernetes, not started; `host` makes it believe that this is another machine."""
+        command = [str(self._tools[tool]), *arguments]
+        return Program(name, [*(renamed(host) if host else ()), *command], folder=self.logs, environ=self._environ())
 
     def audited(self) -> Iterator[Audited]:
         """What the scheduler's accounts asked for so far, oldest first."""
@@ -272,9 +272,6 @@ class ControlPlane:
         return "\n".join(program.words() for program in self._programs)
 
 
-def started(folder: Path, tools: Mapping[str, Path]) -> tuple[ControlPlane, float]:
-    """A control plane, and how many seconds it took."""
-    began = time.monotonic()
-    plane = ControlPlane(folder, tools)
-    plane.start()
-    return plane, time.monotonic() - began
+def renamed(host: str) -> list[str]:
+    """What to put before a command, so that it finds this name of the machine. Needs root."""
+    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]

@@ -160,7 +160,7 @@ async def is_right(plane: ControlPlane) -> None:
 
 @pytest.mark.usefixtures("_hurried")
 @on_uvloop
-async def test_certificates_of_our_own_need_nothing_but_a_place(tmp_path: Path) -> None:
+async def test_certificates_of_our_own_need_nothing_but_a_place() -> None:
     with captured():
         settings = Settings(listeners=LISTENERS, tls=OWN)
         async with ControlPlane() as plane, running(plane, settings) as process:

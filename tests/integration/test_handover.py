@@ -63,7 +63,7 @@ async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_p
     async with product([node], tmp_path) as cluster:
         began = time.process_time()
         await run_all(cluster, mixed(100))
-        # All of the cluster runs in this process: its CPU time is what waiting cannot hide and other programs not spoil.
+        # The whole cluster runs in this process: other programs do not spoil its CPU time.
         assert time.process_time() - began < 5.0
         assert list(wrong_slices(cluster.plane)) == []
         assert len(cluster.writes()) == 100

@@ -37,17 +37,11 @@ async def until(predicate: Callable[[], object]) -> None:
 
 
 @asynccontextmanager
-async def running(
-    plane: ControlPlane,
-    settings: Settings,
-    *,
-    reload: Reload | None = None,
-    kind: type[Process] = Process,
-) -> AsyncIterator[Process]:
+async def running(plane: ControlPlane, settings: Settings, *, reload: Reload | None = None) -> AsyncIterator[Process]:
     """A scheduler that is ready to decide; it must end well."""
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
     async with KubeClient(access) as client:
-        process = kind(settings, client, reload=reload)
+        process = Process(settings, client, reload=reload)
         task = asyncio.create_task(process.run())
         try:
             await until(lambda: task.done() or not process.service.missing())

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
@@ -81,9 +82,9 @@ class Weights:
     memory: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PodRequest:
-    """A pod as placement sees it."""
+    """A pod as placement sees it. Without slots, so that what follows from it is worked out once."""
 
     uid: str
     namespace: str
@@ -97,18 +98,18 @@ class PodRequest:
     device_policy: str = "spread"
     weights: Weights = Weights()
 
-    @property
+    @cached_property
     def asks_for_devices(self) -> bool:
         return any(container.requests for container in self.containers)
 
-    @property
+    @cached_property
     def vendors(self) -> tuple[str, ...]:
         return tuple(sorted({r.vendor for c in self.containers for r in c.requests}))
 
     def constraint(self, vendor: str) -> Constraint:
         return next((c for key, c in self.constraints if key == vendor), UNCONSTRAINED)
 
-    @property
+    @cached_property
     def shape(self) -> Hashable:
         asks = tuple((c.role, c.requests) for c in self.containers)
         return asks, self.constraints, self.numa_bind, self.node_policy, self.device_policy, self.weights

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from tessera.core import generic
@@ -37,7 +38,7 @@ class Room(NamedTuple):
 UNLIMITED = Room()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ask:
     """One container's request of one vendor on one node: all that a vendor may look at."""
 
@@ -53,7 +54,7 @@ class Ask:
     """what quotas leave after the earlier containers"""
     container: int = 0
 
-    @property
+    @cached_property
     def words(self) -> frozenset[str]:
         """the words of the device policy, e.g. {"numa", "topology-aware"}"""
         return frozenset(word.strip() for word in self.pod.device_policy.split(","))

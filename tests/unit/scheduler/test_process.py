@@ -121,6 +121,17 @@ def test_without_access_to_an_apiserver_nothing_starts(tmp_path: Path, content: 
     assert said in fault["error"]
 
 
+def test_a_port_that_is_taken_ends_the_start(tmp_path: Path) -> None:
+    (tmp_path / "kubeconfig").write_text(KUBECONFIG)
+    with socket.create_server(("127.0.0.1", 0)) as taken, captured() as logs:
+        at = Address("127.0.0.1", taken.getsockname()[1])
+        listeners = Listeners(extender=at, webhook=None, metrics=None)
+        assert run(Settings(listeners=listeners, kubeconfig=str(tmp_path / "kubeconfig"))) == 1
+    [fault] = logs.events
+    assert fault["event"] == "cannot listen"
+    assert "address already in use" in fault["error"]
+
+
 @in_real_time
 async def test_a_listener_that_cannot_be_opened_closes_the_others() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
