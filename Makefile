@@ -78,8 +78,11 @@ fuzz: $(FUZZ_READY) ## feed random bytes to every decoder, FUZZ_SECONDS=20 each
 		else echo failed; tail -n 60 .fuzz/$$name.log; exit 1; fi; \
 	done
 
-bench: $(READY) ## measure the decision core; fails when a budget is broken
+bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about four minutes)
 	@$(BIN)/python -m bench.core --check
+	@$(BIN)/python -m bench.metrics --check
+	@$(BIN)/python -m bench.filter --check
+	@$(BIN)/python -m bench.webhook --check
 
 e2e: $(READY) ## run the end-to-end tests
 	@$(BIN)/python -m pytest tests/e2e
