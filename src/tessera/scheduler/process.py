@@ -180,9 +180,13 @@ class Process:
             bind=self.service.answer_bind,
             review=self.service.answer_review,
             metrics=self._render_metrics,
-            is_ready=self.service.unsynced,
+            is_ready=self._unready,
             observe=self.metrics.observe,
         )
+
+    def _unready(self) -> str:
+        """What is missing before callers should be sent here; leading is not needed for that."""
+        return self.service.unsynced() or self._tls.missing()
 
     # -- metrics
 

@@ -52,6 +52,10 @@ class ServingTls:
     def context(self) -> ssl.SSLContext | None:
         return self._serving.context if self._serving is not None else None
 
+    def missing(self) -> str:
+        """Why handshakes would fail; empty where they would not, or where there is nothing to serve."""
+        return "there is no serving certificate yet" if self._serving is not None and self.expiry == 0.0 else ""
+
     def prepare(self) -> None:
         """Read the files once; nothing starts with files that cannot be used."""
         if self._files is None:

@@ -140,6 +140,8 @@ class Engine:
             await self._room.wait()
             self._room.clear()
             if self.missing():
+                # The room stays; whether it helps is seen once decisions can be made again.
+                asyncio.get_running_loop().call_later(WAKE_AGAIN, self._room.set)
                 continue
             for pod in self.waiting.wake(self.selector):
                 serial += 1

@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 import trustme
 
+from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.scheduler.authority import LEAF_SECONDS, facts_of
@@ -124,3 +125,11 @@ async def test_own_certificates_are_checked_every_minute_and_sooner_when_told() 
     assert cluster.reads == [0, CHECK_SECONDS, 90]
     assert made.expiry == NOW + LEAF_SECONDS
     task.cancel()
+
+
+async def test_a_certificate_of_our_own_is_missing_until_it_is_served() -> None:
+    where = SelfManaged(namespace="kube-system", secret="s", service="svc", webhook_configuration="w")
+    async with KubeClient(Access("http://127.0.0.1:9")) as client:
+        own = ServingTls(where, client, client_ca="", now=lambda: 0.0)
+        assert own.missing() == "there is no serving certificate yet"
+        assert ServingTls(None, client, client_ca="", now=lambda: 0.0).missing() == ""
