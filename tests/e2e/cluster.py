@@ -1,24 +1,16 @@
-"""One cluster of one test on a real control plane: a stock kube-scheduler, `tessera scheduler`, simulated GPU nodes.
+"""One cluster of one test on a real control plane: stock kube-scheduler, `tessera scheduler`, simulated GPU nodes.
 
-The scheduler is the real command, as a ServiceAccount with the rights in rbac.yaml. Pods are created by a tenant, in a
-namespace of the test's own. Only the nodes are simulated: they play kubelet and its plugin against the real apiserver.
+Pods are created by a tenant, in a namespace of the test's own. Only the nodes are simulated: they play kubelet and its
+plugin against the real apiserver. A scheduler that asks for anything beyond rbac.yaml fails its test.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import os
-import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any, TypeVar
-
-import aiohttp
-import trustme
-import yaml
 
 from tessera.core.audit import audit
 from tessera.kube.access import load_access
@@ -32,70 +24,11 @@ from tessera.sandbox.nodes import SimulatedNode
 from tessera.sandbox.reading import condition_of, key_of, node_of, phase_of, uid_of, version_of
 from tests.contract.speaking import Answer, Client, client, read_kubeconfig
 from tests.e2e.control_plane import Audited, ControlPlane
-from tests.e2e.judging import Scrape, replayed, use_of
-from tests.e2e.processes import LOOK_S, Program, free_ports
+from tests.e2e.judging import replayed, use_of, wrong_slices
+from tests.e2e.replica import WAIT_S, Certificates, FromFiles, Replica, SelfMade, until
 from tests.support.product import gpu_pod
 
-WAIT_S = 60.0
-"""for something that takes a second, on a machine that is busy"""
-MANAGED = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
-
 T = TypeVar("T")
-
-
-async def until(look: Callable[[], Awaitable[T]], *, what: str, within_s: float = WAIT_S) -> T:
-    """The first answer that is something; what tells nobody when it changes has to be asked again and again."""
-    try:
-        async with asyncio.timeout(within_s):
-            while not (answer := await look()):
-                await asyncio.sleep(LOOK_S)
-            return answer
-    except TimeoutError as error:
-        raise TimeoutError(f"waited {within_s:g} s for {what}") from error
-
-
-class Tessera:
-    """`tessera scheduler` as a process, on ports that it keeps over restarts."""
-
-    def __init__(
-        self, plane: ControlPlane, *flags: str, name: str, account: str, certificate: Path | None, **environ: str
-    ):
-        extender, webhook, metrics = (f"127.0.0.1:{port}" for port in free_ports(3))
-        self.extender_url, self.webhook, self._metrics = f"http://{extender}", webhook, f"http://{metrics}"
-        files = (f"--cert_file={certificate}", f"--key_file={certificate}") if certificate else ()
-        command = (
-            *(sys.executable, "-m", "tessera", "scheduler", "--log-format=json"),
-            f"--kubeconfig={plane.kubeconfig_of_account(account)}",
-            f"--extender-bind={extender}",
-            f"--webhook-bind={webhook}",
-            f"--metrics-bind-address={metrics}",
-            *files,
-            *flags,
-        )
-        self.program = Program(name, command, folder=plane.logs, environ={"PATH": os.defpath, **environ})
-
-    def start(self) -> None:
-        self.program.start()
-
-    async def ready(self) -> None:
-        """It knows everything that the API shows."""
-        await until(self.is_ready, what=f"{self.program.name} to be ready")
-
-    async def is_ready(self) -> bool:
-        assert self.program.is_running, f"{self.program.name} ended:\n{self.program.words()}"
-        try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self._metrics}/readyz") as answer:
-                return answer.status == 200
-        except aiohttp.ClientError:
-            return False
-
-    async def scrape(self) -> Scrape:
-        async with aiohttp.ClientSession() as session, session.get(f"{self._metrics}/metrics") as answer:
-            return Scrape(await answer.text())
-
-    async def stop(self) -> int:
-        """In order, while the simulated nodes go on; the exit code."""
-        return await asyncio.to_thread(self.program.stop)
 
 
 class Mirror:
@@ -121,7 +54,7 @@ class Cluster:
     """A running cluster with Tessera in it."""
 
     def __init__(
-        self, plane: ControlPlane, *, api: KubeClient, tenant: Client, fleet: Fleet, namespace: str, tessera: Tessera
+        self, plane: ControlPlane, *, api: KubeClient, tenant: Client, fleet: Fleet, namespace: str, replica: Replica
     ) -> None:
         self.plane = plane
         self.api = api
@@ -129,7 +62,7 @@ class Cluster:
         self.tenant = tenant
         self.fleet = fleet
         self.namespace = namespace
-        self.tessera = tessera
+        self.replica = replica
         self.background: list[asyncio.Task[None]] = []
         self._mirror = Mirror()
         self._audited_before = sum(1 for _ in plane.audited())
@@ -175,7 +108,9 @@ class Cluster:
         try:
             await self.wait_for(all_run, what="pods to run")
         except TimeoutError as error:
-            raise TimeoutError("; ".join(f"{name} {_state(self._mirror.pods.get(name))}" for name in sorted(waited))) from error
+            raise TimeoutError(
+                "; ".join(f"{name} {_state(self._mirror.pods.get(name))}" for name in sorted(waited))
+            ) from error
 
     async def refused(self, name: str) -> str:
         """Wait until kube-scheduler has said why the pod has no node, and answer that."""
@@ -219,7 +154,7 @@ class Cluster:
 
         async def rests() -> bool:
             nonlocal shown, known
-            ledger, scrape = await replayed(self.api), await self.tessera.scrape()
+            ledger, scrape = await replayed(self.api), await self.replica.scrape()
             assert audit(ledger) == []
             open_ = [scrape.value(f"tessera_{what}") for what in ("reservations", "pods_awaiting_turn")]
             shown, known = use_of(ledger), (scrape.use if not any(open_) else open_)
@@ -229,6 +164,9 @@ class Cluster:
             await until(rests, what="rest", within_s=20.0)
         except TimeoutError as error:
             raise AssertionError(f"the scheduler knows {known}, the API shows {shown}") from error
+
+    def wrong_slices(self) -> list[str]:
+        return list(wrong_slices(self.pods, self.fleet.nodes))
 
     async def events(self, name: str) -> list[Json]:
         found = await self.tenant.get(
@@ -241,13 +179,23 @@ class Cluster:
         """What the scheduler asked of the apiserver since this cluster began."""
         return list(self.plane.audited())[self._audited_before :]
 
-    # -- the scheduler's life
+    # -- how it starts
 
-    async def restart_tessera(self) -> None:
-        """As after SIGKILL."""
-        self.tessera.program.kill()
-        self.tessera.start()
-        await self.tessera.ready()
+    async def nodes_are_open(self) -> bool:
+        """The controller manager has seen them all Ready."""
+        nodes = (await self.api.list(NODES.path(), dict[str, Any])).items
+        taints = [taint["key"] for node in nodes for taint in node["spec"].get("taints", ())]
+        return not any(key.startswith("node.kubernetes.io/") for key in taints)
+
+    async def cards_are_known(self) -> bool:
+        cards = sum(len(node.cards) for node in self.fleet.nodes.values())
+        return len((await self.replica.scrape()).use) == cards
+
+    async def webhook_is_asked(self) -> bool:
+        """kube-apiserver learns of a new configuration through an informer."""
+        answer = await self.post(gpu_pod("probe", gpu=1), dryRun="All")
+        assert answer.status in (201, 500), answer.body
+        return answer.status == 201 and bool(answer.body["spec"]["schedulerName"] == "hami-scheduler")
 
     async def watch_pods(self) -> None:
         """For ever."""
@@ -262,7 +210,53 @@ class Cluster:
         ).run()
 
 
-# -- configurations
+# -- putting it together
+
+
+@asynccontextmanager
+async def cluster(
+    plane: ControlPlane,
+    nodes: Sequence[SimulatedNode],
+    *flags: str,
+    scheduling: bool = True,
+    certificates: Certificates | None = None,
+    host: str = "",
+) -> AsyncIterator[Cluster]:
+    """A cluster with these nodes, ready for pods; `flags` are the scheduler's.
+
+    Without `scheduling`, kube-scheduler is not started. `host` is for replicas that take turns."""
+    label = uuid.uuid4().hex[:6]
+    namespace = f"e2e-{label}"
+    certificates = certificates or FromFiles(plane.folder / f"webhook-{label}.pem")
+    replica = Replica(plane, *flags, label=label, certificates=certificates, host=host)
+    configuration = certificates.configuration if isinstance(certificates, SelfMade) else namespace
+    webhook = webhook_configuration(configuration, namespace, certificates.client_config(replica.webhook_port))
+    access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
+    try:
+        async with KubeClient(access) as api, client(read_kubeconfig(plane.kubeconfig("tenant"))) as tenant:
+            fleet = Fleet(api, nodes)
+            found = Cluster(plane, api=api, tenant=tenant, fleet=fleet, namespace=namespace, replica=replica)
+            await make_namespace(api, namespace)
+            await api.create(MUTATING_WEBHOOKS.path(), webhook)
+            try:
+                replica.tessera.start()
+                if scheduling:
+                    replica.kube_scheduler.start()
+                await fleet.register()
+                found.background = [asyncio.create_task(work) for work in (fleet.run(), found.watch_pods())]
+                await replica.ready()
+                await until(found.nodes_are_open, what="nodes without taints")
+                await until(found.cards_are_known, what="the scheduler to know all cards")
+                await until(found.webhook_is_asked, what="the webhook to be asked")
+                yield found
+                assert [asked for asked in found.requests() if not asked.allowed] == [], "rbac.yaml is not enough"
+            finally:
+                replica.kill()
+                await end_tasks(found.background)
+                await clean_up(api, namespace, fleet.nodes)
+                await api.delete(MUTATING_WEBHOOKS.path(name=configuration))
+    finally:
+        replica.kill()
 
 
 def webhook_configuration(name: str, namespace: str, client_config: Json) -> Json:
@@ -285,92 +279,6 @@ def webhook_configuration(name: str, namespace: str, client_config: Json) -> Jso
     }
 
 
-def kube_scheduler(plane: ControlPlane, extender_url: str, *, name: str = "kube-scheduler", lease: str = "") -> Program:
-    """A stock one, for device pods and all others; `lease` makes it one of several."""
-    elect: Json = {"leaderElect": bool(lease)}
-    if lease:
-        namespace, _, resource = lease.partition("/")
-        elect |= {"resourceNamespace": namespace, "resourceName": resource}
-        elect |= {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
-    extender = {
-        "urlPrefix": extender_url,
-        "filterVerb": "filter",
-        "bindVerb": "bind",
-        "nodeCacheCapable": True,
-        "weight": 1,
-        "httpTimeout": "30s",
-        "managedResources": [{"name": resource, "ignoredByScheduler": True} for resource in MANAGED],
-    }
-    configuration = {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
-        "leaderElection": elect,
-        # Or the extender is shown a sample only, and a pod stays pending beside a node that fits.
-        "percentageOfNodesToScore": 100,
-        "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
-        "extenders": [extender],
-    }
-    file = plane.folder / f"{name}.yaml"
-    file.write_text(yaml.safe_dump(configuration))
-    return plane.program(name, "kube-scheduler", f"--config={file}", "--secure-port=0", "--v=2")
-
-
-def write_certificate(path: Path, authority: trustme.CA) -> None:
-    """A fresh certificate with its key, put in place in one step, as cert-manager and kubelet do."""
-    issued = authority.issue_cert("127.0.0.1", "localhost")
-    fresh = path.with_suffix(".new")
-    fresh.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
-    fresh.replace(path)
-
-
-# -- putting it together
-
-
-@asynccontextmanager
-async def cluster(
-    plane: ControlPlane, nodes: Sequence[SimulatedNode], *flags: str, scheduling: bool = True
-) -> AsyncIterator[Cluster]:
-    """A cluster with these nodes, ready for pods; `flags` are the scheduler's.
-
-    Without `scheduling` there is no kube-scheduler."""
-    label = uuid.uuid4().hex[:6]
-    namespace, certificate = f"e2e-{label}", plane.folder / f"webhook-{label}.pem"
-    authority = trustme.CA()
-    write_certificate(certificate, authority)
-    tessera = Tessera(plane, *flags, name=f"tessera-{label}", account="tessera-scheduler", certificate=certificate)
-    stock = kube_scheduler(plane, tessera.extender_url, name=f"kube-scheduler-{label}")
-    tessera.start()
-    if scheduling:
-        stock.start()
-    bundle = base64.b64encode(authority.cert_pem.bytes()).decode()
-    webhook = {"url": f"https://{tessera.webhook}/webhook", "caBundle": bundle}
-    access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
-    try:
-        async with KubeClient(access) as api, client(read_kubeconfig(plane.kubeconfig("tenant"))) as tenant:
-            fleet = Fleet(api, nodes)
-            found = Cluster(plane, api=api, tenant=tenant, fleet=fleet, namespace=namespace, tessera=tessera)
-            try:
-                await make_namespace(api, namespace)
-                await fleet.register()
-                await api.create(MUTATING_WEBHOOKS.path(), webhook_configuration(namespace, namespace, webhook))
-                found.background = [asyncio.create_task(work) for work in (fleet.run(), found.watch_pods())]
-                await tessera.ready()
-                await until(lambda: _nodes_are_open(api), what="nodes without taints")
-                await until(lambda: _knows_cards(tessera, nodes), what="the scheduler to know all cards")
-                await until(lambda: _is_asked(found), what="the webhook to be asked")
-                yield found
-                assert [asked for asked in found.requests() if not asked.allowed] == [], "rbac.yaml is not enough"
-            finally:
-                tessera.program.kill()
-                stock.kill()
-                await end_tasks(found.background)
-                await clean_up(api, namespace, fleet.nodes)
-    finally:
-        tessera.program.kill()
-        stock.kill()
-
-
 async def make_namespace(api: KubeClient, name: str) -> None:
     await api.create(NAMESPACES.path(), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
     # The controller manager makes it too, but later than the first pod may want it.
@@ -386,11 +294,9 @@ async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> None:
-    """The next test finds no webhook, no pod and no node of this one; what else is in the namespace goes with it."""
+    """The next test finds no pod and no node of this one; what else is in the namespace goes with it."""
     # First the namespace: nothing can be created in it from then on, so that no controller makes its pods again.
-    for path in (NAMESPACES.path(name=namespace), MUTATING_WEBHOOKS.path(name=namespace)):
-        with suppress(KubeError):
-            await api.delete(path)
+    await api.delete(NAMESPACES.path(name=namespace))
 
     async def no_pods() -> bool:
         await api.delete(PODS.path(namespace), grace_seconds=0)
@@ -398,26 +304,7 @@ async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> Non
 
     await until(no_pods, what=f"the end of the pods of {namespace}")
     for name in nodes:
-        with suppress(KubeError):
-            await api.delete(NODES.path(name=name))
-
-
-async def _nodes_are_open(api: KubeClient) -> bool:
-    nodes = (await api.list(NODES.path(), dict[str, Any])).items
-    return not any(
-        taint["key"].startswith("node.kubernetes.io/") for node in nodes for taint in node["spec"].get("taints", ())
-    )
-
-
-async def _knows_cards(tessera: Tessera, nodes: Iterable[SimulatedNode]) -> bool:
-    return len((await tessera.scrape()).use) == sum(len(node.cards) for node in nodes)
-
-
-async def _is_asked(found: Cluster) -> bool:
-    """kube-apiserver learns of a new configuration through an informer."""
-    answer = await found.post(gpu_pod("probe", gpu=1), dryRun="All")
-    assert answer.status in (201, 500), answer.body
-    return answer.status == 201 and bool(answer.body["spec"]["schedulerName"] == "hami-scheduler")
+        await api.delete(NODES.path(name=name))
 
 
 def _state(thing: Json | None) -> str:

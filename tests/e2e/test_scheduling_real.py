@@ -16,9 +16,9 @@ from tessera.sandbox.kinds import Json
 from tessera.sandbox.kubelet import RUN_SECONDS
 from tessera.sandbox.nodes import AgentKind, SimulatedNode
 from tessera.sandbox.reading import condition_of, has_ended, node_of, phase_of
-from tests.e2e.cluster import Cluster, cluster, until
+from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.judging import wrong_slices
+from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod, sidecar
 
 JOBS = Resource("batch", "v1", "jobs", True)
@@ -69,7 +69,7 @@ async def test_every_container_of_every_shape_has_exactly_its_slice(plane: Contr
         await found.create(*SHAPES)
         await found.running(*(shape["metadata"]["name"] for shape in SHAPES))
         await found.at_rest()
-        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+        assert found.wrong_slices() == []
 
 
 async def test_sixty_mixed_pods_at_once_have_exactly_their_slices(plane: ControlPlane) -> None:
@@ -84,7 +84,7 @@ async def test_sixty_mixed_pods_at_once_have_exactly_their_slices(plane: Control
         await found.create(*pods)
         await found.running(*(each["metadata"]["name"] for each in pods))
         await found.at_rest()
-        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+        assert found.wrong_slices() == []
         assert {node_of(each) for each in found.pods} == {"n1", "n2", "n3", "n4"}
 
 
@@ -137,7 +137,7 @@ async def test_pods_of_deployments_and_jobs_are_placed_like_any_other(plane: Con
         job = await until(lambda: completed(found, "train"), what="the job's completion")
         assert job["status"]["succeeded"] == 2
         await found.at_rest()
-        assert list(wrong_slices(found.pods, found.fleet.nodes)) == []
+        assert found.wrong_slices() == []
 
 
 async def completed(found: Cluster, name: str) -> Json:
@@ -232,7 +232,7 @@ async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None
         await found.running(*names)
         await found.at_rest()
         # Events are written behind everybody's back; an orderly end writes those that are left.
-        assert await found.tessera.stop() == 0
+        assert await found.replica.stop_tessera() == 0
         asked = found.requests()
         writes = [(each.verb, each.resource, each.name) for each in asked if each.writes and each.resource != "events"]
         assert sorted(writes) == [("create", "pods/binding", name) for name in names]

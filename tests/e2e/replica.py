@@ -1,0 +1,184 @@
+"""One replica of the scheduler: `tessera scheduler` and the stock kube-scheduler that asks it, as on one machine.
+
+Both are real programs on loopback ports that they keep over restarts. Tessera has the token of a ServiceAccount with
+the rights in rbac.yaml.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import trustme
+import yaml
+
+from tessera.sandbox.kinds import Json
+from tests.e2e.control_plane import ACCOUNTS, ControlPlane
+from tests.e2e.judging import Scrape
+from tests.e2e.processes import LOOK_S, Program, free_ports
+
+WAIT_S = 60.0
+"""for something that takes a second, on a machine that is busy"""
+LEASE = "hami-scheduler"
+SERVICE = "tessera-scheduler"
+SECRET = "tessera-scheduler-tls"
+MANAGED = ("nvidia.com/gpu", "nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores")
+
+T = TypeVar("T")
+
+
+async def until(look: Callable[[], Awaitable[T]], *, what: str, within_s: float = WAIT_S) -> T:
+    """The first answer that is something; what tells nobody when it changes has to be asked again and again."""
+    try:
+        async with asyncio.timeout(within_s):
+            while not (answer := await look()):
+                await asyncio.sleep(LOOK_S)
+            return answer
+    except TimeoutError as error:
+        raise TimeoutError(f"waited {within_s:g} s for {what}") from error
+
+
+# -- certificates
+
+
+@dataclass
+class FromFiles:
+    """The webhook's certificate comes from a file that others keep fresh."""
+
+    path: Path
+    authority: trustme.CA = field(default_factory=trustme.CA)
+    account: str = "tessera-scheduler"
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> bytes:
+        """A fresh certificate with its key, put in place in one step, as kubelet does; answers the certificate."""
+        issued = self.authority.issue_cert("127.0.0.1", "localhost")
+        fresh = self.path.with_suffix(".new")
+        fresh.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
+        fresh.replace(self.path)
+        return issued.cert_chain_pems[0].bytes()
+
+    def flags(self) -> list[str]:
+        return [f"--cert_file={self.path}", f"--key_file={self.path}"]
+
+    def client_config(self, port: int) -> Json:
+        bundle = base64.b64encode(self.authority.cert_pem.bytes()).decode()
+        return {"url": f"https://127.0.0.1:{port}/webhook", "caBundle": bundle}
+
+
+@dataclass
+class SelfMade:
+    """The scheduler makes its certificates itself, for a Service that leads to this machine."""
+
+    configuration: str = "tessera-webhook"
+    account: str = "tessera-scheduler-certificates"
+
+    def flags(self) -> list[str]:
+        return [
+            f"--tls-secret={ACCOUNTS}/{SECRET}",
+            f"--webhook-service={SERVICE}",
+            f"--webhook-configuration={self.configuration}",
+        ]
+
+    def client_config(self, port: int) -> Json:
+        return {"service": {"namespace": ACCOUNTS, "name": SERVICE, "path": "/webhook", "port": port}}
+
+
+Certificates = FromFiles | SelfMade
+
+
+# -- programs
+
+
+class Replica:
+    """`host` is the machine that it believes to be on; then it leads only while its kube-scheduler has the lease."""
+
+    def __init__(
+        self, plane: ControlPlane, *flags: str, label: str, certificates: Certificates, host: str = ""
+    ) -> None:
+        extender, self.webhook_port, metrics = free_ports(3)
+        self.extender_url, self._metrics_url = f"http://127.0.0.1:{extender}", f"http://127.0.0.1:{metrics}"
+        lead = (f"--leader-elect-resource-name={LEASE}", f"--leader-elect-resource-namespace={ACCOUNTS}")
+        self.tessera = Program(
+            f"tessera-{label}",
+            [
+                *(sys.executable, "-m", "tessera", "scheduler", "--log-format=json"),
+                f"--kubeconfig={plane.kubeconfig_of_account(certificates.account)}",
+                f"--extender-bind=127.0.0.1:{extender}",
+                f"--webhook-bind=127.0.0.1:{self.webhook_port}",
+                f"--metrics-bind-address=127.0.0.1:{metrics}",
+                *certificates.flags(),
+                *(("--leader-elect", *lead) if host else ()),
+                *flags,
+            ],
+            folder=plane.logs,
+            environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}),
+        )
+        file = plane.folder / f"kube-scheduler-{label}.yaml"
+        file.write_text(yaml.safe_dump(self._configuration(plane, elects=bool(host))))
+        self.kube_scheduler = plane.program(
+            f"kube-scheduler-{label}", "kube-scheduler", f"--config={file}", "--secure-port=0", "--v=2", host=host
+        )
+
+    def kill(self) -> None:
+        self.tessera.kill()
+        self.kube_scheduler.kill()
+
+    async def ready(self) -> None:
+        """Tessera knows everything that the API shows."""
+        await until(self._is_ready, what=f"{self.tessera.name} to be ready")
+
+    async def scrape(self) -> Scrape:
+        async with aiohttp.ClientSession() as session, session.get(f"{self._metrics_url}/metrics") as answer:
+            return Scrape(await answer.text())
+
+    async def stop_tessera(self) -> int:
+        """In order, while the simulated nodes go on; the exit code."""
+        return await asyncio.to_thread(self.tessera.stop)
+
+    async def restart_tessera(self) -> None:
+        """As after SIGKILL."""
+        self.tessera.kill()
+        self.tessera.start()
+        await self.ready()
+
+    async def _is_ready(self) -> bool:
+        assert self.tessera.is_running, f"{self.tessera.name} ended:\n{self.tessera.words()}"
+        try:
+            async with aiohttp.ClientSession() as session, session.get(f"{self._metrics_url}/readyz") as answer:
+                return answer.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    def _configuration(self, plane: ControlPlane, *, elects: bool) -> Json:
+        """Of a stock kube-scheduler, for device pods and all others."""
+        extender = {
+            "urlPrefix": self.extender_url,
+            "filterVerb": "filter",
+            "bindVerb": "bind",
+            "nodeCacheCapable": True,
+            "weight": 1,
+            "httpTimeout": "30s",
+            "managedResources": [{"name": resource, "ignoredByScheduler": True} for resource in MANAGED],
+        }
+        lease = {"resourceNamespace": ACCOUNTS, "resourceName": LEASE}
+        times = {"leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "500ms"}
+        return {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
+            "leaderElection": {"leaderElect": elects, **(lease | times if elects else {})},
+            # Or the extender is shown a sample only, and a pod stays pending beside a node that fits.
+            "percentageOfNodesToScore": 100,
+            "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
+            "extenders": [extender],
+        }
