@@ -134,7 +134,7 @@ async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Pa
 
 
 async def test_only_a_pods_init_container_needs_devices_and_still_has_the_lock(tmp_path: Path) -> None:
-    """Q8."""
+    """Row Q8 of the specification: HAMi does otherwise."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
@@ -176,7 +176,7 @@ async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None
 async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(
     tmp_path: Path, lock: str
 ) -> None:
-    """Q6."""
+    """Row Q6 of the specification: HAMi does otherwise."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path, turn_seconds=0.1) as cluster:
         plane = cluster.plane

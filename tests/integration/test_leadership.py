@@ -54,7 +54,7 @@ async def refusal(replica: Replica, pod: dict[str, Any]) -> str:
 
 
 async def test_only_the_holder_of_the_lease_decides_and_its_name_is_matched_exactly(tmp_path: Path) -> None:
-    """Q30."""
+    """Row Q30 of the specification: HAMi does otherwise."""
     plugin = node(handshake=True, text_registration=True, agent="hami")
     async with product([plugin], tmp_path, scheduling=False, leadership=LEASE) as cluster:
         others = [await cluster.add_replica(host) for host in ("host", "host-10", "host-2")]

@@ -208,7 +208,7 @@ async def test_a_granted_card_that_goes_and_comes_back_is_still_granted(tmp_path
 
 
 async def test_only_nodes_of_the_selector_are_used_and_one_that_leaves_it_is_not(tmp_path: Path) -> None:
-    """Q27."""
+    """Row Q27 of the specification: HAMi does otherwise."""
     ours = {"gpu": "on"}
     nodes = [node("n1", labels=ours), node("n2")]
     async with product(nodes, tmp_path, node_selector=ours) as cluster:

@@ -145,8 +145,12 @@ class Vendor(Rules):
             use_uuids=_joined(annotations, keys.use_uuids),
             avoid_uuids=_joined(annotations, keys.avoid_uuids),
             mode=annotations.get(keys.mode) if keys.mode else None,
-            extra=tuple(sorted((key, annotations[key]) for key in keys.settings if key in annotations)),
+            extra=self.settings(annotations),
         )
+
+    def settings(self, annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+        """The annotations that only this vendor's rules read, sorted: what neighbours on a card are told of a pod."""
+        return tuple(sorted((key, annotations[key]) for key in self.keys.settings if key in annotations))
 
     # -- nodes
 

@@ -138,7 +138,7 @@ def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
         spans=spans,
         grants=grants,
         stray_mig=tuple((stray.uuid, stray.slot) for stray in reservations.values()),
-        settings=tuple((key, extra) for key, v in written.items() if (extra := v.constraint(annotations).extra)),
+        settings=tuple((key, extra) for key, v in written.items() if (extra := v.settings(annotations))),
         problem=f"the allocation of pod {name} cannot be read: {problems[0]}" if problems else "",
     )
 
@@ -158,8 +158,11 @@ Reservations = dict[tuple[int, int], MigAllocation]
 
 
 def _reservations(annotations: Mapping[str, str]) -> tuple[Reservations, list[str]]:
+    text = annotations.get(keys.MIG_ALLOCATIONS)
+    if not text:
+        return {}, []
     try:
-        allocations = decode_mig_allocations(annotations.get(keys.MIG_ALLOCATIONS, ""))
+        allocations = decode_mig_allocations(text)
     except WireError as error:
         return {}, [str(error)]
     return {(a.container, a.device): a for a in allocations}, []
