@@ -110,9 +110,7 @@ CONFIG_MAPS = Kind("ConfigMap", "configmaps", short_names=("cm",))
 RESOURCE_QUOTAS = Kind(
     "ResourceQuota", "resourcequotas", short_names=("quota",), subresources=(STATUS,), returns_deleted=True
 )
-SERVICE_ACCOUNTS = Kind(
-    "ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True
-)
+SERVICE_ACCOUNTS = Kind("ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True)
 LEASES = Kind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
 MUTATING_WEBHOOKS = Kind(
     "MutatingWebhookConfiguration",
