@@ -179,6 +179,14 @@ class Cluster:
         """What the scheduler asked of the apiserver since this cluster began."""
         return list(self.plane.audited())[self._audited_before :]
 
+    def missing_rights(self) -> set[tuple[str, str]]:
+        """Verbs and resources that were refused whenever they were asked for.
+
+        kube-apiserver forbids everything to everybody in its first moments, before it knows the roles."""
+        asked = self.requests()
+        allowed = {(each.verb, each.resource) for each in asked if each.allowed}
+        return {(each.verb, each.resource) for each in asked} - allowed
+
     # -- how it starts
 
     async def nodes_are_open(self) -> bool:
@@ -249,7 +257,7 @@ async def cluster(
                 await until(found.cards_are_known, what="the scheduler to know all cards")
                 await until(found.webhook_is_asked, what="the webhook to be asked")
                 yield found
-                assert [asked for asked in found.requests() if not asked.allowed] == [], "rbac.yaml is not enough"
+                assert found.missing_rights() == set(), "rbac.yaml is not enough"
             finally:
                 replica.kill()
                 await end_tasks(found.background)

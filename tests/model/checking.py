@@ -70,6 +70,8 @@ class Shown:
     """What the informers of one process have been shown, read once."""
 
     pods: dict[str, PodFacts] = field(default_factory=dict)
+    raw_pods: dict[str, Pod] = field(default_factory=dict)
+    """by uid"""
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     raw_nodes: dict[str, Node] = field(default_factory=dict)
     quotas: dict[str, QuotaFacts] = field(default_factory=dict)
@@ -109,9 +111,12 @@ class Checker:
     def saw_pod(self, key: str, pod: Pod | None) -> None:
         assert self._engine is not None
         facts = pod_facts(pod, self._engine.vendors) if pod is not None else None
-        self.shown.pods.pop(key, None)
-        if facts is not None:
+        old = self.shown.pods.pop(key, None)
+        if old is not None:
+            self.shown.raw_pods.pop(old.uid, None)
+        if pod is not None and facts is not None:
             self.shown.pods[key] = facts
+            self.shown.raw_pods[facts.uid] = pod
 
     def saw_node(self, key: str, node: Node | None) -> None:
         self.shown.nodes.pop(key, None)
@@ -376,6 +381,19 @@ class Checker:
         }
         for finding in audit(engine.ledger):
             assert self._is_excused(finding), finding
+        for name in self._agents:
+            for uid in engine.handover.holders(name):
+                self._check_turn(engine, uid)
+
+    def _check_turn(self, engine: Engine, uid: str) -> None:
+        """Whoever has a turn is being bound, may have been bound, or is in handover as far as the scheduler knows."""
+        entry, pod = engine.ledger.pod(uid), self.shown.raw_pods.get(uid)
+        if uid in engine.binder._under_way or uid in engine.filter.uncertain:
+            return
+        assert entry is not None, f"{uid} has a turn and holds nothing"
+        if pod is not None:
+            assert pod.annotations[BIND_PHASE] == PHASE_ALLOCATING, f"{uid} has a turn that is over"
+            assert pod.status.phase != "Running", f"{uid} has a turn and runs"
 
     # -- at rest
 
@@ -395,9 +413,10 @@ class Checker:
         pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
         left = [uid for uid in engine.waiting._pods if uid not in pending]
         assert left == [], f"waiters left behind: {left}"
-        for name in world.nodes.objects:
+        for name, node in world.nodes.objects.items():
             excesses = self._excesses(name)
             assert all((name, uuid) in self.excused for uuid in excesses), excesses
+            self._compare(engine, node)
         for uid, pod in pending.items():
             prepared, names = engine.filter.prepare(pod), candidates(pod)
             if isinstance(prepared, Prepared) and names:
@@ -405,6 +424,17 @@ class Checker:
                 assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
                 answer = Selector(engine.ledger).select(request, names)
                 assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
+
+    def _compare(self, engine: Engine, node: Node) -> None:
+        """The ledger's numbers are those that are counted from the API objects."""
+        view = engine.ledger.node(node.name)
+        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == node.name and counting.is_live(p)]
+        if view is None or view.facts.problem or any(card.held for card in view.cards):
+            return
+        found = counting.loads(here, counting.capacities(node))
+        for card in view.cards:
+            load = found.get(card.device.uuid, counting.Load())
+            assert (card.used, card.used_memory, card.used_cores) == (load.slots, load.memory, load.cores)
 
 
 def is_unreadable(pod: Pod) -> bool:

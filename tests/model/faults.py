@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from enum import Enum
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 
@@ -26,6 +27,20 @@ class Plan:
     """whether it takes effect although it fails"""
 
 
+class Fault(Enum):
+    """What can happen to a call."""
+
+    NEVER_SENT = "never sent"
+    LOST = "lost on the way there"
+    UNHEARD = "lost on the way back"
+    LATE = "no answer, and the effect comes afterwards"
+    TOO_MANY = "refused for now"
+    CONFLICT = "somebody else was faster"
+    TIMED_OUT = "done, but the server says it took too long"
+    SLOW = "done, after many seconds"
+    UNWELL = "the server has a problem"
+
+
 @dataclass
 class Faults:
     """Draws a plan for every call."""
@@ -33,35 +48,39 @@ class Faults:
     rng: random.Random
     rate: float
     """share of calls that go wrong; 0 = none, and all are quick"""
+    kinds: tuple[Fault, ...] = tuple(Fault)
 
-    def plan(self, verb: str) -> Plan:
+    def plan(self) -> Plan:
         rng = self.rng
         if self.rate == 0.0:
             return Plan()
         before, after = self._pause(), self._pause()
         if rng.random() >= self.rate:
             return Plan(before, after)
-        kind = rng.randrange(9)
-        if kind == 0:
-            return Plan(before, error=Unreachable("connection refused", maybe_done=False), works=False)
-        if kind == 1:
-            return Plan(before, error=Unreachable("no answer within 30 s", maybe_done=True), works=False)
-        if kind == 2:
-            return Plan(before, after, error=Unreachable("no answer within 30 s", maybe_done=True))
-        if kind == 3:
-            late = rng.uniform(0.0, LATEST_EFFECT)
-            return Plan(before, after, late=late, error=Unreachable("no answer within 30 s", maybe_done=True))
-        if kind == 4:
-            wait = rng.choice((None, 1.0, 30.0))
-            return Plan(before, error=ApiError(status=429, message="slow down", retry_after=wait), works=False)
-        if kind == 5:
-            return Plan(before, error=ApiError(status=409, reason="Conflict", message="modified"), works=False)
-        if kind == 6:
-            return Plan(before, after, error=ApiError(status=504, reason="Timeout", message="too slow"))
-        if kind == 7:
-            return Plan(rng.uniform(1.0, 25.0), after)
-        status = rng.choice((500, 500, 503))
-        return Plan(before, error=ApiError(status=status, message="etcd is unwell"), works=False)
+        match rng.choice(self.kinds):
+            case Fault.NEVER_SENT:
+                return Plan(before, error=Unreachable("connection refused", maybe_done=False), works=False)
+            case Fault.LOST:
+                return Plan(before, error=_no_answer(), works=False)
+            case Fault.UNHEARD:
+                return Plan(before, after, error=_no_answer())
+            case Fault.LATE:
+                return Plan(before, after, late=rng.uniform(0.0, LATEST_EFFECT), error=_no_answer())
+            case Fault.TOO_MANY:
+                wait = rng.choice((None, 1.0, 30.0))
+                return Plan(before, error=ApiError(status=429, message="slow down", retry_after=wait), works=False)
+            case Fault.CONFLICT:
+                return Plan(before, error=ApiError(status=409, reason="Conflict", message="modified"), works=False)
+            case Fault.TIMED_OUT:
+                return Plan(before, after, error=ApiError(status=504, reason="Timeout", message="too slow"))
+            case Fault.SLOW:
+                return Plan(rng.uniform(1.0, 25.0), after)
+            case Fault.UNWELL:
+                return Plan(before, error=ApiError(status=500, message="etcd is unwell"), works=False)
 
     def _pause(self) -> float:
         return 0.0 if self.rng.random() < 0.5 else self.rng.expovariate(20.0)
+
+
+def _no_answer() -> Unreachable:
+    return Unreachable("no answer within 30 s", maybe_done=True)

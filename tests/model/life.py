@@ -23,7 +23,7 @@ from tessera.wire.keys import BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, PHASE_FAI
 from tessera.wire.objects import ContainerState, ContainerStatus, Metadata, Pod, PodStatus, Terminated
 from tests.model import counting, machines, shapes
 from tests.model.checking import MLU_LOCK, Checker
-from tests.model.faults import Faults
+from tests.model.faults import Fault, Faults
 from tests.model.kube_scheduler import KubeScheduler
 from tests.model.machines import Machine
 from tests.model.tables import Informer
@@ -54,6 +54,7 @@ class Profile:
 
     faults: float = 0.1
     """share of calls that go wrong"""
+    kinds_of_faults: tuple[Fault, ...] = tuple(Fault)
     weights: dict[str, float] = field(default_factory=dict)
     """over the usual ones"""
     nodes: int = 5
@@ -140,7 +141,7 @@ class Life:
         self.profile = profile
         self.trace: deque[str] = deque(maxlen=400)
         self.steps = 0
-        self.faults = Faults(self.rng, profile.faults)
+        self.faults = Faults(self.rng, profile.faults, profile.kinds_of_faults)
         self.world = World(self.rng, self.faults)
         self.checker = Checker(self.world, time=self.time, now=self.now)
         self.world.on_bound = self._bound
@@ -222,10 +223,13 @@ class Life:
         """One round of everything that is due; whether anything was."""
         busy = bool(self.kube.tasks or self.world.in_flight)
         assert self.process is not None
-        for informer in (*self.process.informers, self.kube.pods, self.kube.nodes):
+        informers = [*self.process.informers, self.kube.pods, self.kube.nodes]
+        self.rng.shuffle(informers)
+        for informer in informers:
             while informer.behind:
                 informer.deliver()
                 busy = True
+            busy = self._schedule_all() or busy
         for key, pod in list(self.world.pods.objects.items()):
             if pod.metadata.deletion_timestamp:
                 self._remove(key)
@@ -233,10 +237,13 @@ class Life:
             elif self._in_handover(pod) and not self._is_stuck(pod):
                 self._hand_over(key, failed=False)
                 busy = True
-        for queued in self.kube.due():
-            self.trace.append(f"{queued.key}: {self.kube.schedule(queued)}")
-            busy = True
         return busy or any(queued.place == "backoff" for queued in self.kube.queue.values())
+
+    def _schedule_all(self) -> bool:
+        due = self.kube.due()
+        for queued in due:
+            self.trace.append(f"{queued.key}: {self.kube.schedule(queued)}")
+        return bool(due)
 
     def _candidates(self, pod: Pod) -> list[str]:
         queued = self.kube.queue[pod.metadata.uid]

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests.model.faults import Fault
 from tests.model.life import Life, Profile
 from tests.model.virtual_time import run
 
@@ -18,6 +19,12 @@ LIFE = 2000
 PROFILES = {
     "usual": Profile(),
     "faults": Profile(faults=0.4, weights={"give_up_bind": 3.0}),
+    "unanswered": Profile(
+        faults=0.6,
+        kinds_of_faults=(Fault.LOST, Fault.UNHEARD, Fault.LATE, Fault.LATE, Fault.SLOW),
+        nodes=3,
+        weights={"give_up_bind": 4.0, "pass_time": 12.0, "end_pod": 4.0, "delete_pod": 5.0},
+    ),
     "restarts": Profile(faults=0.2, weights={"restart": 2.0, "deliver_quotas": 4.0, "list_again": 2.0}),
     "locks": Profile(
         faults=0.2,
@@ -35,7 +42,14 @@ PROFILES = {
     "lag": Profile(
         nodes=2,
         kinds=("gpu",),
-        weights={"deliver_pods": 5.0, "deliver_nodes": 2.0, "deliver_to_kube": 8.0, "delete_pod": 8.0, "end_pod": 4.0},
+        weights={
+            "deliver_pods": 5.0,
+            "deliver_nodes": 2.0,
+            "deliver_to_kube": 8.0,
+            "delete_pod": 8.0,
+            "end_pod": 4.0,
+            "list_again": 2.0,
+        },
     ),
 }
 

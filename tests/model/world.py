@@ -96,10 +96,10 @@ class World:
     # -- Cluster
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
-        return await self._call("get_pod", lambda: self._pod(f"{namespace}/{name}"), reads=True)
+        return await self._call(lambda: self._pod(f"{namespace}/{name}"), reads=True)
 
     async def get_node(self, name: str) -> Node:
-        return await self._call("get_node", lambda: self._node(name), reads=True)
+        return await self._call(lambda: self._node(name), reads=True)
 
     async def bind(
         self,
@@ -121,11 +121,11 @@ class World:
             self.on_bound(self._put_pod(bound), call)
 
         self.writes += 1
-        await self._call("bind", effect, node=node)
+        await self._call(effect, node=node)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
         key = f"{namespace}/{name}"
-        await self._call("annotate_pod", lambda: self._put_pod(_annotated(self._pod(key), annotations)))
+        await self._call(lambda: self._put_pod(_annotated(self._pod(key), annotations)))
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         def effect() -> None:
@@ -134,12 +134,12 @@ class World:
                 raise ApiError(status=409, reason="Conflict", message=f"node {name} was modified")
             self.put_node(_annotated(node, annotations))
 
-        await self._call("annotate_node", effect)
+        await self._call(effect)
 
     # -- inside
 
-    async def _call(self, verb: str, effect: Callable[..., T], *, reads: bool = False, node: str = "") -> T:
-        plan = self.faults.plan(verb)
+    async def _call(self, effect: Callable[..., T], *, reads: bool = False, node: str = "") -> T:
+        plan = self.faults.plan()
         loop = asyncio.get_running_loop()
         if not plan.works or (reads and plan.error is not None):
             assert plan.error is not None

@@ -295,3 +295,24 @@ def leadership(host: str) -> Leadership:
 
 
 ProductFactory = Callable[..., AbstractAsyncContextManager[Product]]
+
+
+def mixed_pods(count: int) -> list[Json]:
+    """Pods of different shapes, of which each would be harmed by the slice of another."""
+    return [_shaped(f"p{number:03}", kind=number % 6, mem=100 + number) for number in range(count)]
+
+
+def _shaped(name: str, *, kind: int, mem: int) -> Json:
+    match kind:
+        case 0:
+            return gpu_pod(name, gpu=1, mem=mem)
+        case 1:
+            return gpu_pod(name, gpu=1, mem=mem, cores=1)
+        case 2:
+            return gpu_pod(name, gpu=2, mem=mem)
+        case 3:
+            return pod(name, container("a", gpu=1, mem=mem), container("b", gpu=1, mem=2 * mem))
+        case 4:
+            return pod(name, container("a", gpu=1, mem=mem), init=[container("i", gpu=2, mem=mem)])
+        case _:
+            return pod(name, container("a", gpu=3, mem=mem), init=[sidecar("s", gpu=1, mem=mem)])

@@ -126,6 +126,8 @@ class Engine:
         if self._leads():
             self.nodes.tick()
         expired = self.filter.expire()
+        for uid in expired:
+            self.turns.over(uid)
         if expired:
             log.info("reservations expired", pods=len(expired))
             self._room.set()
