@@ -32,11 +32,11 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## place pods on simulated GPU nodes and show who got which slice, or why not
 	@$(BIN)/python -m examples.first_slices
@@ -85,8 +85,11 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.webhook --check
 
-e2e: $(READY) ## run the end-to-end tests
-	@$(BIN)/python -m pytest tests/e2e
+e2e: $(READY) ## run the product on a real Kubernetes control plane, built once where Go is here
+	@$(BIN)/python -m pytest tests/e2e -q -rsx
+
+kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
+	@$(BIN)/python tools/kubernetes/build.py
 
 lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)

@@ -22,6 +22,7 @@ from tools.kubernetes import build
 TOLD = pytest.StashKey[list[str]]()
 
 NewPlane = Callable[[], ControlPlane]
+Tell = Callable[[str], None]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
@@ -33,25 +34,31 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(scope="session")
-def tools(pytestconfig: pytest.Config) -> Mapping[str, Path]:
+def tell(pytestconfig: pytest.Config) -> Tell:
+    """Puts a line into the summary at the end."""
+    return pytestconfig.stash.setdefault(TOLD, []).append
+
+
+@pytest.fixture(scope="session")
+def tools(pytestconfig: pytest.Config, tell: Tell) -> Mapping[str, Path]:
     """The programs of Kubernetes, by name."""
     if sys.platform != "linux":
         pytest.skip("the programs of Kubernetes run on Linux only")
     capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    told = pytestconfig.stash.setdefault(TOLD, [])
     try:
         with capture.global_and_fixture_disabled() if capture else nullcontext():
             found = build.ensure(tell=lambda text: print(f"\n{text}", flush=True))
     except build.Missing as missing:
-        pytest.skip(str(missing))
-    told += [f"{name:<24} {_version(path)}  {path}" for name, path in found.items()]
+        tell(str(missing))
+        pytest.skip(f"no {', '.join(missing.names)} here, and no Go to build them")
+    for name, path in found.items():
+        tell(f"{name:<24} {_version(path):<10} {path}")
     return found
 
 
 @pytest.fixture(scope="session")
-def planes(tools: Mapping[str, Path], request: pytest.FixtureRequest) -> Iterator[NewPlane]:
+def planes(tools: Mapping[str, Path], tell: Tell, request: pytest.FixtureRequest) -> Iterator[NewPlane]:
     """Makes control planes, which end with the session."""
-    told = request.config.stash.setdefault(TOLD, [])
     root = Path(tempfile.mkdtemp(prefix="tessera-e2e-"))
     running: list[ControlPlane] = []
 
@@ -67,7 +74,7 @@ def planes(tools: Mapping[str, Path], request: pytest.FixtureRequest) -> Iterato
         plane.stop()
     if request.session.testsfailed:
         _keep_logs(root, running)
-        told.append(f"logs of this run: {root}")
+        tell(f"logs of this run: {root}")
     else:
         shutil.rmtree(root)
 

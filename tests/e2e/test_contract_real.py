@@ -8,12 +8,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.e2e.conftest import Tell
 from tests.e2e.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_contract_holds_on_a_real_apiserver(plane: ControlPlane, tools: Mapping[str, Path]) -> None:
+def test_the_contract_holds_on_a_real_apiserver(plane: ControlPlane, tools: Mapping[str, Path], tell: Tell) -> None:
     """In a process of its own: a suite that chooses its server by the environment must not see ours."""
     path = os.pathsep.join((str(tools["kubectl"].parent), os.environ["PATH"]))
     done = subprocess.run(
@@ -27,3 +28,4 @@ def test_the_contract_holds_on_a_real_apiserver(plane: ControlPlane, tools: Mapp
     )
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout, done.stdout
+    tell(f"{'contract suite':<24} {done.stdout.splitlines()[-1]}")

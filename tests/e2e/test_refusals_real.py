@@ -39,8 +39,12 @@ async def test_a_pod_that_fits_nowhere_says_why_in_condition_events_and_kubectl(
         assert said.startswith(
             "0/3 nodes are available: 1 2/2 CardInsufficientMemory, 1 NodeInsufficientDevice, 1 node unregistered."
         )
-
-        texts = ["1 nodes CardInsufficientMemory(n1)", "no available node, 3 nodes do not meet"]
+        card = found.fleet.nodes["n1"].cards[0]
+        texts = [
+            "1 nodes CardInsufficientMemory(n1)",
+            f"needs 90000 MiB on one card; best is n1 / {card.uuid} with 81920 MiB free of 81920",
+            "no available node, 3 nodes do not meet",
+        ]
 
         async def are_told() -> bool:
             events = [(event["reason"], event["message"]) for event in await found.events("big")]

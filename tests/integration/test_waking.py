@@ -131,7 +131,7 @@ async def test_a_pod_is_bound_when_a_cordon_is_lifted(tmp_path: Path) -> None:
 
 
 async def test_a_pod_is_bound_when_a_reservation_that_was_never_used_expires(tmp_path: Path) -> None:
-    async with product([node()], tmp_path, scheduling=False, reservation_seconds=0.01) as cluster:
+    async with product([node()], tmp_path, scheduling=False, reservation_seconds=0.0) as cluster:
         gated = gpu_pod("held", gpu=1)
         gated["spec"]["schedulingGates"] = GATES
         held = await cluster.plane.create_pod(gated)

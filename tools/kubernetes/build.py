@@ -79,6 +79,13 @@ TOGETHER = frozenset({"kube-apiserver", "kube-controller-manager", "kube-schedul
 class Missing(Exception):
     """Programs are not here and cannot be built; the text says what to do."""
 
+    def __init__(self, names: Sequence[str], folder: Path) -> None:
+        super().__init__(
+            f"{', '.join(names)}: not in KUBEBUILDER_ASSETS, on PATH or in {folder}, and there is no Go to build them; "
+            "install Go 1.26 or later, or name a folder that has them in KUBEBUILDER_ASSETS"
+        )
+        self.names = tuple(names)
+
 
 class BuildFailed(Exception):
     """Go is here, but did not build a program; the text is what it said."""
@@ -119,11 +126,7 @@ def ensure(
     if all(name in found for name in names):
         return found
     if shutil.which("go", path=environ.get("PATH")) is None:
-        lacking = ", ".join(name for name in names if name not in found)
-        raise Missing(
-            f"{lacking}: not in KUBEBUILDER_ASSETS, on PATH or in {cache(environ)}, and there is no Go to build them; "
-            "install Go 1.26 or later, or name a folder that has them in KUBEBUILDER_ASSETS"
-        )
+        raise Missing([name for name in names if name not in found], cache(environ))
     with _alone(cache(environ)):
         # Whoever had the lock before may have built them.
         found = find(names, environ)

@@ -272,9 +272,11 @@ class Process:
 
         Until then it would look at everything again and again, and find nothing."""
         gc.disable()
-        while self.service.unsynced():
-            await asyncio.sleep(SYNC_POLL)
+        try:
+            while self.service.unsynced():
+                await asyncio.sleep(SYNC_POLL)
+        finally:
+            gc.enable()
         gc.collect()
         gc.freeze()
-        gc.enable()
         log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))

@@ -56,7 +56,7 @@ class Turns:
         self._locked: dict[str, list[Held]] = {}
         """by uid: locks taken here"""
         self._locking: set[str] = set()
-        """uids that have their turn and wait for a lock"""
+        """uids that have their turn and wait for HAMi's lock"""
 
     def seen(self, node: Node) -> None:
         """A node as the informer shows it."""
@@ -90,20 +90,21 @@ class Turns:
         locked = self._locks.owner(args.node) == owner and self._handover.holders(args.node) <= self._locking
         if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout, at_once=locked):
             return f"node {args.node} is still handing devices to another pod"
-        self._locking.add(args.pod_uid)
-        try:
-            for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
-                problem = await self._lock(args, key, timeout=deadline - clock())
-                if problem is not None:
-                    return problem
-        finally:
-            self._locking.discard(args.pod_uid)
+        for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
+            problem = await self._lock(args, key, timeout=deadline - clock())
+            if problem is not None:
+                return problem
         return None
 
     async def _lock(self, args: BindingArgs, key: str, *, timeout: float) -> str | None:
         if any((held.node, held.key) == (args.node, key) for held in self._locked.get(args.pod_uid, ())):
             return None
-        answer = await self._locks.acquire(args.node, key, (args.pod_namespace, args.pod_name), timeout=timeout)
+        if key == keys.NODE_LOCK:
+            self._locking.add(args.pod_uid)
+        try:
+            answer = await self._locks.acquire(args.node, key, (args.pod_namespace, args.pod_name), timeout=timeout)
+        finally:
+            self._locking.discard(args.pod_uid)
         if isinstance(answer, NotHeld):
             return answer.text
         # Even if the pod is gone by now: then the bind finds out and gives the lock back.
