@@ -95,7 +95,7 @@ class Cluster:
             await self.create(manifest)
             await self.running(manifest["metadata"]["name"])
 
-    async def running(self, *names: str) -> None:
+    async def running(self, *names: str, within_s: float = WAIT_S) -> None:
         """All these pods run."""
         waited = set(names)
 
@@ -106,7 +106,7 @@ class Cluster:
             return not waited
 
         try:
-            await self.wait_for(all_run, what="pods to run")
+            await self.wait_for(all_run, what="pods to run", within_s=within_s)
         except TimeoutError as error:
             raise TimeoutError(
                 "; ".join(f"{name} {_state(self._mirror.pods.get(name))}" for name in sorted(waited))
