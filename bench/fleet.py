@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tessera.core.devices import HAMI_CORE, Device
-from tessera.scheduler.identity import identity_env
+from tessera.scheduler.admission.identity import identity_env
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera.wire.registration_json import json_from_devices

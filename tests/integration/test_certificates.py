@@ -21,12 +21,13 @@ from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.faults import Hold
 from tessera.sandbox.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
 from tessera.sandbox.kinds import SECRETS as SECRET_KIND
-from tessera.scheduler import certificates, tls
-from tessera.scheduler.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
+from tessera.scheduler import certificates
+from tessera.scheduler.certificates import tls
+from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
+from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
 from tessera.scheduler.serving import Listener
 from tessera.scheduler.settings import Address, Listeners, SelfManaged, Settings, TlsFiles
-from tessera.scheduler.tls import ServingTls
 from tests.support.logs import captured
 from tests.support.looping import on_uvloop
 from tests.support.product import gpu_pod

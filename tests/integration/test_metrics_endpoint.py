@@ -18,7 +18,7 @@ from tessera.sandbox.cards import A100, A100_MEMORY, gpu_cards
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.nodes import SimulatedNode
 from tessera.scheduler import service as module
-from tessera.scheduler.authority import facts_of
+from tessera.scheduler.certificates.authority import facts_of
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys

@@ -18,7 +18,7 @@ from tessera.sandbox.cards import gpu_cards
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.nodes import SimulatedNode
 from tessera.scheduler import process as module
-from tessera.scheduler.options import build_settings
+from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.logs import Logs, captured

@@ -16,10 +16,10 @@ from tessera.core.audit import audit
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, State, replay
 from tessera.core.selection import Selector
+from tessera.scheduler.admission.identity import identity_env
 from tessera.scheduler.binding import Binder, BindEvent
 from tessera.scheduler.filtering import Filter, FilterEvent
 from tessera.scheduler.handover import Handover
-from tessera.scheduler.identity import identity_env
 from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
 from tessera.scheduler.node_locks import NodeLocks
 from tessera.scheduler.registering import Patch, Registrar

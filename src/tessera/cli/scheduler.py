@@ -1,7 +1,7 @@
 """`tessera scheduler`: webhook, extender and registration beside a stock kube-scheduler.
 
-Flags are only collected here; `tessera.scheduler.options` says what they mean. The service is imported when it runs,
-so that `--help` and mistakes in flags are answered at once.
+Flags are only collected here; `tessera.scheduler.configuration.options` says what they mean. The service is imported
+when it runs, so that `--help` and mistakes in flags are answered at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tessera import __version__
-from tessera.scheduler.flags import FLAGS, Flag, Group, Kind
+from tessera.scheduler.configuration.flags import FLAGS, Flag, Group, Kind
 
 if TYPE_CHECKING:
     from tessera.scheduler.settings import Settings
@@ -64,8 +64,8 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
     import structlog
 
-    from tessera.scheduler import options, printing
-    from tessera.scheduler.logs import configure_logs
+    from tessera.scheduler.configuration import options, printing
+    from tessera.scheduler.configuration.logs import configure_logs
 
     flags = flags_of_params(params)
 

@@ -28,9 +28,9 @@ from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.kube.errors import ApiError, KubeError, Unreachable
+from tessera.scheduler.admission.identity import identity_annotations
 from tessera.scheduler.cluster import Cluster
 from tessera.scheduler.filtering import Filter, Prepared
-from tessera.scheduler.identity import identity_annotations
 from tessera.scheduler.turns import Turns
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_pods import ENDED, BadPod

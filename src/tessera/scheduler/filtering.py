@@ -19,7 +19,7 @@ from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
-from tessera.scheduler.identity import carries_identity, misplaced_references, refers_to_slices, without_mig
+from tessera.scheduler.admission.identity import carries_identity, misplaced_references, refers_to_slices, without_mig
 from tessera.scheduler.name_lists import NameLists
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor

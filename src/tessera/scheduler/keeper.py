@@ -13,7 +13,7 @@ import structlog
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
-from tessera.scheduler.identity import carries_identity
+from tessera.scheduler.admission.identity import carries_identity
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor

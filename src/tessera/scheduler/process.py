@@ -22,8 +22,9 @@ from tessera.core.audit import Finding
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
-from tessera.scheduler.exposition import Exposition
-from tessera.scheduler.metrics import Levels, Metrics
+from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.observing.exposition import Exposition
+from tessera.scheduler.observing.metrics import Levels, Metrics
 from tessera.scheduler.service import Service
 from tessera.scheduler.serving import (
     Listener,
@@ -34,7 +35,6 @@ from tessera.scheduler.serving import (
     webhook_routes,
 )
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.tls import ServingTls, TlsError
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError

@@ -21,12 +21,12 @@ from tessera.kube.events import EventRecorder, ObjectRef
 from tessera.kube.leases import Lease, LeaseWatch
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
-from tessera.scheduler.admitting import AdmissionSettings
+from tessera.scheduler.admission.admitting import AdmissionSettings
+from tessera.scheduler.admission.injecting import Injection
+from tessera.scheduler.admission.reviewing import review
 from tessera.scheduler.binding import BindEvent
 from tessera.scheduler.cluster import KubeCluster
 from tessera.scheduler.filtering import FilterEvent
-from tessera.scheduler.injecting import Injection
-from tessera.scheduler.reviewing import review
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor

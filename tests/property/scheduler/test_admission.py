@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admitting import AdmissionSettings, admit
-from tessera.scheduler.identity import CARRIED, carries_identity
-from tessera.scheduler.injecting import Injection
+from tessera.scheduler.admission.admitting import AdmissionSettings, admit
+from tessera.scheduler.admission.identity import CARRIED, carries_identity
+from tessera.scheduler.admission.injecting import Injection
 from tessera.scheduler.settings import PrivilegedMode
 from tessera.vendors.reading_pods import pod_request
 from tessera.wire.admission import Verdict

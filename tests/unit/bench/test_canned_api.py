@@ -14,7 +14,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, SECRETS
-from tessera.scheduler.identity import carries_identity
+from tessera.scheduler.admission.identity import carries_identity
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_nodes import node_facts
 from tessera.vendors.reading_pods import pod_facts, pod_request

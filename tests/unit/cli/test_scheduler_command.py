@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from tessera.cli import main
 from tessera.cli import scheduler as module
-from tessera.scheduler.flags import FLAGS, Group
+from tessera.scheduler.configuration.flags import FLAGS, Group
 from tessera.scheduler.settings import Settings
 
 

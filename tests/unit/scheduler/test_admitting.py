@@ -6,9 +6,9 @@ import pytest
 
 from tessera.core.grants import Use
 from tessera.core.quota import QuotaBook
-from tessera.scheduler.admitting import AdmissionSettings, admit
-from tessera.scheduler.injecting import Injection
-from tessera.scheduler.reserved import reserved_keys
+from tessera.scheduler.admission.admitting import AdmissionSettings, admit
+from tessera.scheduler.admission.injecting import Injection
+from tessera.scheduler.admission.reserved import reserved_keys
 from tessera.scheduler.settings import PrivilegedMode
 from tests.support.admission import (
     Document,

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from tessera.scheduler.authority import (
+from tessera.scheduler.certificates.authority import (
     AUTHORITY_SECONDS,
     BACKDATED,
     DAY,

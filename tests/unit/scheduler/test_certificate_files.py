@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.scheduler.authority import DAY, LEAF_SECONDS, Pair
-from tessera.scheduler.certificate_files import Bad, CertificateFiles, Loaded, Unchanged
-from tessera.scheduler.serving_context import ServingContext
+from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, Pair
+from tessera.scheduler.certificates.certificate_files import Bad, CertificateFiles, Loaded, Unchanged
+from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NOW, fresh
 
 

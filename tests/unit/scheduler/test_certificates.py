@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from tessera.kube.errors import ApiError, Unreachable
-from tessera.scheduler.authority import (
+from tessera.scheduler.certificates.authority import (
     AUTHORITY_SECONDS,
     DAY,
     LEAF_SECONDS,
@@ -22,7 +22,7 @@ from tessera.scheduler.authority import (
     signed_by,
     split_bundle,
 )
-from tessera.scheduler.certificates import (
+from tessera.scheduler.certificates.keeping import (
     ATTEMPTS,
     CHECK_SECONDS,
     QUIET_SECONDS,
@@ -30,8 +30,8 @@ from tessera.scheduler.certificates import (
     CertificateKeeper,
     Contended,
 )
-from tessera.scheduler.renewing import OVERLAP_SECONDS
-from tessera.scheduler.secret_store import StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.renewing import OVERLAP_SECONDS
+from tessera.scheduler.certificates.secret_store import StoredSecret, StoredWebhook
 from tests.support.certificates import NAMES, NOW
 
 

@@ -7,7 +7,7 @@ import pytest
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
 from tessera.core.requests import ContainerAsk, PodRequest, Request
-from tessera.scheduler.identity import (
+from tessera.scheduler.admission.identity import (
     MAX_DEVICES,
     carries_identity,
     identity_annotations,

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
-from tessera.scheduler.metrics import BuildInfo, Levels, Metrics, reasons_of
+from tessera.scheduler.observing.metrics import BuildInfo, Levels, Metrics, reasons_of
 from tests.support.builders import cluster, gpu_pod, node
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.flags import FLAGS, Group, Kind
-from tessera.scheduler.given import MAX_PROBLEMS, OptionsError
-from tessera.scheduler.logs import LogFormat, LogLevel, LogOptions
-from tessera.scheduler.options import Flags, build_settings, flags_of, log_options, wants_print
+from tessera.scheduler.configuration.flags import FLAGS, Group, Kind
+from tessera.scheduler.configuration.given import MAX_PROBLEMS, OptionsError
+from tessera.scheduler.configuration.logs import LogFormat, LogLevel, LogOptions
+from tessera.scheduler.configuration.options import Flags, build_settings, flags_of, log_options, wants_print
 from tessera.scheduler.settings import (
     Address,
     Leadership,

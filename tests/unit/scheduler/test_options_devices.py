@@ -8,9 +8,9 @@ import click
 import pytest
 
 from tessera.cli.scheduler import command, flags_of_params
-from tessera.scheduler.given import OptionsError
-from tessera.scheduler.legacy_flags import OVERRIDES, Value
-from tessera.scheduler.options import Flags, build_settings
+from tessera.scheduler.configuration.given import OptionsError
+from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Value
+from tessera.scheduler.configuration.options import Flags, build_settings
 from tessera.scheduler.settings import Address, Leadership, Listeners, Settings, TlsFiles
 from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tessera.scheduler.device_sections import chart_sections
-from tessera.scheduler.options import build_settings
-from tessera.scheduler.printing import SCHEDULER, changes, describe, print_settings
+from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.configuration.printing import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.settings import (
     Address,
     Leadership,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler import flag_values as read
-from tessera.scheduler.durations import format_duration, parse_duration, parse_span
+from tessera.scheduler.configuration import flag_values as read
+from tessera.scheduler.configuration.durations import format_duration, parse_duration, parse_span
 from tessera.scheduler.settings import Address, NodeLockMode
 
 

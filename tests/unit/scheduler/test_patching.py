@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.patching import diff
+from tessera.scheduler.admission.patching import diff
 from tests.support.json_patches import patched
 
 A, B, C, D, E = ({"name": name, "value": name.lower()} for name in "ABCDE")

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID
 
-from tessera.scheduler.authority import (
+from tessera.scheduler.certificates.authority import (
     AUTHORITY_SECONDS,
     DAY,
     LEAF_SECONDS,
@@ -23,7 +23,7 @@ from tessera.scheduler.authority import (
     signed_by,
     split_bundle,
 )
-from tessera.scheduler.renewing import (
+from tessera.scheduler.certificates.renewing import (
     MAX_NAMES,
     OVERLAP_SECONDS,
     Keep,

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tessera.core.quota import QuotaBook
-from tessera.scheduler.admitting import AdmissionSettings
-from tessera.scheduler.reviewing import review
+from tessera.scheduler.admission.admitting import AdmissionSettings
+from tessera.scheduler.admission.reviewing import review
 from tessera.vendors.base import Vendor
 from tessera.wire.admission import Verdict
 from tests.support.admission import SAMPLES, vendors

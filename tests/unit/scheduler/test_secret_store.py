@@ -7,7 +7,7 @@ import pytest
 
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.scheduler.secret_store import KubeStore, StoredSecret, StoredWebhook
+from tessera.scheduler.certificates.secret_store import KubeStore, StoredSecret, StoredWebhook
 from tessera.scheduler.settings import SelfManaged
 
 

@@ -15,9 +15,9 @@ import trustme
 import uvloop
 from aiohttp import web
 
-from tessera.scheduler.authority import DAY, BadCertificate, Pair, make_authority
-from tessera.scheduler.renewing import Renew, renewed
-from tessera.scheduler.serving_context import ServingContext
+from tessera.scheduler.certificates.authority import DAY, BadCertificate, Pair, make_authority
+from tessera.scheduler.certificates.renewing import Renew, renewed
+from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW, fresh, renewal
 
 

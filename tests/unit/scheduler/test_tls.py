@@ -11,12 +11,12 @@ import trustme
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
-from tessera.scheduler.authority import LEAF_SECONDS, facts_of
-from tessera.scheduler.certificate_files import LOOK_SECONDS
-from tessera.scheduler.certificates import CHECK_SECONDS
-from tessera.scheduler.renewing import Material, service_names
+from tessera.scheduler.certificates.authority import LEAF_SECONDS, facts_of
+from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS
+from tessera.scheduler.certificates.keeping import CHECK_SECONDS
+from tessera.scheduler.certificates.renewing import Material, service_names
+from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
-from tessera.scheduler.tls import ServingTls, TlsError
 from tests.support.certificates import NOW, fresh
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time

@@ -14,10 +14,10 @@ import msgspec
 
 from tessera.core.quota import QuotaBook, bounds
 from tessera.core.requests import PodRequest
-from tessera.scheduler.drafting import Document, draft_of, with_draft, with_spec
-from tessera.scheduler.injecting import Injection, with_identity
-from tessera.scheduler.patching import diff
-from tessera.scheduler.reserved import listed, reserved_on
+from tessera.scheduler.admission.drafting import Document, draft_of, with_draft, with_spec
+from tessera.scheduler.admission.injecting import Injection, with_identity
+from tessera.scheduler.admission.patching import diff
+from tessera.scheduler.admission.reserved import listed, reserved_on
 from tessera.scheduler.settings import PrivilegedMode
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor

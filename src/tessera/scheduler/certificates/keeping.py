@@ -17,9 +17,9 @@ import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError
-from tessera.scheduler.authority import BadCertificate, Pair, signed_by
-from tessera.scheduler.renewing import Keep, Renew, plan, renewed
-from tessera.scheduler.secret_store import CertificateStore, StoredSecret
+from tessera.scheduler.certificates.authority import BadCertificate, Pair, signed_by
+from tessera.scheduler.certificates.renewing import Keep, Renew, plan, renewed
+from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret
 
 log = structlog.get_logger(__name__)
 

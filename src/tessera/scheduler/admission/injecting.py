@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.scheduler.drafting import Document, containers_of, with_containers, with_env, written_variables
-from tessera.scheduler.identity import CARRIED, identity_env, is_slice_reference, travels
-from tessera.scheduler.reserved import listed
+from tessera.scheduler.admission.drafting import Document, containers_of, with_containers, with_env, written_variables
+from tessera.scheduler.admission.identity import CARRIED, identity_env, is_slice_reference, travels
+from tessera.scheduler.admission.reserved import listed
 from tessera.vendors.drafts import PodDraft
 
 SWITCHES = frozenset({"CUDA_DISABLE_CONTROL", "CUDA_REDIRECT"})

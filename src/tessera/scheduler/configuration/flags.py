@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from tessera.scheduler.legacy_flags import OVERRIDES, Override, Value
+from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Override, Value
 
 
 class Group(Enum):

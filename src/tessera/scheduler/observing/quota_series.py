@@ -15,8 +15,8 @@ from typing import cast
 from tessera.core.grants import Use
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.core.rules import Rules
-from tessera.scheduler.card_series import ZONE
-from tessera.scheduler.text_format import Series, escaped
+from tessera.scheduler.observing.card_series import ZONE
+from tessera.scheduler.observing.text_format import Series, escaped
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from tessera.scheduler.flag_values import address_of, dns_name_of, some_address_of, switch_of, text_of
-from tessera.scheduler.given import Given
+from tessera.scheduler.configuration.flag_values import address_of, dns_name_of, some_address_of, switch_of, text_of
+from tessera.scheduler.configuration.given import Given
 from tessera.scheduler.settings import Address, Listeners, SelfManaged, TlsFiles
 from tessera.wire.quoting import quoted
 

@@ -14,10 +14,10 @@ from io import BytesIO
 from typing import Any
 
 from tessera.core.ledger import Ledger
-from tessera.scheduler import card_series, legacy_series
-from tessera.scheduler.mig_instances import MigInstances
-from tessera.scheduler.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
-from tessera.scheduler.text_format import Series
+from tessera.scheduler.observing import card_series, legacy_series
+from tessera.scheduler.observing.mig_instances import MigInstances
+from tessera.scheduler.observing.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
+from tessera.scheduler.observing.text_format import Series
 
 RENDER_BYTES = 64 * 1024
 """text written between two turns of the loop: below a millisecond"""

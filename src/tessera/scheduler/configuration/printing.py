@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from tessera.scheduler.device_sections import chart_sections
-from tessera.scheduler.durations import format_duration
-from tessera.scheduler.flag_values import NONE
+from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration.durations import format_duration
+from tessera.scheduler.configuration.flag_values import NONE
 from tessera.scheduler.settings import Address, SelfManaged, Settings, TlsFiles
 from tessera.wire.device_config import dump_device_config
 

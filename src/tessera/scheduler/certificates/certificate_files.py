@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.scheduler.authority import BadCertificate, Pair, facts_of
-from tessera.scheduler.serving_context import ServingContext
+from tessera.scheduler.certificates.authority import BadCertificate, Pair, facts_of
+from tessera.scheduler.certificates.serving_context import ServingContext
 
 LOOK_SECONDS = 5.0
 """how often to look; kubelet brings a changed Secret into a pod within about a minute anyway"""

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tessera.scheduler.authority import BadCertificate, Pair, check_pair
+from tessera.scheduler.certificates.authority import BadCertificate, Pair, check_pair
 
 
 class ServingContext:

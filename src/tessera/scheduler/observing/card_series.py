@@ -15,7 +15,7 @@ from tessera.core.devices import Device
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import Role
-from tessera.scheduler.text_format import Series, escaped
+from tessera.scheduler.observing.text_format import Series, escaped
 from tessera.vendors.amd import Amd
 from tessera.wire.mig import MigAllocation
 

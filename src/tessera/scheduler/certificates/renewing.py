@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tessera.scheduler.authority import (
+from tessera.scheduler.certificates.authority import (
     BACKDATED,
     DAY,
     BadCertificate,

@@ -11,12 +11,12 @@ from pathlib import Path
 import structlog
 
 from tessera.kube.client import KubeClient
-from tessera.scheduler.authority import BadCertificate
-from tessera.scheduler.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
-from tessera.scheduler.certificates import CertificateKeeper
-from tessera.scheduler.renewing import service_names
-from tessera.scheduler.secret_store import KubeStore
-from tessera.scheduler.serving_context import ServingContext
+from tessera.scheduler.certificates.authority import BadCertificate
+from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
+from tessera.scheduler.certificates.keeping import CertificateKeeper
+from tessera.scheduler.certificates.renewing import service_names
+from tessera.scheduler.certificates.secret_store import KubeStore
+from tessera.scheduler.certificates.serving_context import ServingContext
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 
 log = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TypeVar
 
-from tessera.scheduler.durations import parse_duration
+from tessera.scheduler.configuration.durations import parse_duration
 from tessera.scheduler.settings import Address
 from tessera.wire.device_config import resource_name_problem
 from tessera.wire.expecting import nearest

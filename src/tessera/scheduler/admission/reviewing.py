@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from tessera.core.quota import QuotaBook
-from tessera.scheduler.admitting import AdmissionSettings, admit
+from tessera.scheduler.admission.admitting import AdmissionSettings, admit
 from tessera.vendors.base import Vendor
 from tessera.wire import admission
 from tessera.wire.admission import Review, Verdict

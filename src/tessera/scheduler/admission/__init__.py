@@ -1,0 +1,1 @@
+"""The webhook's decisions: what a pod becomes at creation, or why it is refused. No HTTP."""

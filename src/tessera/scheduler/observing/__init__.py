@@ -1,0 +1,1 @@
+"""Metrics: the service's own, and HAMi's series about every card."""
