@@ -10,10 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.core.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.sandbox.cards import A100_MEMORY
-from tessera.sandbox.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.kinds import Json
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.nodes.cards import A100_MEMORY
+from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.sandbox.reading import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_nodes import node_facts, quota_facts

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tessera.kube.resources import RESOURCE_QUOTAS
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.kinds import Json
-from tessera.sandbox.kubelet import RUN_SECONDS
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.sandbox.reading import has_ended, node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import Tell

@@ -11,9 +11,9 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.kube.resources import SECRETS
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.kinds import Json
-from tessera.sandbox.nodes import AgentKind, SimulatedNode
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.sandbox.reading import node_of
 from tessera.scheduler.settings import Address
 from tests.e2e.cluster import Cluster, cluster

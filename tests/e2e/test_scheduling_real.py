@@ -10,11 +10,11 @@ import pytest
 
 from tessera.core.devices import Device
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.kinds import Json
-from tessera.sandbox.kubelet import RUN_SECONDS
-from tessera.sandbox.nodes import AgentKind, SimulatedNode
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
+from tessera.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.sandbox.reading import condition_of, has_ended, node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane

@@ -17,10 +17,10 @@ import pytest
 import trustme
 
 from tessera.kube.resources import MUTATING_WEBHOOKS, SECRETS
+from tessera.sandbox.api.faults import Hold
+from tessera.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
+from tessera.sandbox.api.kinds import SECRETS as SECRET_KIND
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.faults import Hold
-from tessera.sandbox.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
-from tessera.sandbox.kinds import SECRETS as SECRET_KIND
 from tessera.scheduler import certificates
 from tessera.scheduler.certificates import tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle

@@ -14,10 +14,10 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
-from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.api.server import ApiServer
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes import SimulatedNode
-from tessera.sandbox.server import ApiServer
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, ended, scheduler
 from tests.support.product import gpu_pod
 from tests.support.serving import calling, trusting, write_pair

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.faults import Fail
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.faults import Fail
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Json, Product, gpu_pod, product
 
 US = "hami-scheduler"

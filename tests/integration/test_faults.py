@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.extender_client import ExtenderError
-from tessera.sandbox.faults import Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.sandbox.kinds import NODES as NODE_KIND
-from tessera.sandbox.kinds import PODS as POD_KIND
-from tessera.sandbox.kinds import Kind
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
+from tessera.sandbox.api.kinds import NODES as NODE_KIND
+from tessera.sandbox.api.kinds import PODS as POD_KIND
+from tessera.sandbox.api.kinds import Kind
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.sandbox.scheduling.extender_client import ExtenderError
 from tessera.scheduler import binding
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices

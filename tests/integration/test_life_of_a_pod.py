@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tests.support.product import gpu_pod, product
 
 

@@ -15,9 +15,9 @@ import aiohttp
 import pytest
 import trustme
 
-from tessera.sandbox.cards import gpu_cards
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.process import Process
 from tessera.scheduler.serving import KEEP_ALIVE, MAX_BODY, Listener, Routes, health_routes
 from tessera.scheduler.settings import Address, Listeners, Settings

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.api.faults import Hold
+from tessera.sandbox.api.kinds import PODS
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.faults import Hold
-from tessera.sandbox.kinds import PODS
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, Command, scheduler
 from tests.support.product import gpu_pod
 from tests.support.serving import Caller, calling, until

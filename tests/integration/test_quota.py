@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tessera.kube.resources import NAMESPACES, RESOURCE_QUOTAS
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 
 MEMORY, CORES = "limits.nvidia.com/gpumem", "limits.nvidia.com/gpucores"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.handing_over import ALLOCATED
-from tessera.sandbox.nodes import HANDSHAKE, REGISTER, SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.handing_over import ALLOCATED
+from tessera.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
 from tessera.sandbox.reading import annotations_of
 from tessera.wire.handshake import encode_requesting
 from tests.support.product import Json, Product, gpu_pod, product

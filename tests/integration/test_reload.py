@@ -14,9 +14,9 @@ import pytest
 
 from tessera.cli.scheduler import read_file
 from tessera.core.audit import audit
-from tessera.sandbox.cards import gpu_cards
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import process as module
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process

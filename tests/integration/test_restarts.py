@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.extender_client import ExtenderError
-from tessera.sandbox.faults import Hold
-from tessera.sandbox.handing_over import ALLOCATED
-from tessera.sandbox.kinds import PODS
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.faults import Hold
+from tessera.sandbox.api.kinds import PODS
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.handing_over import ALLOCATED
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.sandbox.reading import annotations_of
+from tessera.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 

@@ -101,7 +101,7 @@ class KubeScheduler:
 
     def _move(self, queued: Queued) -> None:
         if queued.place == "asleep":
-            self._put(queued, "backoff" if queued.attempts else "active")
+            queued.place = "backoff"  # Over at once, if it has slept for long enough.
 
     def _selected(self, uid: str) -> frozenset[str] | None:
         """Some pods have node selectors; which nodes they leave never changes."""

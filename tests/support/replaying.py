@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 
 from tessera.core.audit import BROKEN, audit
 from tessera.core.ledger import Ledger, replay
+from tessera.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.kinds import NODES, PODS, RESOURCE_QUOTAS
+from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
 from tessera.sandbox.reading import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.scheduler.service import Service
 from tessera.vendors.reading_nodes import node_facts, quota_facts

@@ -20,17 +20,17 @@ from typing import Any, Self, TypeVar
 from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import PODS
-from tessera.sandbox.extender_client import ExtenderAccess, ExtenderClient
-from tessera.sandbox.fleet import Fleet
-from tessera.sandbox.kinds import EVENTS as EVENT_KIND
-from tessera.sandbox.kinds import NODES as NODE_KIND
-from tessera.sandbox.kinds import PODS as POD_KIND
-from tessera.sandbox.kinds import Json
-from tessera.sandbox.nodes import SimulatedNode
+from tessera.sandbox.api.kinds import EVENTS as EVENT_KIND
+from tessera.sandbox.api.kinds import NODES as NODE_KIND
+from tessera.sandbox.api.kinds import PODS as POD_KIND
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.api.server import ApiServer, Options
+from tessera.sandbox.api.store import Change
+from tessera.sandbox.nodes.fleet import Fleet
+from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.sandbox.reading import phase_of
-from tessera.sandbox.scheduling import DEFAULT_SCHEDULER, HAMI_SCHEDULER, Profile, SchedulingLoop
-from tessera.sandbox.server import ApiServer, Options
-from tessera.sandbox.store import Change
+from tessera.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
+from tessera.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, Profile, SchedulingLoop
 
 WAIT_S = 10.0
 """how long `wait_for` waits unless told"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from tessera.sandbox.kinds import Json
+from tessera.sandbox.api.kinds import Json
 
 ENDED = ("Succeeded", "Failed")
 

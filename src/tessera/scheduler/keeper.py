@@ -53,6 +53,8 @@ class PodKeeper:
         self._on_pod = on_pod
         """shown every pod that holds devices, and None when it does not any more"""
         self._uids: dict[str, str] = {}
+        self._pending: set[str] = set()
+        """uids of pods that may still be bound"""
         self.has_synced = False
 
     def put(self, key: str, pod: Pod) -> None:
@@ -67,6 +69,8 @@ class PodKeeper:
         elif pod.status.phase in ENDED or pod.spec.node_name or pod.metadata.deletion_timestamp:
             # Ended, bound without devices, or deleted before it was bound: whatever was reserved is free.
             self._gone(uid)
+        else:
+            self._pending.add(uid)
 
     def drop(self, key: str) -> None:
         uid = self._uids.pop(key, None)
@@ -78,13 +82,14 @@ class PodKeeper:
         # What was gained while decisions had to wait woke nobody.
         self._on_room()
 
-    def shows(self, pod: PodRequest) -> bool:
-        """Whether the API shows this very pod."""
-        return self._uids.get(f"{pod.namespace}/{pod.name}") == pod.uid
+    def is_pending(self, uid: str) -> bool:
+        """Whether the API shows this pod and it may still be bound."""
+        return uid in self._pending
 
     def _bound(self, pod: Pod, facts: PodFacts) -> None:
         uid = facts.uid
         known = self._ledger.pod(uid)
+        self._pending.discard(uid)
         self._ledger.observe_pod(facts)
         self._waiting.gone(uid)
         self._on_settled(uid)
@@ -103,6 +108,7 @@ class PodKeeper:
         return isinstance(request, PodRequest) and carries_identity(pod, request)
 
     def _gone(self, uid: str) -> None:
+        self._pending.discard(uid)
         self._turns.over(uid)
         self._waiting.gone(uid)
         self._on_settled(uid)

@@ -77,13 +77,13 @@ class Waiting:
                 woken.append(pod.request)
         return woken
 
-    def forget_unseen(self, exists: Callable[[PodRequest], bool]) -> None:
-        """Look for pods that the API does not show, and drop those that nobody has asked for in the meantime.
+    def forget_unseen(self, is_pending: Callable[[str], bool]) -> None:
+        """Look for pods that the API does not show as pending, and drop those that nobody has asked for since long.
 
         kube-scheduler may ask for a pod whose end was seen here before: nothing would ever tell of it again.
         """
         for pod in [pod for pods in self._shapes.values() for pod in pods.values()]:
-            pod.unseen = 0 if exists(pod.request) else pod.unseen + 1
+            pod.unseen = 0 if is_pending(pod.request.uid) else pod.unseen + 1
             if pod.unseen > LOOKS_UNSEEN:
                 self.gone(pod.request.uid)
 

@@ -132,7 +132,7 @@ class Engine:
             log.info("reservations expired", pods=len(expired))
             self._room.set()
         self.turns.forget_old()
-        self.waiting.forget_unseen(self.pods.shows)
+        self.waiting.forget_unseen(self.pods.is_pending)
         self._spawn(self.binder.look_after())
 
     async def wake(self) -> None:

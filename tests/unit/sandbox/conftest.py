@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tessera.sandbox.server import ApiServer, Options
+from tessera.sandbox.api.server import ApiServer, Options
 from tests.contract.speaking import Client, client, close_loop_of_the_thread
 
 NOW = 1_800_000_000.0

@@ -12,9 +12,9 @@ import pytest
 import trustme
 from aiohttp import web
 
-from tessera.sandbox.kinds import PODS
-from tessera.sandbox.server import ApiServer, Options
-from tessera.sandbox.shapes import ServiceReference
+from tessera.sandbox.api.kinds import PODS
+from tessera.sandbox.api.server import ApiServer, Options
+from tessera.sandbox.api.shapes import ServiceReference
 from tests.contract.building import binding, pod
 from tests.contract.speaking import Client, Json, client
 

@@ -12,12 +12,12 @@ import pytest
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.api.faults import Fail
+from tessera.sandbox.api.server import Options
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.faults import Fail
-from tessera.sandbox.nodes import SimulatedNode
-from tessera.sandbox.scheduling import SchedulingLoop
-from tessera.sandbox.server import Options
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.sandbox.scheduling.loop import SchedulingLoop
 from tessera.wire import keys
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender

@@ -9,9 +9,9 @@ import aiohttp
 import pytest
 import yaml
 
-from tessera.sandbox.kinds import NODES, PODS
-from tessera.sandbox.rest import Pace
-from tessera.sandbox.server import ApiServer, Options
+from tessera.sandbox.api.kinds import NODES, PODS
+from tessera.sandbox.api.rest import Pace
+from tessera.sandbox.api.server import ApiServer, Options
 from tests.contract.building import pod
 from tests.contract.speaking import TABLE, Client, client
 

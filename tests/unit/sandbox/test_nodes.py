@@ -13,13 +13,13 @@ import pytest
 
 from tessera.core.devices import Device
 from tessera.kube.resources import NODES
-from tessera.sandbox.cards import gpu_cards
+from tessera.sandbox.api.faults import Drop, Fail, Hold
+from tessera.sandbox.api.server import Options
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.device_ids import card_of
-from tessera.sandbox.faults import Drop, Fail, Hold
-from tessera.sandbox.kubelet import RUN_SECONDS
-from tessera.sandbox.nodes import HANDSHAKE, REGISTER, SimulatedNode
-from tessera.sandbox.server import Options
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.device_ids import card_of
+from tessera.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_nodes import node_facts
 from tessera.vendors.registry import build_vendors

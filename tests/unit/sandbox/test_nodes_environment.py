@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tessera.sandbox.cards import gpu_cards
-from tessera.sandbox.device_ids import DeviceIds, Unavailable, card_of
-from tessera.sandbox.environments import environment_of, expanded
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.device_ids import DeviceIds, Unavailable, card_of
+from tessera.sandbox.nodes.environments import environment_of, expanded
 
 POD: dict[str, Any] = {
     "metadata": {

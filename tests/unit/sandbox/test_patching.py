@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tessera.sandbox.errors import ApiError
-from tessera.sandbox.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, Kind
-from tessera.sandbox.patching import MAX_OPERATIONS, apply_json_patch, merge
-from tessera.sandbox.strategic import merge_strategic
+from tessera.sandbox.api.errors import ApiError
+from tessera.sandbox.api.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, Kind
+from tessera.sandbox.api.patching import MAX_OPERATIONS, apply_json_patch, merge
+from tessera.sandbox.api.strategic import merge_strategic
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.sandbox.errors import ApiError
-from tessera.sandbox.protobuf import MAGIC, MEDIA, decode
+from tessera.sandbox.api.errors import ApiError
+from tessera.sandbox.api.protobuf import MAGIC, MEDIA, decode
 from tests.contract.speaking import Client
 
 

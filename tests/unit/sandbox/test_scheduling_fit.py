@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tessera.sandbox.attempts import Attempts, fit_error
-from tessera.sandbox.fit import (
+from tessera.sandbox.scheduling.attempts import Attempts, fit_error
+from tessera.sandbox.scheduling.fit import (
     SELECTOR,
     TAINTS,
     TOO_MANY_PODS,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES, PODS
-from tessera.sandbox.certificates import for_loopback
+from tessera.sandbox.api.certificates import for_loopback
+from tessera.sandbox.api.faults import Fail
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
-from tessera.sandbox.faults import Fail
-from tessera.sandbox.nodes import SimulatedNode
-from tessera.sandbox.scheduling import Profile, SchedulingLoop
+from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
+from tessera.sandbox.scheduling.loop import Profile, SchedulingLoop
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 

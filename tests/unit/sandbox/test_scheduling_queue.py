@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.sandbox.queueing import ASLEEP_S, Place, Queue, backoff_s
+from tessera.sandbox.scheduling.queueing import ASLEEP_S, Place, Queue, backoff_s
 
 
 def refused(queue: Queue, uid: str, now: float) -> None:

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tessera.sandbox.admission import User
-from tessera.sandbox.certificates import for_loopback
-from tessera.sandbox.faults import Delay, Drop, Fail, Hold, LoseAnswer
-from tessera.sandbox.kinds import NAMESPACES
-from tessera.sandbox.server import ApiServer, Options
+from tessera.sandbox.api.admission import User
+from tessera.sandbox.api.certificates import for_loopback
+from tessera.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
+from tessera.sandbox.api.kinds import NAMESPACES
+from tessera.sandbox.api.server import ApiServer, Options
 from tests.contract.building import binding, pod
 from tests.contract.speaking import Client, Json, client
 

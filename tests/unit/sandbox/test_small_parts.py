@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from tessera.sandbox.ages import age, human
-from tessera.sandbox.creating import quality_of_service
-from tessera.sandbox.errors import ApiError, of_status
-from tessera.sandbox.history import History
-from tessera.sandbox.intake import MAX_DEPTH, as_object, decode_json, decode_yaml
-from tessera.sandbox.kinds import EVENTS, NODES, PODS, Json
-from tessera.sandbox.quantities import canonical
-from tessera.sandbox.selectors import field_text, parse_fields, parse_labels
-from tessera.sandbox.validating import is_extended
+from tessera.sandbox.api.ages import age, human
+from tessera.sandbox.api.creating import quality_of_service
+from tessera.sandbox.api.errors import ApiError, of_status
+from tessera.sandbox.api.history import History
+from tessera.sandbox.api.intake import MAX_DEPTH, as_object, decode_json, decode_yaml
+from tessera.sandbox.api.kinds import EVENTS, NODES, PODS, Json
+from tessera.sandbox.api.quantities import canonical
+from tessera.sandbox.api.selectors import field_text, parse_fields, parse_labels
+from tessera.sandbox.api.validating import is_extended
 from tessera.wire.quantity import NotAQuantity
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tessera.sandbox.kinds import KINDS, Json, Kind
-from tessera.sandbox.store import stored_from
-from tessera.sandbox.tables import pod_state, table
+from tessera.sandbox.api.kinds import KINDS, Json, Kind
+from tessera.sandbox.api.store import stored_from
+from tessera.sandbox.api.tables import pod_state, table
 
 NOW = 1_800_000_000.0
 THEN = "2027-01-15T07:59:00Z"

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from tessera.sandbox import watching
-from tessera.sandbox.kinds import CONFIG_MAPS, PODS, Json
-from tessera.sandbox.selectors import FieldTerm, Selector
-from tessera.sandbox.store import Store
-from tessera.sandbox.watching import Hub, Scope, Watcher
+from tessera.sandbox.api import watching
+from tessera.sandbox.api.kinds import CONFIG_MAPS, PODS, Json
+from tessera.sandbox.api.selectors import FieldTerm, Selector
+from tessera.sandbox.api.store import Store
+from tessera.sandbox.api.watching import Hub, Scope, Watcher
 
 
 def pod(name: str, node: str = "") -> Json:

@@ -12,7 +12,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
-from tessera.sandbox.server import ApiServer
+from tessera.sandbox.api.server import ApiServer
 from tessera.scheduler.cluster import KubeCluster
 
 

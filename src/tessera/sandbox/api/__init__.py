@@ -1,0 +1,1 @@
+"""A Kubernetes API server in one process: enough of it for the product and for kubectl."""

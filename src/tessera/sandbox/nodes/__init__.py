@@ -1,0 +1,1 @@
+"""Simulated GPU nodes: their registration, their agents, and what their containers see."""

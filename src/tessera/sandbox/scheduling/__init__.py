@@ -1,0 +1,1 @@
+"""A scheduling loop that treats an extender as kube-scheduler does."""
