@@ -174,16 +174,19 @@ async def test_when_the_leaders_machine_dies_the_other_replica_goes_on(plane: Co
         first = found.replica
         second = Replica(plane, label="b", certificates=FromFiles(plane.folder / "webhook-b.pem"), host="host-b")
         try:
+            second.tessera.start()
+            await second.ready()
             first.kube_scheduler.start()
             await bound(found, 1)
-            second.tessera.start()
-            second.kube_scheduler.start()
-            await second.ready()
-            assert (await second.scrape()).value("tessera_leader") == 0
+            assert not await leads(second)
             first.kill()
-            await found.running(*names(waiting))
+            second.kube_scheduler.start()
+            await until(lambda: leads(second), what="the other replica to lead")
             found.replica = second
-            assert (await second.scrape()).value("tessera_leader") == 1
             await all_is_well(found, waiting)
         finally:
             second.kill()
+
+
+async def leads(replica: Replica) -> bool:
+    return (await replica.scrape()).value("tessera_leader") == 1

@@ -32,8 +32,6 @@ from tests.model.world import Call, World
 from tests.support.builders import REGISTER
 
 ANSWER_SECONDS = 60
-SETTLED_SECONDS = 150.0
-"""a handover older than this may have been forgotten: its turn began before its binding was written"""
 MLU_LOCK = "cambricon.com/dsmlu.lock"
 
 PLUGINS = {"NVIDIA": (REGISTER, HANDSHAKE, GPU), "XPU": (XPU_REGISTER, XPU_HANDSHAKE, XPU)}
@@ -44,25 +42,6 @@ LIMITS = {
     "XPU": ((XPU_MEMORY, 1), ("", 1)),
 }
 """vendor: the resources whose quotas limit memory and cores, and MiB a unit"""
-
-
-@dataclass
-class Handing:
-    """A pod between its binding and the end of its handover, in the truth."""
-
-    pod: Pod
-    since: float
-    by_turns: bool
-    alone: bool
-    slices: tuple[tuple[counting.Entry, ...], ...]
-
-    def mixes_with(self, other: Handing) -> bool:
-        """Whether an Allocate call could be meant for either, with different answers."""
-        if not (self.by_turns and other.by_turns):
-            return False
-        if self.alone or other.alone:
-            return True
-        return self.slices != other.slices and any(len(a) == len(b) for a in self.slices for b in other.slices)
 
 
 @dataclass
@@ -175,134 +154,7 @@ class Checker:
         assert entry is not None, "nothing was reserved"
         assert entry.facts.node == node, f"reserved on {entry.facts.node}, not on {node}"
 
-    def succeeded(self, pod: Pod, node: str) -> None:
-        """The answer of a bind."""
-        live = self._world.pods.objects.get(f"{pod.metadata.namespace}/{pod.metadata.name}")
-        if live is not None and live.metadata.uid == pod.metadata.uid:
-            assert live.spec.node_name == node, f"bind said yes, but the pod is on {live.spec.node_name or 'no node'}"
-
-    def wrote(self, pod: Pod, call: Call | None) -> None:
-        """A binding took effect."""
-        self.bound += 1
-        if not counting.wants_devices(pod):
-            assert not counting.allocation(pod)
-            return
-        self._check_allocation(pod)
-        orphan = call is not None and call.generation != self._world.generation
-        if orphan and self._engine is not None:
-            # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
-            self.orphans += 1
-            self.excuse_pod(pod, "bound by a process that had ended")
-        self._check_cards(pod)
-        self._check_quota(pod)
-        self._check_handover(pod, orphan=orphan)
-
-    def _check_allocation(self, pod: Pod) -> None:
-        """Exactly what was asked, once, on one node."""
-        node = pod.spec.node_name
-        containers = counting.containers(pod)
-        asked = [counting.asked(container) for container in containers]
-        granted = counting.allocation(pod)
-        assert set(granted) == {vendor for ask in asked for vendor in ask}
-        reserved = counting.places(pod)
-        mig = set()
-        for vendor, entries in granted.items():
-            assert len(entries) == len(containers)
-            for position, cards in enumerate(entries):
-                ask = asked[position].get(vendor)
-                assert len(cards) == (ask.count if ask else 0)
-                for device, (uuid, memory, _) in enumerate(cards):
-                    assert uuid.startswith(f"{node}-"), f"card {uuid} is not on {node}"
-                    if vendor == "NVIDIA" and (position, device) in reserved:
-                        assert reserved[position, device][0] == uuid
-                        mig.add((position, device))
-                    elif ask is not None and ask.memory is not None:
-                        assert memory == ask.memory
-                whole = [uuid for device, (uuid, *_) in enumerate(cards) if (position, device) not in mig]
-                assert len(set(whole)) == len(whole)
-        assert mig == set(reserved)
-        assert pod.annotations[ASSIGNED_NODE] == (pod.metadata.labels or {})[ASSIGNED_NODE] == node
-        assert pod.annotations[BIND_PHASE] == PHASE_ALLOCATING
-        for position, cards in enumerate(granted.get("NVIDIA", ())):
-            if cards and not any((position, device) in mig for device in range(len(cards))):
-                assert pod.annotations[visible_devices(position)] == ",".join(uuid for uuid, *_ in cards)
-
-    def _check_cards(self, pod: Pod) -> None:
-        name = pod.spec.node_name
-        for uuid, excess in self._excesses(name).items():
-            assert (name, uuid) in self.excused, f"card {uuid} of {name} is over-committed: {excess}"
-
-    def _excesses(self, name: str) -> dict[str, str]:
-        node = self._world.nodes.objects.get(name)
-        if node is None:
-            return {}
-        cards = counting.capacities(node)
-        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and counting.is_live(p)]
-        readable = [p for p in here if not is_unreadable(p)]
-        found = counting.loads(readable, cards)
-        return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
-
-    def _check_quota(self, pod: Pod) -> None:
-        namespace = pod.metadata.namespace
-        over = self._quota_excess(namespace)
-        assert not over or namespace in self.excused_quotas, f"namespace {namespace} is beyond its quota: {over}"
-
-    def _quota_excess(self, namespace: str) -> str:
-        used: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for pod in self._world.pods.objects.values():
-            if pod.metadata.namespace == namespace and counting.is_live(pod) and not is_unreadable(pod):
-                for vendor, (memory, cores) in counting.demands(pod).items():
-                    used[vendor][0] += memory
-                    used[vendor][1] += cores
-        for vendor, amounts in used.items():
-            for (resource, factor), amount in zip(LIMITS[vendor], amounts, strict=True):
-                for quota in self._world.quotas.objects.values():
-                    hard = quota.spec.hard or {}
-                    if quota.metadata.namespace == namespace and f"limits.{resource}" in hard:
-                        limit = int(hard[f"limits.{resource}"]) * factor
-                        if amount > limit:
-                            return f"{amount} of {limit} {resource}"
-        return ""
-
-    def _check_handover(self, pod: Pod, *, orphan: bool) -> None:
-        """No two pods that the node could mix up are handed over at once, and a foreign plugin's lock is held."""
-        name = pod.spec.node_name
-        node = self._world.nodes.objects.get(name)
-        if node is None:
-            return
-        agent = node.annotations.get(AGENT)
-        carries = any(env.name == "NVIDIA_VISIBLE_DEVICES" for c in counting.containers(pod) for env in c.env or ())
-        carries = carries and set(counting.allocation(pod)) == {"NVIDIA"}
-        slices = tuple(
-            tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
-        )
-        mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
-        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self._agents[name] == (agent, False)
-        for other in list(self.handing.values()):
-            if other.pod.spec.node_name == name and calm and not orphan:
-                fresh = self._time() - other.since < SETTLED_SECONDS
-                mixed = mine.mixes_with(other) and fresh
-                assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {slices}"
-        if not orphan:
-            self.handing[pod.metadata.uid] = mine
-        if agent is None and calm and not orphan:
-            for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
-                held = node.annotations.get(key, "")
-                owner = "" if key == MLU_LOCK else f",{pod.metadata.namespace},{pod.metadata.name}"
-                owned = bool(held) and held.endswith(owner)
-                assert owned, f"lock {key} of {name} is {held or 'free'}, not {pod.metadata.name}'s"
-
     # -- excuses
-
-    def excuse(self, node: str, uuid: str, why: str) -> None:
-        self.excused[node, uuid] = why
-
-    def excuse_pod(self, pod: Pod, why: str) -> None:
-        self.excused_quotas[pod.metadata.namespace] = why
-        for entries in counting.allocation(pod).values():
-            for cards in entries:
-                for uuid, *_ in cards:
-                    self.excuse(pod.spec.node_name, uuid, why)
 
     def _review_excuses(self) -> None:
         """An excuse ends once the scheduler knows all that people did and has room again even so."""
@@ -435,11 +287,6 @@ class Checker:
         for card in view.cards:
             load = found.get(card.device.uuid, counting.Load())
             assert (card.used, card.used_memory, card.used_cores) == (load.slots, load.memory, load.cores)
-
-
-def is_unreadable(pod: Pod) -> bool:
-    """Bound by somebody else, with an allocation that cannot be read."""
-    return "unreadable" in (pod.metadata.labels or {})
 
 
 def _difference(mine: object, theirs: object) -> str:

@@ -157,6 +157,11 @@ def is_live(pod: Pod) -> bool:
     return bool(pod.spec.node_name) and pod.status.phase not in OVER
 
 
+def is_unreadable(pod: Pod) -> bool:
+    """Bound by somebody else, with an allocation that means nothing."""
+    return "unreadable" in (pod.metadata.labels or {})
+
+
 def loads(pods: Iterable[Pod], cards: dict[str, Capacity]) -> dict[str, Load]:
     """What live pods of one node take of its cards."""
     total: defaultdict[str, Load] = defaultdict(Load)

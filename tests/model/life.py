@@ -36,6 +36,9 @@ FULL_EVERY = 64
 """steps between looks at the whole ledger; what a step touched is checked after every step"""
 REST_EVERY = 500
 """steps"""
+NUDGES = 2
+"""pods that go while everybody else is at rest"""
+BREATH_SECONDS = 20.0
 QUIET_SECONDS = 400.0
 """longer than reservations, locks and turns last: at rest nothing has happened for so long"""
 REST_SECONDS = 20000.0
@@ -208,16 +211,33 @@ class Life:
             self._start()
         for machine in self.machines.values():
             self._report_of(machine)
+        for _ in range(NUDGES):
+            await self._calm_down(BREATH_SECONDS)
+            self._free_unnoticed()
+        await self._calm_down(QUIET_SECONDS)
+        self.checker.rest(self._candidates)
+        self.kube.flushes = True
+        self.faults.rate, self.kube.slow_binds = usual
+
+    async def _calm_down(self, seconds: float) -> None:
+        """Until nothing has happened for so long."""
         started = busy = self.time()
-        while self.time() < busy + QUIET_SECONDS:
+        while self.time() < busy + seconds:
             if self._settle():
                 busy = self.time()
                 assert busy < started + REST_SECONDS, "it never comes to rest"
             await asyncio.sleep(0.5 if busy == self.time() else TICK)
             self._check()
-        self.checker.rest(self._candidates)
-        self.kube.flushes = True
-        self.faults.rate, self.kube.slow_binds = usual
+
+    def _free_unnoticed(self) -> None:
+        """A pod goes, and kube-scheduler asks for those that sleep before the scheduler has heard of it."""
+        found = self._some_pod(lambda pod: counting.is_live(pod))
+        if found is not None:
+            self.trace.append(f"{found[0]} goes")
+            self._remove(found[0])
+            while self.kube.pods.behind:
+                self.kube.pods.deliver()
+            self._schedule_all()
 
     def _settle(self) -> bool:
         """One round of everything that is due; whether anything was."""
