@@ -15,7 +15,7 @@ from tessera.sandbox.nodes.cards import gpu_cards
 from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
 from tessera.sandbox.nodes.kubelet import RUN_SECONDS
 from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
-from tessera.sandbox.reading import condition_of, has_ended, node_of, phase_of
+from tessera.sandbox.reading import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
@@ -99,23 +99,6 @@ def mixed_pods(count: int) -> Iterator[Json]:
             pod(name, container("a", gpu=1, mem=memory), init=[sidecar("s", gpu=1, mem=memory + 11)]),
             pod(name, container("a", gpu=1, mem=memory), container("b"), init=[container("i", gpu=2, mem=memory + 11)]),
         )[number % 5]
-
-
-@pytest.mark.xfail(reason="the ledger frees the slots of init containers that ended; kubelet does not", strict=True)
-async def test_devices_that_kubelet_holds_for_an_ended_init_container_are_not_given_to_others(
-    plane: ControlPlane,
-) -> None:
-    """kubelet keeps what a pod's init containers got until the pod ends; only the same pod gets it again."""
-    async with cluster(plane, [SimulatedNode("n1", gpu_cards("n1", 2, slots=1))]) as found:
-        await found.run(pod("p", container("a", gpu=1, mem=100), init=[container("i", gpu=2, mem=100)]))
-        await found.create(gpu_pod("q", gpu=1, mem=100))
-
-        def judged() -> bool:
-            return has_ended(found.pod("q")) or condition_of(found.pod("q"), "PodScheduled") is not None
-
-        await found.wait_for(judged, what="q to be refused")
-        await found.wait_for(lambda: not node_of(found.pod("q")) or has_ended(found.pod("q")), what="q's admission")
-        assert phase_of(found.pod("q")) == "Pending", found.pod("q")["status"]["message"]
 
 
 async def test_pods_of_deployments_and_jobs_are_placed_like_any_other(plane: ControlPlane) -> None:

@@ -21,8 +21,7 @@ from tessera.sandbox.api.faults import Hold
 from tessera.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
 from tessera.sandbox.api.kinds import SECRETS as SECRET_KIND
 from tessera.sandbox.control_plane import ControlPlane
-from tessera.scheduler import certificates
-from tessera.scheduler.certificates import tls
+from tessera.scheduler.certificates import keeping, tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
@@ -115,9 +114,9 @@ async def test_bad_files_are_reported_once_and_the_old_certificate_stays(
 @pytest.fixture
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds follow each other at once, where they are a minute apart in a cluster."""
-    monkeypatch.setattr(certificates, "CHECK_SECONDS", 0.02)
-    monkeypatch.setattr(certificates, "QUIET_SECONDS", 0.01)
-    monkeypatch.setattr(certificates, "SETTLE_SECONDS", 0.02)
+    monkeypatch.setattr(keeping, "CHECK_SECONDS", 0.02)
+    monkeypatch.setattr(keeping, "QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(keeping, "SETTLE_SECONDS", 0.02)
 
 
 def stored(plane: ControlPlane) -> dict[str, bytes]:

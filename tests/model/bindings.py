@@ -177,7 +177,10 @@ class Bindings:
             tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
         )
         mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
-        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self.agents.get(name) == (agent, False)
+        calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self.agents.get(name) == (
+            agent,
+            False,
+        )
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm and not orphan:
                 fresh = self._time() - other.since < SETTLED_SECONDS

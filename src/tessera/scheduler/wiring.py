@@ -56,6 +56,7 @@ class Engine:
     ) -> None:
         time = asyncio.get_running_loop().time
         self._cluster = cluster
+        self._now = now
         self._spawn = spawn
         self._leads = leads
         self._room = asyncio.Event()
@@ -137,7 +138,8 @@ class Engine:
 
     async def wake(self) -> None:
         """For ever: whenever there is more room, make kube-scheduler ask again for pods that fit now."""
-        serial = 0
+        # A value that no earlier process wrote: a patch that changes nothing would wake nobody.
+        began, serial = int(self._now()), 0
         while True:
             await self._room.wait()
             self._room.clear()
@@ -148,7 +150,7 @@ class Engine:
             for pod in self.waiting.wake(self.selector):
                 serial += 1
                 try:
-                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: str(serial)})
+                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
                 except KubeError as error:
                     if isinstance(error, ApiError) and error.status == NOT_FOUND:
                         self.waiting.gone(pod.uid)

@@ -37,7 +37,9 @@ class World:
 
     def retried(self, pod: PodBuilder) -> str | None:
         """What kube-scheduler sees change on the pod, if anything."""
-        return self.api.pods[f"default/{pod.name}"].annotations.get(keys.RETRY)
+        found = self.api.pods[f"default/{pod.name}"].annotations.get(keys.RETRY)
+        # Before the point is when the process began, after it the number of the waking.
+        return found.partition(".")[2] if found is not None else None
 
     def make_room(self) -> None:
         self.engine.pods.drop("default/full")

@@ -1,0 +1,93 @@
+"""What the informers of one process have been shown, read as the ledger should have read it.
+
+Whether a plugin is alive is decided here by a rule of its own, from the words of the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+
+from tessera.core.devices import NodeFacts
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger, replay
+from tessera.core.quota import QuotaFacts
+from tessera.vendors.base import Vendor
+from tessera.vendors.reading_nodes import node_facts, quota_facts
+from tessera.vendors.reading_pods import pod_facts
+from tessera.wire.objects import Node, Pod, ResourceQuota
+from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
+from tests.model.shapes import GPU, XPU
+from tests.support.builders import REGISTER
+
+ANSWER_SECONDS = 60
+"""in which a plugin answers a handshake, or is taken for dead"""
+PLUGINS = {"NVIDIA": (REGISTER, HANDSHAKE, GPU), "XPU": (XPU_REGISTER, XPU_HANDSHAKE, XPU)}
+"""vendor: registration, handshake, resource"""
+ASKED = "Requesting_"
+
+
+class Shown:
+    """Told about every object that reaches a sink, after the sink."""
+
+    def __init__(self, vendors: Mapping[str, Vendor], now: Callable[[], float]) -> None:
+        self._vendors = vendors
+        self._now = now
+        self.pods: dict[str, PodFacts] = {}
+        self.raw_pods: dict[str, Pod] = {}
+        """by uid, of those that hold something"""
+        self.nodes: dict[str, NodeFacts] = {}
+        self.raw_nodes: dict[str, Node] = {}
+        self.quotas: dict[str, QuotaFacts] = {}
+
+    def pod(self, key: str, pod: Pod | None) -> None:
+        old = self.pods.pop(key, None)
+        if old is not None:
+            del self.raw_pods[old.uid]
+        facts = pod_facts(pod, self._vendors) if pod is not None else None
+        if pod is not None and facts is not None:
+            self.pods[key] = facts
+            self.raw_pods[facts.uid] = pod
+
+    def node(self, key: str, node: Node | None) -> None:
+        if node is None:
+            self.raw_nodes.pop(key, None)
+            self.nodes.pop(key, None)
+        else:
+            self.raw_nodes[key] = node
+            self._read(node)
+
+    def quota(self, key: str, quota: ResourceQuota | None) -> None:
+        self.quotas.pop(key, None)
+        if quota is not None:
+            self.quotas[key] = quota_facts(quota, self._vendors)
+
+    def tick(self) -> None:
+        """Time has passed, which only matters for handshakes."""
+        for node in self.raw_nodes.values():
+            if any(ASKED in node.annotations.get(key, "") for key in (HANDSHAKE, XPU_HANDSHAKE)):
+                self._read(node)
+
+    def ledger(self) -> Ledger:
+        """A replay of all of it."""
+        return replay(self._vendors, nodes=self.nodes.values(), pods=self.pods.values(), quotas=self.quotas.values())
+
+    def _read(self, node: Node) -> None:
+        alive = {key: vendor for key, vendor in self._vendors.items() if self._is_alive(node, key)}
+        facts = node_facts(node, alive)
+        self.nodes.pop(node.name, None)
+        if facts.devices or facts.problem:
+            self.nodes[node.name] = facts
+
+    def _is_alive(self, node: Node, vendor: str) -> bool:
+        register, handshake, resource = PLUGINS.get(vendor, ("", "", ""))
+        if register not in node.annotations:
+            return True
+        said = node.annotations.get(handshake)
+        provided = node.allocatable.get(resource)
+        if said is None:
+            return provided is None or int(provided) != 0
+        if not said.startswith(ASKED):
+            return True
+        asked = datetime.fromisoformat(said.removeprefix(ASKED)).replace(tzinfo=UTC).timestamp()
+        return self._now() < asked + ANSWER_SECONDS or int(provided or 0) > 0

@@ -1,0 +1,104 @@
+"""People of the model: they create and delete pods at any moment, some with their node and an allocation in the manifest,
+and change quotas. Names come again, with other pods behind them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from tessera.wire.objects import Metadata, Pod
+from tests.model import counting, shapes
+from tests.model.bindings import Bindings
+from tests.model.world import World
+
+PODS = 36
+NAMES = 24
+"""of pods in a namespace: few, so that names come again"""
+NAMESPACES = ("blue", "red")
+
+
+@dataclass
+class Tenants:
+    """Every method is one thing that happens: what it was, or None where there is nothing to do."""
+
+    world: World
+    bindings: Bindings
+    rng: random.Random
+    recipes: tuple[str, ...]
+    nodes: tuple[str, ...]
+
+    def create_pod(self) -> str | None:
+        if len(self.world.pods.objects) >= PODS:
+            return None
+        namespace, name = self.rng.choice(NAMESPACES), f"p{self.rng.randrange(NAMES)}"
+        recipe = self.rng.choice(self.recipes)
+        if f"{namespace}/{name}" in self.world.pods.objects or (recipe in shapes.RARE and self.rng.random() < 0.8):
+            return None
+        pod = self.world.create_pod(shapes.template(recipe), namespace=namespace, name=name)
+        return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
+
+    def bind_directly(self) -> str | None:
+        """A pod with its node in its manifest, and annotations that nobody checked."""
+        namespace, name = self.rng.choice(NAMESPACES), "direct"
+        if f"{namespace}/{name}" in self.world.pods.objects:
+            self.remove(f"{namespace}/{name}")
+            return f"{namespace}/{name} gone"
+        node = self.rng.choice(self.nodes)
+        kind = self.rng.choice(("unreadable", "unreadable", "readable", "nothing"))
+        template = shapes.template("small")
+        if kind != "nothing":
+            text = f"{node}-0,NVIDIA,{'2000' if kind == 'readable' else 'lots'},5:;"
+            annotations = {counting.ALLOCATED["NVIDIA"]: text}
+            template = replace(template, metadata=Metadata(annotations=annotations, labels={kind: ""}))
+        pod = self.world.create_pod(template, namespace=namespace, name=name, node=node)
+        if kind == "readable":
+            self.bindings.excuse_pod(pod, "bound by somebody else")
+        return f"{namespace}/{name} on {node}: {kind}"
+
+    def delete_pod(self) -> str | None:
+        found = self.some_pod(lambda pod: not pod.metadata.deletion_timestamp)
+        if found is None:
+            return None
+        key, pod = found
+        at_once = self.rng.random() < (0.3 if pod.spec.node_name else 0.9)
+        if at_once:
+            self.remove(key)
+        else:
+            self.world.delete_pod(key, at_once=False)
+        return f"{key} {pod.metadata.uid}{' at once' if at_once else ''}"
+
+    def remove_terminating(self) -> str | None:
+        found = self.some_pod(lambda pod: bool(pod.metadata.deletion_timestamp))
+        if found is None:
+            return None
+        self.remove(found[0])
+        return found[0]
+
+    def change_quota(self) -> str | None:
+        namespace, name = self.rng.choice(NAMESPACES), f"q{self.rng.randrange(2)}"
+        key = f"{namespace}/{name}"
+        self.bindings.excused_quotas[namespace] = "its quota changed"
+        if key in self.world.quotas.objects and self.rng.random() < 0.5:
+            self.world.quotas.remove(key)
+            return f"{key} gone"
+        hard = {
+            shapes.MEMORY: self.rng.choice((40000, 80000, 200000)),
+            shapes.CORES: self.rng.choice((150, 400)),
+            shapes.MLU_MEMORY: self.rng.choice((32, 128)),
+            shapes.XPU_MEMORY: self.rng.choice((98304, 200000)),
+        }
+        chosen = {resource: limit for resource, limit in hard.items() if self.rng.random() < 0.3}
+        self.world.put_quota(shapes.quota(namespace, name, chosen))
+        return f"{key} {chosen}"
+
+    def some_pod(self, wanted: Callable[[Pod], bool]) -> tuple[str, Pod] | None:
+        found = [(key, pod) for key, pod in self.world.pods.objects.items() if wanted(pod)]
+        return self.rng.choice(found) if found else None
+
+    def remove(self, key: str) -> None:
+        self.bindings.handing.pop(self.world.pods.objects[key].metadata.uid, None)
+        self.world.delete_pod(key, at_once=True)
