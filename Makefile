@@ -25,7 +25,7 @@ FUZZ_SECONDS ?= 20
 # Per cent of lines and branches of core, wire and vendors that the tests must reach.
 COVERAGE := 95
 
-SUITES = $(wildcard tests/unit tests/property tests/contract tests/model tests/integration)
+SUITES = tests/unit tests/property tests/contract tests/integration
 TYPED = src tests $(if $(wildcard bench/*.py),bench) $(if $(wildcard examples/*.py),examples)
 
 define heading
@@ -41,9 +41,11 @@ help: ## say what every verb does
 demo: $(READY) ## place pods on simulated GPU nodes and show who got which slice, or why not
 	@$(BIN)/python -m examples.first_slices
 
-test: $(READY) ## run the tests, with the branch coverage of core, wire and vendors
-	@$(BIN)/python -m pytest $(SUITES) --cov=tessera.core --cov=tessera.wire --cov=tessera.vendors \
-		--cov-branch --cov-report=term-missing --cov-fail-under=$(COVERAGE)
+test: $(READY) ## run the tests on all cores, with the branch coverage of core, wire and vendors
+	@$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SUITES) --cov=tessera.core --cov=tessera.wire \
+		--cov=tessera.vendors --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE)
+	$(call heading,the model: 100000 random steps; MODEL_STEPS and MODEL_SEED choose others)
+	@$(BIN)/python -m pytest --quiet --numprocesses=auto tests/model
 
 check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
 	$(call heading,format)

@@ -1,8 +1,8 @@
 """What must hold for every binding that is written, by the truth alone: the API objects, counted independently.
 
 A pod gets exactly what it asked for, once; no card and no quota is overdrawn; no two pods that a node could mix up are
-handed over at once; a foreign plugin's lock is held. A card or a namespace has an excuse while people, not the scheduler,
-made it too full: its registration or quota shrank, or somebody else bound a pod there.
+handed over at once; a foreign plugin's lock is held. A card or a namespace has an excuse while people, not the
+scheduler, made it too full: its registration or quota shrank, or somebody else bound a pod there.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ class Bindings:
         if live is not None and live.metadata.uid == pod.metadata.uid:
             assert live.spec.node_name == node, f"bind said yes, but the pod is on {live.spec.node_name or 'no node'}"
 
-    def wrote(self, pod: Pod, call: Call | None) -> None:
+    def wrote(self, pod: Pod, call: Call) -> None:
         """A binding took effect."""
         self.count += 1
         if not counting.wants_devices(pod):
             assert not counting.allocation(pod)
             return
         self._check_allocation(pod)
-        orphan = call is not None and call.generation != self._world.generation
+        orphan = call.generation != self._world.generation
         if orphan and self.is_running:
             # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
             self.orphans += 1

@@ -1,8 +1,8 @@
 """What must hold for the scheduler's memory after every step, and for everything at rest.
 
-The ledger is what a replay of the shown objects gives; what a step touched is looked at after that step, the whole every
-now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and nobody waits
-beside room. Bindings are checked in `bindings`.
+The ledger is what a replay of the shown objects gives; what a step touched is looked at after that step, the whole
+every now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and nobody
+waits beside room. Bindings are checked in `bindings`.
 """
 
 from __future__ import annotations

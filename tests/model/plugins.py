@@ -1,4 +1,4 @@
-"""Nodes of the model at work: kubelets run pods, plugins register cards and hand them over, administrators change machines.
+"""Nodes of the model at work: kubelets run pods, plugins register cards and hand them over, machines change.
 
 Plugins end a handover as HAMi's do, the phase first and the lock after it; some never do.
 """
@@ -25,7 +25,7 @@ STUCK = 13
 
 @dataclass
 class Plugins:
-    """Every public method without arguments is one thing that happens: what it was, or None if there is nothing to do."""
+    """Methods without arguments are things that happen: what it was, or None where there is nothing to do."""
 
     world: World
     bindings: Bindings

@@ -1,5 +1,6 @@
-"""People of the model: they create and delete pods at any moment, some with their node and an allocation in the manifest,
-and change quotas. Names come again, with other pods behind them.
+"""People of the model: they create pods, delete them at any moment, bind some by their manifest, and change quotas.
+
+Names come again, with other pods behind them.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NAMESPACES = ("blue", "red")
 
 @dataclass
 class Tenants:
-    """Every method is one thing that happens: what it was, or None where there is nothing to do."""
+    """Methods without arguments are things that happen: what it was, or None where there is nothing to do."""
 
     world: World
     bindings: Bindings

@@ -45,7 +45,7 @@ class World:
 
     rng: random.Random
     faults: Faults
-    on_bound: Callable[[Pod, Call | None], None] = lambda _pod, _call: None
+    on_bound: Callable[[Pod, Call], None] = lambda _pod, _call: None
     pods: Table[Pod] = field(default_factory=Table)
     nodes: Table[Node] = field(default_factory=Table)
     quotas: Table[ResourceQuota] = field(default_factory=Table)
@@ -113,7 +113,7 @@ class World:
     ) -> None:
         key = f"{namespace}/{name}"
 
-        def effect(call: Call | None = None) -> None:
+        def effect(call: Call) -> None:
             pod = self._pod(key)
             if pod.metadata.uid != uid or pod.spec.node_name or pod.metadata.deletion_timestamp:
                 raise ApiError(status=409, reason="Conflict", message=f"pod {key} cannot be assigned")

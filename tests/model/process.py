@@ -1,0 +1,62 @@
+"""One run of the scheduler in the model: an engine, its informers and ticks, and a checker at its shoulder."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC
+from typing import Any
+
+from tessera.scheduler.settings import Settings
+from tessera.scheduler.wiring import Engine
+from tests.model.bindings import Bindings
+from tests.model.checking import Checker
+from tests.model.tables import Informer
+from tests.model.world import World
+
+TICK = 15.0
+"""seconds, as in the service"""
+
+
+class Process:
+    """Begins with lists that are taken but not delivered."""
+
+    def __init__(self, world: World, bindings: Bindings, *, now: Callable[[], float]) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bindings = bindings
+        engine = self.engine = Engine(Settings(), world, now=now, zone=UTC, spawn=self._spawn)
+        self.checker = Checker(world, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
+        self.pods = Informer(world.pods, engine.pods, after=self.checker.shown.pod)
+        self.nodes = Informer(world.nodes, engine.nodes, after=self.checker.saw_node)
+        self.quotas = Informer(world.quotas, engine.quotas, after=self.checker.shown.quota)
+        bindings.is_running = True
+        self._spawn(engine.wake())
+        self._spawn(self._tick())
+
+    @property
+    def informers(self) -> tuple[Informer[Any], ...]:
+        return (self.pods, self.nodes, self.quotas)
+
+    def stop(self) -> None:
+        """All memory is gone; calls that were sent are the apiserver's."""
+        self._bindings.is_running = False
+        for task in self._tasks:
+            task.cancel()
+        for informer in self.informers:
+            informer.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.result()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            self.engine.tick()
+            self.checker.shown.tick()

@@ -1,0 +1,97 @@
+"""How often what happens in a life, and lives that have much of one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from tests.model import machines
+from tests.model.faults import Fault
+
+USUAL: Mapping[str, float] = MappingProxyType(
+    {
+        "deliver_pods": 14.0,
+        "deliver_nodes": 6.0,
+        "deliver_quotas": 1.0,
+        "deliver_to_kube": 14.0,
+        "list_again": 0.4,
+        "schedule": 22.0,
+        "give_up_bind": 0.6,
+        "simulate": 0.3,
+        "restart": 0.12,
+        "pass_time": 9.0,
+        "create_pod": 9.0,
+        "bind_directly": 0.25,
+        "delete_pod": 3.0,
+        "remove_terminating": 4.0,
+        "change_quota": 0.4,
+        "end_handover": 8.0,
+        "end_init": 1.5,
+        "end_pod": 2.0,
+        "change_card": 0.8,
+        "lose_or_return_node": 0.3,
+        "change_plugin": 0.3,
+        "report": 0.8,
+    }
+)
+"""what can happen, and its weight"""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a life has much of."""
+
+    faults: float = 0.1
+    """share of calls that go wrong"""
+    kinds_of_faults: tuple[Fault, ...] = tuple(Fault)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """instead of the usual ones"""
+    nodes: int = 5
+    kinds: tuple[str, ...] = machines.KINDS
+    agents: tuple[str | None, ...] = machines.AGENTS
+    recipes: tuple[str, ...] = ()
+    """all, where none is named"""
+
+
+PROFILES: Mapping[str, Profile] = MappingProxyType(
+    {
+        "usual": Profile(),
+        "faults": Profile(faults=0.4, weights={"give_up_bind": 3.0}),
+        "unanswered": Profile(
+            faults=0.6,
+            kinds_of_faults=(Fault.LOST, Fault.UNHEARD, Fault.LATE, Fault.LATE, Fault.SLOW),
+            nodes=3,
+            weights={"give_up_bind": 4.0, "pass_time": 12.0, "end_pod": 4.0, "delete_pod": 5.0},
+        ),
+        "restarts": Profile(faults=0.2, weights={"restart": 2.0, "deliver_quotas": 4.0, "list_again": 2.0}),
+        "locks": Profile(
+            faults=0.3,
+            nodes=3,
+            kinds=("gpu and mlu", "gpu and mlu", "xpu"),
+            agents=(None, None, "cdi"),
+            recipes=(
+                "small", "small!", "two cards!", "mlu part", "mlu whole", "gpu and mlu", "xpu slice", "xpu half",
+            ),
+            weights={"end_handover": 16.0, "change_plugin": 0.1, "pass_time": 14.0, "give_up_bind": 2.0},
+        ),
+        "mig": Profile(
+            nodes=3,
+            kinds=("mig", "mig", "gpu"),
+            recipes=("small", "medium", "memory only!", "mig small", "mig large", "mig several", "two cards", "init"),
+            weights={"end_init": 4.0, "change_card": 2.0},
+        ),
+        "lag": Profile(
+            nodes=2,
+            kinds=("gpu",),
+            weights={
+                "deliver_pods": 5.0,
+                "deliver_nodes": 2.0,
+                "deliver_to_kube": 8.0,
+                "delete_pod": 8.0,
+                "end_pod": 4.0,
+                "list_again": 2.0,
+            },
+        ),
+    }
+)  # fmt: skip
