@@ -14,3 +14,8 @@ settings.register_profile(
     "thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Keys and certificates are made anew each time: their text would give a test another name in every process."""
+    return "pem" if isinstance(val, bytes) and val.startswith(b"-----BEGIN") else None

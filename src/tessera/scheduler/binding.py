@@ -326,7 +326,8 @@ class Binder:
                 self._unseen.pop(uid, None)
             elif self._time() >= since + LANDED and uid not in self._under_way:
                 outcome = await self._glance(args)
-                if self._ledger.pod(uid) is entry and not entry.observed and uid not in self._under_way:
+                same = self._ledger.pod(uid) is entry and self._unseen.get(uid) == (args, since)
+                if same and not entry.observed and uid not in self._under_way:
                     await self._conclude(args, outcome)
 
     async def _glance(self, args: BindingArgs) -> Outcome:
