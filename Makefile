@@ -25,7 +25,9 @@ FUZZ_SECONDS ?= 20
 # Per cent of lines and branches of core, wire and vendors that the tests must reach.
 COVERAGE := 95
 
-SUITES = tests/unit tests/property tests/contract tests/integration
+COVERED = $(addprefix tests/unit/,core wire vendors golden bugs) tests/property
+PARALLEL = --quiet --numprocesses=auto --dist=worksteal
+comma := ,
 TYPED = src tests $(if $(wildcard bench/*.py),bench) $(if $(wildcard examples/*.py),examples)
 
 define heading
@@ -42,10 +44,12 @@ demo: $(READY) ## place pods on simulated GPU nodes and show who got which slice
 	@$(BIN)/python -m examples.first_slices
 
 test: $(READY) ## run the tests on all cores, with the branch coverage of core, wire and vendors
-	@$(BIN)/python -m pytest --numprocesses=auto --dist=worksteal $(SUITES) --cov=tessera.core --cov=tessera.wire \
-		--cov=tessera.vendors --cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE)
-	$(call heading,the model: 100000 random steps; MODEL_STEPS and MODEL_SEED choose others)
-	@$(BIN)/python -m pytest --quiet --numprocesses=auto tests/model
+	$(call heading,core$(comma) wire and vendors)
+	@$(BIN)/python -m pytest $(PARALLEL) $(COVERED) --cov=tessera.core --cov=tessera.wire --cov=tessera.vendors \
+		--cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE)
+	$(call heading,the services on the embedded control plane$(comma) and 100000 random steps of the model)
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/contract tests/integration tests/model \
+		$(addprefix --ignore=,$(COVERED))
 
 check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
 	$(call heading,format)

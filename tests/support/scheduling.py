@@ -113,6 +113,7 @@ class World:
             defaults=PolicyDefaults(),
             reservation_seconds=RESERVATION,
             time=self.time,
+            on_room=self._more_room,
             on_decision=self.decisions.append,
         )
         self.binder = Binder(
