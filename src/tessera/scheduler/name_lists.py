@@ -21,9 +21,9 @@ REMEMBERED = 8
 @dataclass(frozen=True, slots=True)
 class _Known:
     text: bytes
-    members: frozenset[str]
+    count: int
     hashes: int
-    """sum of the members' hashes: tells a list that names one node twice and another not at all"""
+    """sum of the names' hashes, which Python keys anew in every process: 64 bits that nobody can aim at"""
     candidates: Candidates
 
 
@@ -44,9 +44,8 @@ class NameLists:
         names = decode_node_names(raw)
         hashes = sum(map(hash, names))
         for known in self._known:
-            same = known.hashes == hashes and len(known.members) == len(names) and known.members.issuperset(names)
-            if same and known.candidates.epoch == epoch:
+            if known.hashes == hashes and known.count == len(names) and known.candidates.epoch == epoch:
                 return known.candidates
         candidates = self._selector.candidates(names)
-        self._known.appendleft(_Known(text, frozenset(names), hashes, candidates))
+        self._known.appendleft(_Known(text, len(names), hashes, candidates))
         return candidates
