@@ -19,14 +19,14 @@ _LIST_ALL = 12
 """with no similar key, name all known ones up to this many"""
 
 
-def nearest(key: str, known: Iterable[str]) -> str:
-    """A hint to end a message about an unknown key with."""
+def nearest(key: str, known: Iterable[str], *, what: str = "keys") -> str:
+    """A hint to end a message about an unknown key with; `what` there are several of."""
     by_lower = {name.lower(): name for name in known}
     close = get_close_matches(key[:64].lower(), by_lower, n=1)
     if close:
         return f'; did you mean "{by_lower[close[0]]}"?'
     if 0 < len(by_lower) <= _LIST_ALL:
-        return f"; known keys are {', '.join(sorted(by_lower.values()))}"
+        return f"; known {what} are {', '.join(sorted(by_lower.values()))}"
     return ""
 
 

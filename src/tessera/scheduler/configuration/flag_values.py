@@ -103,7 +103,8 @@ def words_of(known: Collection[str], *, several: bool) -> Callable[[str], str]:
     def read(text: str) -> str:
         for word in text.split(",") if several else [text]:
             if word.strip() not in known:
-                raise ValueError(f"unknown policy {quoted(word.strip())}{nearest(word.strip(), known)}")
+                hint = nearest(word.strip(), [name for name in known if name], what="policies")
+                raise ValueError(f"unknown policy {quoted(word.strip())}{hint}")
         return text
 
     return read

@@ -20,7 +20,7 @@ from tessera.wire.device_config import dump_device_config
 SCHEDULER = "scheduler"
 """key of what is not device configuration"""
 
-_HEAD = "# The device configuration. Without the part `scheduler` at the end, a file for --device-config-file.\n"
+_HEAD = "# The effective configuration, good as a --device-config-file too: the part `scheduler` is not read there.\n"
 _REST = "\n# What flags and environment set, under the names of the flags.\n"
 
 
