@@ -220,6 +220,8 @@ async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None
         writes = [(each.verb, each.resource, each.name) for each in asked if each.writes and each.resource != "events"]
         assert sorted(writes) == [("create", "pods/binding", name) for name in names]
         events = Counter(each.verb for each in asked if each.resource == "events")
-        assert events == {"create": 2 * len(names)}
+        assert set(events) <= {"create", "patch"}
+        # Two events a pod; kube-scheduler may ask for one twice.
+        assert 2 * len(names) <= events.total() <= 3 * len(names)
         reads = sorted((each.verb, each.resource) for each in asked if each.verb in ("get", "list"))
         assert reads == [("list", "nodes"), ("list", "pods"), ("list", "resourcequotas")]

@@ -38,6 +38,8 @@ QUIET_SECONDS = 400.0
 """longer than reservations, locks, turns and waiters last: at rest nothing has happened for so long"""
 REST_SECONDS = 20000.0
 """in which rest must have come"""
+BACK_AGAIN = 0.1
+"""chance of a crashed scheduler to be back at the next step"""
 STEPS_TOLD = 60
 """of a life that failed"""
 
@@ -104,6 +106,8 @@ class Life:
     async def _step(self) -> None:
         self.steps += 1
         self._pause = 0.0
+        if self._process is None and self._rng.random() < BACK_AGAIN:
+            self._start()
         told = None
         while told is None:
             name = self._rng.choices(self._names, cum_weights=self._weights)[0]
@@ -231,7 +235,7 @@ class Life:
         due = self._kube.due()
         if not due:
             return None
-        queued = due[0] if self._rng.random() < 0.8 else self._rng.choice(due)
+        queued = due[-1] if self._rng.random() < 0.5 else self._rng.choice(due)
         return f"{queued.key} {queued.pod.metadata.uid}: {self._kube.schedule(queued)}"
 
     def give_up_bind(self) -> str | None:
@@ -254,8 +258,7 @@ class Life:
 
     def restart(self) -> str | None:
         if self._process is None:
-            self._start()
-            return "start"
+            return None
         self._world.crash()
         self._kube.crash()
         self._process.stop()

@@ -16,7 +16,7 @@ from tests.model import counting, shapes
 from tests.model.bindings import Bindings
 from tests.model.world import World
 
-PODS = 36
+PODS = 30
 NAMES = 24
 """of pods in a namespace: few, so that names come again"""
 NAMESPACES = ("blue", "red")
@@ -61,7 +61,8 @@ class Tenants:
         return f"{namespace}/{name} on {node}: {kind}"
 
     def delete_pod(self) -> str | None:
-        found = self.some_pod(lambda pod: not pod.metadata.deletion_timestamp)
+        found = self.some_pod(lambda pod: pod.status.phase in counting.OVER) if self.rng.random() < 0.5 else None
+        found = found or self.some_pod(lambda pod: not pod.metadata.deletion_timestamp)
         if found is None:
             return None
         key, pod = found
