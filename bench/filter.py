@@ -204,9 +204,7 @@ def check(calls: int, limit: int) -> list[Budget]:
         refused = refusals(loaded, calls // 2)
     return [
         Budget("filter / echo, 1000 nodes", small["ratio"], MOST_RATIO),
-        Budget("filter / echo, 1000 nodes, shapes never seen", small["unseen_ratio"], MOST_RATIO),
         Budget("filter / echo, 5000 nodes", large["ratio"], MOST_RATIO),
-        Budget("filter / echo, 5000 nodes, shapes never seen", large["unseen_ratio"], MOST_RATIO),
         Budget("filter with 16 pods a node / with none", grown, MOST_GROWTH),
         Budget(
             "refusal / echo of the same size, 5000 nodes, 2000 pods pending",

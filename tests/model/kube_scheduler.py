@@ -50,8 +50,8 @@ class KubeScheduler:
         """by uid, in the order of arrival"""
         self.tasks: dict[asyncio.Task[None], str] = {}
         """binds that have not ended, with their pods' uids"""
-        self.sent: set[asyncio.Task[None]] = set()
-        """those of them that wait for the scheduler"""
+        self.sent: dict[asyncio.Task[None], None] = {}
+        """those of them that wait for the scheduler, in a fixed order"""
         self.engine: Engine | None = None
         """the scheduler, while it runs"""
         self._bound: set[str] = set()
@@ -162,7 +162,7 @@ class KubeScheduler:
         if engine is None or engine.missing() or task is None:
             self._put(queued, "backoff")
             return
-        self.sent.add(task)
+        self.sent[task] = None
         metadata = queued.pod.metadata
         body = {"PodName": metadata.name, "PodNamespace": metadata.namespace, "PodUID": metadata.uid, "Node": node}
         error = msgspec.json.decode(await engine.binder.answer(_json.encode(body)))["Error"]
@@ -173,7 +173,7 @@ class KubeScheduler:
 
     def _finished(self, queued: Queued, task: asyncio.Task[None]) -> None:
         del self.tasks[task]
-        self.sent.discard(task)
+        self.sent.pop(task, None)
         if task.cancelled():
             self._put(queued, "backoff")
         else:

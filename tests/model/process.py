@@ -22,7 +22,8 @@ class Process:
     """Begins with lists that are taken but not delivered."""
 
     def __init__(self, world: World, bindings: Bindings, *, now: Callable[[], float]) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """in a fixed order, so that a life can be lived again"""
         self._bindings = bindings
         engine = self.engine = Engine(Settings(), world, now=now, zone=UTC, spawn=self._spawn)
         self.checker = Checker(world, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
@@ -40,18 +41,18 @@ class Process:
     def stop(self) -> None:
         """All memory is gone; calls that were sent are the apiserver's."""
         self._bindings.is_running = False
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         for informer in self.informers:
             informer.close()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled():
             task.result()
 

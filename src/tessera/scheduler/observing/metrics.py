@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 
@@ -22,6 +23,8 @@ from tessera.core.selection import Refused
 
 MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 """bounds in seconds, around the budgets of filter (2 ms) and webhook (10 ms)"""
+REMEMBERED_REFUSALS = 64
+"""refusals whose reasons are kept"""
 BIND_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 """bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
 
@@ -111,7 +114,7 @@ class Metrics:
             {"version": known.version, "revision": known.revision, "python": platform.python_version()}
         )
         self._findings: dict[str, list[Finding]] = {}
-        self._counted: tuple[Refused, tuple[Reason, ...]] | None = None
+        self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()
 
     # -- what happens
 
@@ -121,11 +124,14 @@ class Metrics:
 
     def refused(self, refused: Refused) -> None:
         """A filter found no node: every reason that occurred counts once, on however many nodes."""
-        # A backlog is refused with the same object again and again; looking through all nodes each time would cost
-        # more than the answer.
-        if self._counted is None or self._counted[0] is not refused:
-            self._counted = (refused, reasons_of(refused))
-        for reason in self._counted[1]:
+        # A backlog is refused with the same few objects again and again; looking through all nodes each time would
+        # cost more than the answer.
+        known = self._counted.get(id(refused))
+        if known is None or known[0] is not refused:
+            known = self._counted[id(refused)] = (refused, reasons_of(refused))
+            if len(self._counted) > REMEMBERED_REFUSALS:
+                self._counted.popitem(last=False)
+        for reason in known[1]:
             self._refusals.labels(reason.value).inc()
 
     def wrote(self, verb: str) -> None:
