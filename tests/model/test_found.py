@@ -206,6 +206,41 @@ async def test_a_lock_that_came_after_its_pod_went_is_given_back() -> None:
     assert keys.NODE_LOCK not in world.api.nodes["n1"].annotations
 
 
+@in_fake_time
+async def test_a_lock_taken_for_a_handover_that_was_over_already_is_given_back() -> None:
+    plain = gpu_pod("p", mem=1000, cores=10)
+    world = asked(node("n1").gpus(1), pod=plain)
+
+    def ends() -> None:
+        """An earlier process' binding lands, and kubelet is quicker than the answer."""
+        bound = plain.on("n1", "n1-0,NVIDIA,1000,10:;").annotate((keys.BIND_PHASE, keys.PHASE_SUCCESS))
+        world.api.add_pod(bound)
+        world.watch()
+
+    world.api.script("annotate_node", Step(meanwhile=ends))
+    assert await world.bound(plain) == ""
+    assert keys.NODE_LOCK not in world.api.nodes["n1"].annotations
+    assert (world.turns._locked, world.handover.in_hand) == ({}, 0)
+
+
+@in_fake_time
+async def test_a_pod_is_not_bound_anew_while_its_lost_binding_is_cleared_away() -> None:
+    plain = gpu_pod("p", mem=1000, cores=10)
+    world = asked(node("n1").gpus(1), pod=plain)
+    world.api.always("bind", lost_answer())
+    assert await world.bound(plain) == "no answer within 30 s"
+    world.api.always("bind", None)
+    await asyncio.sleep(LANDED)
+    world.api.script("annotate_node", Step(delay=5.0))  # The lock is slow to go.
+    clearing = asyncio.create_task(world.binder.look_after())
+    await asyncio.sleep(1)
+    assert world.chosen(plain) == "n1"
+    assert await world.bound(plain) == "pod default/p is being bound already"
+    await clearing
+    assert await world.bound(plain) == ""
+    assert world.handover.in_hand == 1
+
+
 # -- the audit's own mistakes
 
 

@@ -304,6 +304,7 @@ class Binder:
             case Fate.BOUND:
                 self._decisions.settled(uid)
                 self._unseen[uid] = args, self._time()
+                await self._turns.bound(args)
             case Fate.LOST:
                 self._decisions.forget(uid)
                 await self._turns.give_back(args)
@@ -320,15 +321,19 @@ class Binder:
 
         A pod that came and went between two lists is never shown; nobody else would free what it was given.
         """
-        for uid, (args, since) in list(self._unseen.items()):
+        for uid in list(self._unseen):
+            args, since = self._unseen.get(uid, (None, 0.0))
             entry = self._ledger.pod(uid)
             if entry is None or entry.observed:
                 self._unseen.pop(uid, None)
-            elif self._time() >= since + LANDED and uid not in self._under_way:
-                outcome = await self._glance(args)
-                same = self._ledger.pod(uid) is entry and self._unseen.get(uid) == (args, since)
-                if same and not entry.observed and uid not in self._under_way:
-                    await self._conclude(args, outcome)
+            elif args is not None and self._time() >= since + LANDED and uid not in self._under_way:
+                self._under_way.add(uid)
+                try:
+                    outcome = await self._glance(args)
+                    if self._ledger.pod(uid) is entry and not entry.observed:
+                        await self._conclude(args, outcome)
+                finally:
+                    self._under_way.remove(uid)
 
     async def _glance(self, args: BindingArgs) -> Outcome:
         try:

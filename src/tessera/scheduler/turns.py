@@ -123,6 +123,11 @@ class Turns:
             # Last: whoever is next finds the lock gone.
             self._handover.over(args.pod_uid)
 
+    async def bound(self, args: BindingArgs) -> None:
+        """The binding is written. Where its handover is over already, nobody else will remove what was taken for it."""
+        if args.pod_uid not in self._handover.holders(args.node):
+            await self.give_back(args)
+
     def resume(self, facts: PodFacts, *, carries: bool) -> None:
         """A pod in handover that this process did not bind itself."""
         placement = Placement(facts.node, facts.grants)
