@@ -17,7 +17,7 @@ from tessera.wire.documents import Report
 from tessera.wire.json_source import read_json
 from tessera.wire.strict import decode
 
-Mode = Literal["hami-core", "mig", "mps"]
+Mode = Literal["hami-core", "mig", "mps", "none"]
 MigStrategy = Literal["none", "single", "mixed"]
 Scaling = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -33,7 +33,7 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `nodeconfig`; `UNSET` where it says nothing."""
 
     name: str
-    operatingmode: Literal["", "hami-core", "mig", "mps"] | UnsetType = UNSET
+    operatingmode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = UNSET
     devicememoryscaling: Scaling | UnsetType = UNSET
     devicecorescaling: Scaling | UnsetType = UNSET
     devicesplitcount: int | UnsetType = UNSET

@@ -1,0 +1,1 @@
+"""Whether cards may be used: what the driver reports, and how a card comes back."""

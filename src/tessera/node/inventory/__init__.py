@@ -1,0 +1,1 @@
+"""Cards, behind one small interface: NVML, a file that describes simulated ones, or none at all."""

@@ -1,0 +1,1 @@
+"""The device plugin API (v1beta1) on a unix socket, and kubelet's own sockets."""

@@ -1,0 +1,1 @@
+"""How a slice becomes real in a container: one file a sharing mode, and what they share."""

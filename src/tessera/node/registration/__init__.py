@@ -1,0 +1,1 @@
+"""Telling the cluster which cards this node has."""
