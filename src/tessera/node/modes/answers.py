@@ -61,8 +61,12 @@ class SharingMode(Protocol):
         """Make the cards ready. One that cannot be made ready is logged and refused later, never a reason to stop."""
         ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str]) -> Answer:
-        """Make the slice real and say how the container gets it. Raises Refused."""
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+        """Make the slice real and say how the container gets it. Raises Refused.
+
+        Not `certain`: a container that carries its own slice may be the one that gets this answer. Its environment
+        wins over the answer's, so no more is asked than that enforcement and folders are right for either.
+        """
         ...
 
     async def welcome(self, device_ids: Sequence[str]) -> Answer:
