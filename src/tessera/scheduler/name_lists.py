@@ -1,29 +1,86 @@
 """The lists of candidates that kube-scheduler sends, recognised again whatever their order.
 
-It names the same nodes in every request of a quiet cluster, but its parallel workers shuffle them. Looking thousands
-of names up is most of a decision's cost, so a list that was seen before is told by its members, not by its text.
+It names the same nodes in every request of a quiet cluster, but its parallel workers shuffle them. Reading thousands of
+names and looking them up is most of a decision's cost, so a list that was seen before is told by a fingerprint of its
+text that does not depend on the order. `Fingerprint` says why two different lists do not get the same one.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections import deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 from msgspec import Raw
+from numpy.typing import NDArray
 
 from tessera.core.selection import Candidates, Selector
 from tessera.wire.extender import decode_node_names
 
 REMEMBERED = 8
 """lists; more than one, because selectors and taints narrow some pods' choice"""
+LONGEST_NAME = 256
+"""bytes; the apiserver takes names of at most 253"""
+_WORD = 8
+"""bytes"""
+_QUOTE, _ESCAPE = ord('"'), b"\\"
+
+Words = NDArray[np.uint64]
+
+_LOW_BYTES: Words = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], dtype=np.uint64)
+"""masks that keep so many bytes of a word"""
+_HALF = np.uint64(32)
+
+
+class Fingerprint(NamedTuple):
+    """A list without its order: the sum of keyed 64-bit hashes of its names, and how much text and how many they are.
+
+    The keys are random, so names cannot be chosen to collide, and of lists that come by chance two in 2^64 do.
+    """
+
+    length: int
+    names: int
+    hashes: int
+
+
+class Fingerprints:
+    """Takes them, with the keys of one process."""
+
+    def __init__(self) -> None:
+        # Odd factors lose nothing of what they are multiplied with.
+        self._keys: Words = np.frombuffer(secrets.token_bytes(LONGEST_NAME + _WORD), dtype=np.uint64) | np.uint64(1)
+
+    def of(self, text: bytes) -> Fingerprint | None:
+        """Of a JSON list of strings; None where it takes reading, because of escapes or names of unlikely length."""
+        quotes = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == _QUOTE)
+        if not quotes.size or quotes.size % 2 or _ESCAPE in text:
+            return None
+        starts = quotes[0::2] + 1
+        widths = quotes[1::2] - starts
+        narrowest, widest = int(widths.min()), int(widths.max())
+        if widest > LONGEST_NAME:
+            return None
+        # A word at every byte of the text; behind its end there are zeros enough for the longest name.
+        behind = text + bytes(widest + _WORD)
+        words: Words = np.ndarray((len(behind) - _WORD,), dtype="<u8", buffer=behind, strides=(1,))
+        hashes = widths.astype(np.uint64) * self._keys[-1]
+        for offset in range(0, widest, _WORD):
+            part = words[starts + offset]
+            if offset + _WORD > narrowest:
+                part &= _LOW_BYTES[np.clip(widths - offset, 0, _WORD)]
+            hashes = (hashes ^ part) * self._keys[offset // _WORD]
+            hashes ^= hashes >> _HALF
+        # Once more: what the last bytes of a name say must reach every bit of the sum.
+        hashes *= self._keys[-1]
+        hashes ^= hashes >> _HALF
+        return Fingerprint(len(text), len(starts), int(hashes.sum()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    text: bytes
-    count: int
-    hashes: int
-    """sum of the names' hashes, which Python keys anew in every process: 64 bits that nobody can aim at"""
+    fingerprint: Fingerprint
     candidates: Candidates
 
 
@@ -32,20 +89,17 @@ class NameLists:
 
     def __init__(self, selector: Selector) -> None:
         self._selector = selector
+        self._fingerprints = Fingerprints()
         self._known: deque[_Known] = deque(maxlen=REMEMBERED)
 
     def look_up(self, raw: Raw) -> Candidates:
         """The candidates that a JSON list names; equal lists give the same object while the nodes stay the same."""
         epoch = self._selector.ledger.arrays.epoch
-        text = bytes(raw)
+        fingerprint = self._fingerprints.of(bytes(raw))
         for known in self._known:
-            if known.text == text and known.candidates.epoch == epoch:
+            if known.fingerprint == fingerprint and known.candidates.epoch == epoch:
                 return known.candidates
-        names = decode_node_names(raw)
-        hashes = sum(map(hash, names))
-        for known in self._known:
-            if known.hashes == hashes and known.count == len(names) and known.candidates.epoch == epoch:
-                return known.candidates
-        candidates = self._selector.candidates(names)
-        self._known.appendleft(_Known(text, len(names), hashes, candidates))
+        candidates = self._selector.candidates(decode_node_names(raw))
+        if fingerprint is not None:
+            self._known.appendleft(_Known(fingerprint, candidates))
         return candidates

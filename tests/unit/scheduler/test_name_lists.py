@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Raw
 
 from tessera.core.selection import Candidates
-from tessera.scheduler.name_lists import REMEMBERED, NameLists
+from tessera.scheduler.name_lists import LONGEST_NAME, REMEMBERED, Fingerprint, Fingerprints, NameLists
+from tessera.wire.errors import WireError
 from tests.support.builders import cluster, node
 
 ONE = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
@@ -59,3 +64,62 @@ def test_only_the_newest_lists_are_kept() -> None:
     for i in range(REMEMBERED):
         looked_up(lists, f"x{i}")
     assert looked_up(lists, "x") is not first
+
+
+# -- fingerprints
+
+TAKEN = Fingerprints()
+
+names_of_nodes = st.text(alphabet="abcz019.-", max_size=30)
+
+
+def taken(names: Sequence[str]) -> Fingerprint | None:
+    return TAKEN.of(bytes(listed(names)))
+
+
+@given(names=st.lists(names_of_nodes, min_size=1, max_size=40), dice=st.randoms())
+def test_a_shuffled_list_has_the_same_fingerprint(names: list[str], dice: random.Random) -> None:
+    shuffled = list(names)
+    dice.shuffle(shuffled)
+    assert taken(shuffled) == taken(names) is not None
+
+
+@given(
+    one=st.lists(names_of_nodes, min_size=1, max_size=12, unique=True),
+    other=st.lists(names_of_nodes, min_size=1, max_size=12, unique=True),
+)
+def test_lists_with_other_members_have_other_fingerprints(one: list[str], other: list[str]) -> None:
+    assert (taken(one) == taken(other)) == (sorted(one) == sorted(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (["node-12", "node-11"], ["node-21", "node-11"]),
+        (["node-11", "node-22"], ["node-12", "node-21"]),
+        (["ab", "c"], ["a", "bc"]),
+        (["a" * 8, "b" * 8], ["b" * 8, "b" * 8]),
+        (["12345678x", "12345678y"], ["12345678x", "12345678x"]),
+        (["", "ab"], ["a", "b"]),
+    ],
+)
+def test_the_same_letters_in_other_names_are_another_list(one: list[str], other: list[str]) -> None:
+    assert taken(one) != taken(other)
+
+
+@pytest.mark.parametrize("text", [b"[]", rb'["a\"b"]', rb'["\u0061"]', b'["' + b"a" * (LONGEST_NAME + 1) + b'"]'])
+def test_lists_that_take_reading_have_no_fingerprint(text: bytes) -> None:
+    assert TAKEN.of(text) is None
+
+
+def test_a_list_without_a_fingerprint_is_read_every_time() -> None:
+    lists = NameLists(ONE.selector)
+    escaped = Raw(rb'["\u006e1"]')
+    assert lists.look_up(escaped).names == lists.look_up(escaped).names == ("n1",)
+
+
+def test_a_list_with_something_else_in_it_is_not_taken_for_one_without() -> None:
+    lists = NameLists(ONE.selector)
+    looked_up(lists, "n1")
+    with pytest.raises(WireError):
+        lists.look_up(Raw(b'["n1",1]'))
