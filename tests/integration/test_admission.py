@@ -36,6 +36,8 @@ async def test_a_pod_with_devices_gets_the_scheduler_and_references_to_its_own_s
         ("CUDA_DEVICE_MEMORY_LIMIT_0", "tessera.io/c0.memory-limit-0"),
         ("CUDA_DEVICE_MEMORY_LIMIT_1", "tessera.io/c0.memory-limit-1"),
         ("CUDA_DEVICE_SM_LIMIT", "tessera.io/c0.core-limit"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "tessera.io/c0.mps-memory-limit"),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "tessera.io/c0.mps-thread-percentage"),
     ):
         assert env[name]["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{key}']"
     assert answer.warnings == [

@@ -16,6 +16,8 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 HAMI_CORE = "hami-core"
 MIG = "mig"
 MPS = "mps"
+WHOLE = "none"
+"""whole cards, not shared at all"""
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -19,7 +19,8 @@ from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
-from tessera.scheduler.admission.identity import carries_identity, misplaced_references, refers_to_slices, without_mig
+from tessera.scheduler.admission.identity import carries_identity, misplaced_references, refers_to_slices
+from tessera.scheduler.card_modes import with_modes
 from tessera.scheduler.name_lists import NameLists
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
@@ -114,14 +115,18 @@ class Filter:
         request = pod_request(pod, self._vendors, self._defaults)
         if isinstance(request, BadPod):
             return request
-        if not request.asks_for_devices or not refers_to_slices(pod):
+        if not request.asks_for_devices:
             return Prepared(request, carries_identity=False)
-        misplaced = misplaced_references(pod)
+        by_reference = refers_to_slices(pod)
+        misplaced = misplaced_references(pod) if by_reference else None
         if misplaced is not None:
             return BadPod(
                 misplaced, "containers were added to the pod after Tessera's webhook; let the webhook run again"
             )
-        return Prepared(without_mig(request), carries_identity(pod, request))
+        narrowed = with_modes(request, by_reference=by_reference)
+        if isinstance(narrowed, BadPod):
+            return narrowed
+        return Prepared(narrowed, by_reference and carries_identity(pod, request))
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request

@@ -46,6 +46,14 @@ def core_limit(container: int) -> str:
     return _SLICE.format(container=container, field="core-limit")
 
 
+def mps_memory_limit(container: int) -> str:
+    return _SLICE.format(container=container, field="mps-memory-limit")
+
+
+def mps_thread_percentage(container: int) -> str:
+    return _SLICE.format(container=container, field="mps-thread-percentage")
+
+
 # -- node
 
 NODE_LOCK = "hami.io/mutex.lock"

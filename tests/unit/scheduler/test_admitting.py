@@ -359,6 +359,8 @@ def test_every_container_with_a_slice_reads_it_from_its_own_pod() -> None:
         "CUDA_DEVICE_MEMORY_LIMIT_0",
         "CUDA_DEVICE_MEMORY_LIMIT_1",
         "CUDA_DEVICE_SM_LIMIT",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
         "CUDA_DEVICE_MEMORY_SHARED_CACHE",
     ]
     assert variables(last)[VISIBLE] == "metadata.annotations['tessera.io/c2.visible-devices']"

@@ -78,6 +78,8 @@ async def test_a_bind_is_one_write_of_node_annotations_and_labels_together() -> 
         "tessera.io/c0.visible-devices": "n1-0",
         "tessera.io/c0.memory-limit-0": "1000m",
         "tessera.io/c0.core-limit": "10",
+        "tessera.io/c0.mps-memory-limit": "n1-0=1000M",
+        "tessera.io/c0.mps-thread-percentage": "10",
     }
     assert (world.state(POD), world.cards()) == (State.BOUND, HELD)
     assert world.agrees()

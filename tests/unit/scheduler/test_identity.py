@@ -38,6 +38,8 @@ def test_a_container_reads_its_slice_from_annotations_of_its_own_pod() -> None:
         reference("CUDA_DEVICE_MEMORY_LIMIT_0", "c2.memory-limit-0"),
         reference("CUDA_DEVICE_MEMORY_LIMIT_1", "c2.memory-limit-1"),
         reference("CUDA_DEVICE_SM_LIMIT", "c2.core-limit"),
+        reference("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "c2.mps-memory-limit"),
+        reference("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "c2.mps-thread-percentage"),
         {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/usr/local/vgpu/$(TESSERA_POD_UID)_main.cache"},
     ]
 
@@ -53,7 +55,7 @@ def test_the_uid_stands_before_the_path_that_holds_it() -> None:
 
 
 def test_a_monstrous_number_of_devices_needs_no_monstrous_environment() -> None:
-    assert len(env(devices=2**31 - 1)) == MAX_DEVICES + 4
+    assert len(env(devices=2**31 - 1)) == MAX_DEVICES + 6
 
 
 def test_slices_of_other_vendors_do_not_travel() -> None:
@@ -74,10 +76,20 @@ def test_the_binding_writes_what_the_variables_refer_to() -> None:
         "tessera.io/c1.memory-limit-0": "3000m",
         "tessera.io/c1.memory-limit-1": "4000m",
         "tessera.io/c1.core-limit": "30",
+        "tessera.io/c1.mps-memory-limit": "GPU-a=3000M,GPU-b=4000M",
+        "tessera.io/c1.mps-thread-percentage": "30",
         "tessera.io/c2.visible-devices": "GPU-c",
         "tessera.io/c2.memory-limit-0": "3000m",
         "tessera.io/c2.core-limit": "0",
+        "tessera.io/c2.mps-memory-limit": "GPU-c=3000M",
+        "tessera.io/c2.mps-thread-percentage": "100",
     }
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(0, "100"), (1, "1"), (30, "30"), (100, "100"), (150, "100")])
+def test_mps_always_gets_a_number_of_threads(cores: int, threads: str) -> None:
+    written = identity_annotations(Placement("n1", {"NVIDIA": ((grant("GPU-a", cores=cores),),)}))
+    assert written["tessera.io/c0.mps-thread-percentage"] == threads
 
 
 def test_a_mig_instance_that_does_not_exist_yet_is_not_named() -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from tessera.core.devices import MIG
 from tessera.core.grants import Placement
 from tessera.core.requests import ContainerAsk, PodRequest, Request
 from tessera.wire import keys
@@ -24,9 +25,8 @@ MAX_DEVICES = 16
 POD_UID = "TESSERA_POD_UID"
 """helper variable, for paths that hold the pod's uid"""
 
-MIG_MODE = "mig"
-OTHER_MODES = "hami-core,mps"
-"""modes of cards whose slices have a name before Allocate"""
+ALL_THREADS = 100
+"""per cent"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,9 @@ class Variables:
     core_limit: str
     region: str
     """path of the file in which the processes of a container count together"""
+    mps_memory_limit: str
+    mps_thread_percentage: str
+    """both for nodes that share cards through MPS; without its daemon nobody reads them"""
     owned: re.Pattern[str]
     """names that decide what a container gets: a tenant's own values for them go"""
 
@@ -50,9 +53,11 @@ CARRIED: Mapping[str, Variables] = MappingProxyType(
             memory_limit="CUDA_DEVICE_MEMORY_LIMIT_",
             core_limit="CUDA_DEVICE_SM_LIMIT",
             region="CUDA_DEVICE_MEMORY_SHARED_CACHE",
+            mps_memory_limit="CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+            mps_thread_percentage="CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
             owned=re.compile(
                 r"NVIDIA_VISIBLE_DEVICES|CUDA_DEVICE_(MEMORY|SM)_LIMIT(_[0-9]+)?|CUDA_DEVICE_MEMORY_SHARED_CACHE"
-                rf"|{POD_UID}",
+                rf"|CUDA_MPS_PINNED_DEVICE_MEM_LIMIT|CUDA_MPS_ACTIVE_THREAD_PERCENTAGE|{POD_UID}",
                 re.ASCII,
             ),
         )
@@ -90,12 +95,15 @@ def identity_annotations(placement: Placement) -> dict[str, str]:
             for index, grant in enumerate(grants[:MAX_DEVICES]):
                 written[keys.memory_limit(position, index)] = f"{grant.memory}m"
             written[keys.core_limit(position)] = str(grants[0].cores)
+            # MPS takes an empty text for "no limit", so there is always a number.
+            written[keys.mps_memory_limit(position)] = ",".join(f"{grant.uuid}={grant.memory}M" for grant in grants)
+            written[keys.mps_thread_percentage(position)] = str(_threads(grants[0].cores))
     return written
 
 
 def travels(request: Request, pod: PodRequest) -> bool:
     """Whether a request's slices go by environment; not where the pod accepts MIG, whose instances Allocate makes."""
-    return request.vendor in CARRIED and MIG_MODE not in (pod.constraint(request.vendor).mode or "")
+    return request.vendor in CARRIED and MIG not in (pod.constraint(request.vendor).mode or "")
 
 
 def carries_identity(pod: Pod, request: PodRequest) -> bool:
@@ -116,16 +124,6 @@ def refers_to_slices(pod: Pod) -> bool:
         for entry in container.env or ()
         if (path := _field_path(entry)) is not None
     )
-
-
-def without_mig(pod: PodRequest) -> PodRequest:
-    """The same request, but not for MIG cards: an instance that Allocate makes has no name to refer to before."""
-    kept = dict(pod.constraints)
-    for vendor in CARRIED.keys() & set(pod.vendors):
-        constraint = pod.constraint(vendor)
-        if constraint.mode is None:
-            kept[vendor] = replace(constraint, mode=OTHER_MODES)
-    return replace(pod, constraints=tuple(sorted(kept.items())))
 
 
 def misplaced_references(pod: Pod) -> str | None:
@@ -168,6 +166,13 @@ def _references(variables: Variables, container: int, devices: int) -> Iterator[
     for index in range(min(devices, MAX_DEVICES)):
         yield f"{variables.memory_limit}{index}", _annotation(keys.memory_limit(container, index))
     yield variables.core_limit, _annotation(keys.core_limit(container))
+    yield variables.mps_memory_limit, _annotation(keys.mps_memory_limit(container))
+    yield variables.mps_thread_percentage, _annotation(keys.mps_thread_percentage(container))
+
+
+def _threads(cores: int) -> int:
+    """Per cent of a card's threads; no cores asked for means all of them."""
+    return min(cores, ALL_THREADS) or ALL_THREADS
 
 
 def _annotation(key: str) -> str:

@@ -43,7 +43,7 @@ class NvidiaSection(SharedSection, frozen=True, kw_only=True):
     """MiB of cards that do not tell"""
     enable_numa_topology: bool | None = None
     lib_cuda_log_level: int | str | None = None
-    disable_core_limit: bool = False
+    disable_core_limit: bool | None = None
 
 
 CHART = NvidiaSection(

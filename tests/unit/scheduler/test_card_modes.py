@@ -1,0 +1,59 @@
+"""Sharing modes that a pod's containers cannot work with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request
+from tessera.scheduler.card_modes import with_modes
+from tessera.vendors.reading_pods import BadPod
+
+EVERYTHING_ELSE = "hami-core,mps,none"
+
+
+def request(*counts: int, vendor: str = "NVIDIA", mode: str | None = None) -> PodRequest:
+    asks = tuple(
+        ContainerAsk(f"c{i}", requests=(Request(vendor=vendor, count=count, memory=1000),))
+        for i, count in enumerate(counts)
+    )
+    constraints = ((vendor, Constraint(mode=mode)),) if mode is not None else ()
+    return PodRequest("u", "default", "p", asks, constraints)
+
+
+def modes(pod: PodRequest, *, by_reference: bool = True) -> str | None:
+    narrowed = with_modes(pod, by_reference=by_reference)
+    assert isinstance(narrowed, PodRequest)
+    return narrowed.constraint("NVIDIA").mode
+
+
+@pytest.mark.parametrize(
+    ("counts", "mode", "by_reference", "left"),
+    [
+        ((1,), None, True, EVERYTHING_ELSE),
+        ((1,), None, False, None),
+        ((1, 1), None, True, EVERYTHING_ELSE),
+        ((1, 2), None, True, "hami-core,none"),
+        ((2,), None, False, "hami-core,mig,none"),
+        ((2,), "mig", False, "mig"),
+        ((2,), "mps,hami-core", True, "hami-core"),
+        ((1,), "mps", True, "mps"),
+        ((1,), "mig", True, "mig"),
+        ((2,), "something else", True, "something else"),
+    ],
+)
+def test_a_pod_goes_only_to_cards_whose_mode_works_for_it(
+    counts: tuple[int, ...], mode: str | None, by_reference: bool, left: str | None
+) -> None:
+    assert modes(request(*counts, mode=mode), by_reference=by_reference) == left
+
+
+def test_a_pod_that_wants_several_cards_of_mps_is_told_that_there_is_no_such_thing() -> None:
+    answer = with_modes(request(1, 2, mode="mps"), by_reference=True)
+    assert isinstance(answer, BadPod)
+    assert answer.container == "c1"
+    assert "one at a time" in answer.text
+
+
+def test_other_vendors_have_no_such_modes() -> None:
+    pod = request(2, vendor="DCU")
+    assert with_modes(pod, by_reference=True) == pod
