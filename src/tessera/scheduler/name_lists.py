@@ -62,15 +62,18 @@ class Fingerprints:
         narrowest, widest = int(widths.min()), int(widths.max())
         if widest > LONGEST_NAME:
             return None
-        # A word at every byte of the text; behind its end there are zeros enough for the longest name.
-        behind = text + bytes(widest + _WORD)
-        words: Words = np.ndarray((len(behind) - _WORD,), dtype="<u8", buffer=behind, strides=(1,))
+        # Every name with what follows it, as so many words: one gather instead of one a word. Zeros behind the end of the
+        # text are enough for the last name.
+        size = max(1, -(-widest // _WORD)) * _WORD
+        behind = text + bytes(size)
+        everywhere = np.ndarray((len(text),), dtype=f"V{size}", buffer=behind, strides=(1,))
+        words: Words = everywhere[starts].view("<u8").reshape(len(starts), -1)
         hashes = widths.astype(np.uint64) * self._keys[-1]
-        for offset in range(0, widest, _WORD):
-            part = words[starts + offset]
+        for position in range(words.shape[1]):
+            part, offset = words[:, position], position * _WORD
             if offset + _WORD > narrowest:
-                part &= _LOW_BYTES[np.clip(widths - offset, 0, _WORD)]
-            hashes = (hashes ^ part) * self._keys[offset // _WORD]
+                part = part & _LOW_BYTES[np.clip(widths - offset, 0, _WORD)]
+            hashes = (hashes ^ part) * self._keys[position]
             hashes ^= hashes >> _HALF
         # Once more: what the last bytes of a name say must reach every bit of the sum.
         hashes *= self._keys[-1]
