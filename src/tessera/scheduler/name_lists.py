@@ -62,8 +62,8 @@ class Fingerprints:
         narrowest, widest = int(widths.min()), int(widths.max())
         if widest > LONGEST_NAME:
             return None
-        # Every name with what follows it, as so many words: one gather instead of one a word. Zeros behind the end of the
-        # text are enough for the last name.
+        # Every name with what follows it, as so many words: one gather instead of one a word. The zeros behind the text
+        # are for the last name.
         size = max(1, -(-widest // _WORD)) * _WORD
         behind = text + bytes(size)
         everywhere = np.ndarray((len(text),), dtype=f"V{size}", buffer=behind, strides=(1,))
