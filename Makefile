@@ -34,7 +34,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -96,6 +96,9 @@ e2e: $(READY) ## run the product on a real Kubernetes control plane, built once 
 
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py
+
+proto: $(READY) ## make the messages of kubelet's interfaces again, after a change of a .proto file
+	@$(BIN)/python tools/protos.py
 
 lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)

@@ -15,7 +15,7 @@ from tessera.sandbox.api.kinds import Json
 from tessera.sandbox.nodes.cards import gpu_cards
 from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.sandbox.reading import node_of
-from tessera.scheduler.settings import Address
+from tessera.services.addresses import Address
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import NewPlane
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane, renamed

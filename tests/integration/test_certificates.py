@@ -25,8 +25,9 @@ from tessera.scheduler.certificates import keeping, tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
-from tessera.scheduler.serving import Listener
-from tessera.scheduler.settings import Address, Listeners, SelfManaged, Settings, TlsFiles
+from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
+from tessera.services.addresses import Address
+from tessera.services.listening import Listener
 from tests.support.logs import captured
 from tests.support.looping import on_uvloop
 from tests.support.product import gpu_pod

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tessera.cli.scheduler import read_file
+from tessera.cli.grouped import read_file
 from tessera.core.audit import audit
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.nodes.cards import gpu_cards

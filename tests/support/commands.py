@@ -1,4 +1,4 @@
-"""`tessera scheduler` as a process of its own, watched through what it logs."""
+"""A command of `tessera` as a process of its own, watched through what it logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 Json = dict[str, Any]
@@ -77,11 +77,11 @@ class Command:
 
 
 @asynccontextmanager
-async def scheduler(*arguments: str, **environ: str) -> AsyncIterator[Command]:
+async def started(name: str, *arguments: str, **environ: str) -> AsyncIterator[Command]:
     """Start it with nothing in its environment but what is given here, and see that it is gone afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
-        *("-m", "tessera", "scheduler", *arguments),
+        *("-m", "tessera", name, *arguments),
         # The same code as this process, wherever that comes from.
         env={"PATH": os.defpath, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environ},
         stdin=asyncio.subprocess.DEVNULL,
@@ -93,6 +93,10 @@ async def scheduler(*arguments: str, **environ: str) -> AsyncIterator[Command]:
         yield command
     finally:
         await command.kill()
+
+
+def scheduler(*arguments: str, **environ: str) -> AbstractAsyncContextManager[Command]:
+    return started("scheduler", *arguments, **environ)
 
 
 async def ended(*arguments: str, **environ: str) -> tuple[int, Command]:

@@ -25,7 +25,8 @@ from tessera.sandbox.nodes.node import SimulatedNode
 from tessera.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
-from tessera.scheduler.settings import Address, Leadership, Listeners, Settings, TlsFiles
+from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
+from tessera.services.addresses import Address
 from tests.support.replaying import unrest
 from tests.support.replica import Replica
 

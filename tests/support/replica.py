@@ -10,8 +10,8 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
-from tessera.scheduler.serving import Listener
 from tessera.scheduler.settings import Listeners, Settings
+from tessera.services.listening import Listener
 
 START_S = 10.0
 

@@ -18,7 +18,8 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process, Reload
-from tessera.scheduler.settings import Address, Listeners, Settings, TlsFiles
+from tessera.scheduler.settings import Listeners, Settings, TlsFiles
+from tessera.services.addresses import Address
 
 Json = dict[str, Any]
 

@@ -12,6 +12,7 @@ from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
+    "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
 }
 """by name; only commands that work are listed"""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from tessera import __version__
-from tessera.scheduler.configuration.flags import FLAGS, Flag, Group, Kind
+from tessera.cli.grouped import BadConfiguration, GroupedCommand, flags_of_params, read_file
+from tessera.scheduler.configuration.flags import FLAGS, Group
 
 if TYPE_CHECKING:
     from tessera.scheduler.settings import Settings
@@ -23,51 +23,15 @@ if TYPE_CHECKING:
 SERVICE = "tessera.scheduler.process"
 """module whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
 
-MAX_BYTES = 2**20 + 1
-"""of a file; one more than the reader accepts, so that it can say that there is too much"""
-
-
-class BadConfiguration(click.ClickException):
-    """One message with everything that is wrong; exit code 2, as for wrong flags."""
-
-    exit_code = 2
-
-    def __init__(self, problems: str) -> None:
-        super().__init__(
-            "the configuration cannot be used\n" + "\n".join(f"  {line}" for line in problems.splitlines())
-        )
-
-
-class GroupedCommand(click.Command):
-    """A command whose options are shown under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
-        for group in Group:
-            rows = [records.pop(flag.dest) for flag in FLAGS if flag.group is group]
-            with formatter.section(group.value):
-                formatter.write_dl([row for row in rows if row], col_max=34)
-        with formatter.section("Help"):
-            formatter.write_dl([row for row in records.values() if row], col_max=34)
-
-
-def option(flag: Flag) -> click.Option:
-    names = [f"--{name}" for name in (flag.name, *flag.aliases)] + ([f"-{flag.short}"] if flag.short else [])
-    how: dict[str, Any] = {"metavar": flag.metavar, "help": flag.help, "hidden": flag.hidden}
-    if flag.kind is Kind.SWITCH:
-        # With a value only behind `=`, or with none, as Go's flags are written.
-        how |= {"is_flag": False, "flag_value": "true"}
-    return click.Option([*names, flag.dest], multiple=flag.kind is Kind.REPEATED, default=None, **how)
-
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
     import structlog
 
     from tessera.scheduler.configuration import options, printing
-    from tessera.scheduler.configuration.logs import configure_logs
+    from tessera.services.logs import configure_logs
 
-    flags = flags_of_params(params)
+    flags = flags_of_params(FLAGS, params)
 
     def read() -> Settings:
         return options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
@@ -90,20 +54,11 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     click.get_current_context().exit(import_module(SERVICE).run(settings, read))
 
 
-def flags_of_params(params: Mapping[str, str | tuple[str, ...] | None]) -> dict[str, str | tuple[str, ...]]:
-    """What was written behind each flag that was given."""
-    return {flag.name: value for flag in FLAGS if (value := params[flag.dest]) is not None and value != ()}
-
-
-def read_file(path: str) -> str:
-    with open(path, "rb") as file:
-        return file.read(MAX_BYTES).decode()
-
-
 command = GroupedCommand(
     "scheduler",
     callback=run,
-    params=[option(flag) for flag in FLAGS],
+    flags=FLAGS,
+    groups=Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     help="""Place device pods: the webhook, the extender of a stock kube-scheduler, and the ledger between them.
 

@@ -7,7 +7,7 @@ event loop only, so there is nothing to lock.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -31,7 +31,7 @@ class Current(Generic[T]):
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def changes(self) -> AsyncIterator[T]:
+    async def changes(self) -> AsyncGenerator[T, None]:
         """The value now, and then every later one that is still the latest when the listener asks."""
         while True:
             changed = self._changed

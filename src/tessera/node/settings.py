@@ -93,6 +93,8 @@ class AgentSettings:
     fatal_xids: frozenset[int] = frozenset()
     """win over ignored ones"""
     every_xid_is_fatal: bool = False
+    every_xid_is_ignored: bool = False
+    """except fatal ones"""
     health_checks: bool = True
     register_every_s: float = 30.0
     library_version: str = ""

@@ -26,15 +26,9 @@ from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.observing.exposition import Exposition
 from tessera.scheduler.observing.metrics import Levels, Metrics
 from tessera.scheduler.service import Service
-from tessera.scheduler.serving import (
-    Listener,
-    Routes,
-    extender_routes,
-    health_routes,
-    metrics_routes,
-    webhook_routes,
-)
+from tessera.scheduler.serving import Routes, extender_routes, health_routes, metrics_routes, webhook_routes
 from tessera.scheduler.settings import Settings
+from tessera.services.listening import Listener
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError

@@ -8,25 +8,13 @@ here.
 from __future__ import annotations
 
 import ipaddress
-import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from aiohttp import web
 
-from tessera.scheduler.settings import Address
-
-MAX_BODY = 8 * 2**20
-"""bytes; a filter request names every node of the cluster"""
-KEEP_ALIVE = 100.0
-"""seconds; above the 90 s after which Go's clients close idle connections, so that they do it, not we"""
-
-SHUTDOWN_WAITS = 2
-"""how often aiohttp gives running requests its timeout: to end, and once more after it has cut their bodies off"""
-
-BACKLOG = 1024
-"""connections that may wait: kube-scheduler binds on many short-lived ones"""
+from tessera.services import listening
 
 JSON = "application/json"
 
@@ -100,14 +88,7 @@ def webhook_routes(routes: Routes) -> list[web.RouteDef]:
 
 
 def health_routes(routes: Routes) -> list[web.RouteDef]:
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.Response()
-
-    async def readyz(_request: web.Request) -> web.Response:
-        missing = routes.is_ready()
-        return web.Response(status=503, text=f"{missing}\n") if missing else web.Response()
-
-    return [web.get("/healthz", healthz), web.get("/readyz", readyz)]
+    return listening.health_routes(routes.is_ready)
 
 
 def metrics_routes(routes: Routes) -> list[web.RouteDef]:
@@ -125,29 +106,3 @@ def metrics_routes(routes: Routes) -> list[web.RouteDef]:
 def _forbidden() -> web.Response:
     text = "filter and bind answer this machine only; set --client-ca-file to let other callers in\n"
     return web.Response(status=403, text=text)
-
-
-class Listener:
-    """One address with some routes."""
-
-    def __init__(
-        self, address: Address, routes: list[web.RouteDef], *, tls: ssl.SSLContext | None = None, grace: float
-    ) -> None:
-        self.address = address
-        self._tls = tls
-        app = web.Application(client_max_size=MAX_BODY)
-        app.add_routes(routes)
-        wait = grace / SHUTDOWN_WAITS
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE, shutdown_timeout=wait)
-
-    async def start(self) -> None:
-        """Listen; the port is known afterwards where 0 was asked for."""
-        await self._runner.setup()
-        host, port = self.address.host or None, self.address.port
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, backlog=BACKLOG)
-        await site.start()
-        self.address = Address(self.address.host, self._runner.addresses[0][1])
-
-    async def stop(self) -> None:
-        """Accept nothing new; running requests end within the grace period."""
-        await self._runner.cleanup()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_pods import PolicyDefaults
 
@@ -26,17 +27,6 @@ class PrivilegedMode(Enum):
     IGNORE = "ignore"
     """leave them alone, with a warning"""
     DENY = "deny"
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where to listen; an empty host means every interface."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

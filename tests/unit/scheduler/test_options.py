@@ -5,12 +5,9 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.configuration.flags import FLAGS, Group, Kind
-from tessera.scheduler.configuration.given import MAX_PROBLEMS, OptionsError
-from tessera.scheduler.configuration.logs import LogFormat, LogLevel, LogOptions
+from tessera.scheduler.configuration.flags import FLAGS, Group
 from tessera.scheduler.configuration.options import Flags, build_settings, flags_of, log_options, wants_print
 from tessera.scheduler.settings import (
-    Address,
     Leadership,
     Listeners,
     NodeLockMode,
@@ -19,6 +16,10 @@ from tessera.scheduler.settings import (
     Settings,
     TlsFiles,
 )
+from tessera.services.addresses import Address
+from tessera.services.flags import Kind
+from tessera.services.given import MAX_PROBLEMS, OptionsError
+from tessera.services.logs import LogFormat, LogLevel, LogOptions
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_pods import PolicyDefaults
 

@@ -7,11 +7,14 @@ from typing import Any
 import click
 import pytest
 
-from tessera.cli.scheduler import command, flags_of_params
-from tessera.scheduler.configuration.given import OptionsError
+from tessera.cli.grouped import flags_of_params
+from tessera.cli.scheduler import command
+from tessera.scheduler.configuration.flags import FLAGS
 from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Value
 from tessera.scheduler.configuration.options import Flags, build_settings
-from tessera.scheduler.settings import Address, Leadership, Listeners, Settings, TlsFiles
+from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
+from tessera.services.addresses import Address
+from tessera.services.given import OptionsError
 from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor
 from tessera.vendors.nvidia.section import CHART as NVIDIA
@@ -142,7 +145,7 @@ def settings(flags: Flags, text: str = "") -> Settings:
 def started(arguments: list[str], text: str = "") -> Settings:
     """What a container with these arguments is told."""
     with command.make_context("scheduler", list(arguments)) as context:
-        return settings(flags_of_params(context.params), text)
+        return settings(flags_of_params(FLAGS, context.params), text)
 
 
 def vendors(settings: Settings) -> dict[str, Vendor]:

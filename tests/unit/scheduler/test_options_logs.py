@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tessera.scheduler.configuration.logs import LogFormat, LogLevel, LogOptions, configure_logs
+from tessera.services.logs import LogFormat, LogLevel, LogOptions, configure_logs
 
 
 class Terminal(io.StringIO):

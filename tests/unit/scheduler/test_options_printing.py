@@ -10,7 +10,6 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.configuration.printing import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.settings import (
-    Address,
     Leadership,
     Listeners,
     NodeLockMode,
@@ -19,6 +18,7 @@ from tessera.scheduler.settings import (
     Settings,
     TlsFiles,
 )
+from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_pods import PolicyDefaults
 from tessera.vendors.registry import schemas

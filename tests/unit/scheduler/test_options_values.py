@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.configuration import flag_values as read
-from tessera.scheduler.configuration.durations import format_duration, parse_duration, parse_span
-from tessera.scheduler.settings import Address, NodeLockMode
+from tessera.scheduler.settings import NodeLockMode
+from tessera.services import flag_values as read
+from tessera.services.addresses import Address
+from tessera.services.durations import format_duration, parse_duration, parse_span
 
 
 @pytest.mark.parametrize(

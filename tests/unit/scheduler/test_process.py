@@ -19,7 +19,8 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.events import ObjectRef
 from tessera.scheduler.process import Process, run
-from tessera.scheduler.settings import Address, Listeners, Settings
+from tessera.scheduler.settings import Listeners, Settings
+from tessera.services.addresses import Address
 from tests.support.logs import Logs, captured
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.serving import EXTENDER_ONLY, LOOPBACK, until, write_authority, write_pair

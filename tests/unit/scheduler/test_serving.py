@@ -13,17 +13,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from tessera.scheduler.serving import (
-    MAX_BODY,
-    Listener,
-    Routes,
-    extender_routes,
-    health_routes,
-    may_decide,
-    metrics_routes,
-    webhook_routes,
-)
-from tessera.scheduler.settings import Address
+from tessera.scheduler.serving import Routes, extender_routes, health_routes, may_decide, metrics_routes, webhook_routes
+from tessera.services.addresses import Address
+from tessera.services.listening import MAX_BODY, Listener
 from tests.support.looping import in_real_time
 
 

@@ -1,1 +1,1 @@
-"""Flags, environment, device-config.yaml and config.json of the agent, merged into `AgentSettings`."""
+"""From flags, environment and files to the settings of one agent."""

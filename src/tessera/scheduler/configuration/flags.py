@@ -6,10 +6,10 @@ first names where HAMi has the flag. Names that override the device configuratio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Override, Value
+from tessera.services.flags import Flag, Kind, switch
 
 
 class Group(Enum):
@@ -25,39 +25,6 @@ class Group(Enum):
     OPERATION = "Operation"
     OVERRIDES = "Flags of HAMi v2.4 and vendor resource names (override the device configuration)"
     IGNORED = "Accepted for HAMi's sake, without effect"
-
-
-class Kind(Enum):
-    """How a flag is written."""
-
-    TEXT = "text"
-    """--flag VALUE or --flag=VALUE; the last one counts"""
-    SWITCH = "switch"
-    """--flag, --flag=true or --flag=false, as Go has it"""
-    REPEATED = "repeated"
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One flag; `name` and `aliases` without dashes."""
-
-    name: str
-    group: Group
-    help: str
-    metavar: str = "TEXT"
-    kind: Kind = Kind.TEXT
-    aliases: tuple[str, ...] = ()
-    short: str = ""
-    hidden: bool = False
-
-    @property
-    def dest(self) -> str:
-        """The name as an identifier."""
-        return self.name.replace("-", "_")
-
-
-def _switch(name: str, group: Group, help: str, aliases: tuple[str, ...] = ()) -> Flag:
-    return Flag(name, group, help, metavar="[BOOL]", kind=Kind.SWITCH, aliases=aliases)
 
 
 _OWN = (
@@ -97,7 +64,7 @@ _OWN = (
         "ADDRESS",
         aliases=("http-bind",),
     ),
-    _switch("extender-tls", Group.LISTENERS, "Serve filter and bind over TLS."),
+    switch("extender-tls", Group.LISTENERS, "Serve filter and bind over TLS."),
     Flag(
         "client-ca-file",
         Group.LISTENERS,
@@ -132,13 +99,13 @@ _OWN = (
         "NAME",
     ),
     Flag("scheduler-name", Group.ADMISSION, "schedulerName of device pods. Default: hami-scheduler.", "NAME"),
-    _switch(
+    switch(
         "force-overwrite-default-scheduler",
         Group.ADMISSION,
         "Take device pods that name the default-scheduler. Default: true.",
     ),
     Flag("privileged", Group.ADMISSION, "Privileged containers that ask for devices. Default: ignore.", "ignore|deny"),
-    _switch(
+    switch(
         "inject-identity",
         Group.ADMISSION,
         "Let slices travel with their pods; false while another extender still binds them. Default: true.",
@@ -146,7 +113,7 @@ _OWN = (
     Flag(
         "hook-path", Group.ADMISSION, "Where node agents put files into containers. Default: /usr/local.", "DIRECTORY"
     ),
-    _switch(
+    switch(
         "allow-disable-control",
         Group.ADMISSION,
         "Let tenants switch enforcement inside their containers off. Default: false.",
@@ -202,9 +169,9 @@ _OWN = (
         "device-config.yaml with one section a vendor. Default: the chart's values.",
         "FILE",
     ),
-    _switch("enable-ascend", Group.DEVICES, "Serve Ascend NPUs. Default: false, or true with an --ascend... flag."),
-    _switch("enable-iluvatar", Group.DEVICES, "Serve Iluvatar chips of section iluvatars. Default: false."),
-    _switch(
+    switch("enable-ascend", Group.DEVICES, "Serve Ascend NPUs. Default: false, or true with an --ascend... flag."),
+    switch("enable-iluvatar", Group.DEVICES, "Serve Iluvatar chips of section iluvatars. Default: false."),
+    switch(
         "leader-elect",
         Group.LEADER,
         "Decide only while the kube-scheduler beside this process holds its Lease. Default: false.",
@@ -214,16 +181,16 @@ _OWN = (
     Flag("log-format", Group.OPERATION, "Default: console on a terminal, json elsewhere.", "json|console"),
     Flag("log-level", Group.OPERATION, "Default: info.", "debug|info|warning|error"),
     Flag("v", Group.OPERATION, "HAMi's verbosity: 5 and above is --log-level debug.", "NUMBER", short="v"),
-    _switch("legacy-metrics", Group.OPERATION, "Publish HAMi's metrics under their old names too. Default: false."),
+    switch("legacy-metrics", Group.OPERATION, "Publish HAMi's metrics under their old names too. Default: false."),
     Flag("grace-period", Group.OPERATION, "For running binds and events after SIGTERM. Default: 20s.", "DURATION"),
-    _switch("print-config", Group.OPERATION, "Print the effective configuration as YAML and exit."),
+    switch("print-config", Group.OPERATION, "Print the effective configuration as YAML and exit."),
 )
 
 IGNORED_DURATION = "node-lock-retry-timeout"
 
 _IGNORED = (
-    _switch("debug", Group.IGNORED, "No effect, as in HAMi."),
-    _switch("profiling", Group.IGNORED, "No effect: there are no Go profiles here."),
+    switch("debug", Group.IGNORED, "No effect, as in HAMi."),
+    switch("profiling", Group.IGNORED, "No effect: there are no Go profiles here."),
     Flag(IGNORED_DURATION, Group.IGNORED, "No effect: bind waits for its turn (--turn-timeout).", "DURATION"),
     Flag("vmodule", Group.IGNORED, "No effect, nor have klog's other flags (--logtostderr, ...): logs go to stderr."),
 )

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from tessera.scheduler.configuration.flag_values import address_of, dns_name_of, some_address_of, switch_of, text_of
-from tessera.scheduler.configuration.given import Given
-from tessera.scheduler.settings import Address, Listeners, SelfManaged, TlsFiles
+from tessera.scheduler.settings import Listeners, SelfManaged, TlsFiles
+from tessera.services.addresses import Address
+from tessera.services.flag_values import address_of, dns_name_of, some_address_of, switch_of, text_of
+from tessera.services.given import Given
 from tessera.wire.quoting import quoted
 
 DEFAULT_SECRET = "tessera-scheduler-tls"

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from tessera.core.policies import POLICIES
-from tessera.scheduler.configuration import flag_values as read
 from tessera.scheduler.configuration.device_sections import ReadFile, device_sections, names_ascend
-from tessera.scheduler.configuration.durations import parse_duration, parse_span
 from tessera.scheduler.configuration.flags import FLAGS, IGNORED_DURATION, Group
-from tessera.scheduler.configuration.given import Flags, Given, OptionsError
 from tessera.scheduler.configuration.listening import listeners_and_tls
-from tessera.scheduler.configuration.logs import LogFormat, LogLevel, LogOptions
 from tessera.scheduler.settings import Leadership, NodeLockMode, PrivilegedMode, Settings
+from tessera.services import flag_values as read
+from tessera.services.durations import parse_duration, parse_span
+from tessera.services.given import Flags, Given, OptionsError
+from tessera.services.logs import LogFormat, LogLevel, LogOptions
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_pods import PolicyDefaults
 

@@ -12,9 +12,10 @@ from typing import Any
 import yaml
 
 from tessera.scheduler.configuration.device_sections import chart_sections
-from tessera.scheduler.configuration.durations import format_duration
-from tessera.scheduler.configuration.flag_values import NONE
-from tessera.scheduler.settings import Address, SelfManaged, Settings, TlsFiles
+from tessera.scheduler.settings import SelfManaged, Settings, TlsFiles
+from tessera.services.addresses import Address
+from tessera.services.durations import format_duration
+from tessera.services.flag_values import NONE
 from tessera.wire.device_config import dump_device_config
 
 SCHEDULER = "scheduler"

@@ -9,17 +9,16 @@ from __future__ import annotations
 import platform
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
-from prometheus_client.exposition import generate_latest
-from prometheus_client.metrics_core import Metric
 
 from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
+from tessera.services import exposing
 
 MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 """bounds in seconds, around the budgets of filter (2 ms) and webhook (10 ms)"""
@@ -175,23 +174,10 @@ class Metrics:
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""
-        return generate_latest(_Plain(self.registry))
+        return exposing.render(self.registry)
 
 
 def reasons_of(refused: Refused) -> tuple[Reason, ...]:
     """Each reason once, sorted. Equal verdicts share one object, which makes this cheap."""
     verdicts = {id(misfit): misfit for misfit in refused.misfits.values()}
     return tuple(sorted({reason for misfit in verdicts.values() for reason, _ in misfit.counts}))
-
-
-class _Plain(CollectorRegistry):
-    """A registry's metrics without the times at which their counting began, which nobody asks for."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__()
-        self._inner = registry
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in self._inner.collect():
-            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-            yield metric

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from enum import Enum
 from typing import TypeVar
 
-from tessera.scheduler.configuration.durations import parse_duration
-from tessera.scheduler.settings import Address
+from tessera.services.addresses import Address
+from tessera.services.durations import parse_duration
 from tessera.wire.device_config import resource_name_problem
 from tessera.wire.expecting import nearest
 from tessera.wire.gobool import parse_bool

@@ -1,0 +1,49 @@
+"""What handover asks of the apiserver: four calls, each with a deadline, none retried here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from tessera.kube.client import KubeClient
+from tessera.kube.resources import NODES, PODS
+from tessera.node.handover.claims import PodKey
+from tessera.wire.objects import Node, Pod
+
+Annotations = Mapping[str, str | None]
+"""None removes"""
+
+
+class Cluster(Protocol):
+    """The apiserver as handover sees it. Every call may raise KubeError."""
+
+    async def get_pod(self, namespace: str, name: str) -> Pod: ...
+
+    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+        """The pod afterwards. A later pod of the same name is not touched: that is a conflict."""
+        ...
+
+    async def get_node(self, name: str) -> Node: ...
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str) -> None: ...
+
+
+class KubeCluster:
+    """The real one."""
+
+    def __init__(self, client: KubeClient) -> None:
+        self._client = client
+
+    async def get_pod(self, namespace: str, name: str) -> Pod:
+        return await self._client.get(PODS.path(namespace, name), Pod)
+
+    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+        body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
+        return await self._client.patch(PODS.path(pod.namespace, pod.name), body, kind=Pod)
+
+    async def get_node(self, name: str) -> Node:
+        return await self._client.get(NODES.path(name=name), Node)
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str) -> None:
+        metadata: dict[str, Any] = {"annotations": annotations, "resourceVersion": resource_version}
+        await self._client.patch(NODES.path(name=name), {"metadata": metadata})

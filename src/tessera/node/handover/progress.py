@@ -1,0 +1,245 @@
+"""What this agent has answered, from the moment of the answer: the API and kubelet show it only later.
+
+    waiting --certain answer--> done            --nobody holds its devices though kubelet goes on--> waiting again
+       |---- open answer (could be another's) --> doubtful --kubelet shows who holds the devices--> done
+       +---- its pod failed or is gone --> forgotten
+
+Used from the event loop only; nothing here waits. A claim that is done is never answered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.matching import Waiting
+from tessera.node.handover.reading import BoundPod
+
+Spot = tuple[str, int]
+"""a container: uid of its pod, and its position"""
+Held = Mapping[tuple[str, str, str], tuple[str, ...]]
+"""namespace, pod and container -> device ids, as kubelet's PodResources says"""
+
+MOST_LOOKS = 5
+"""at PodResources for one answer's holder: some containers are never shown there"""
+MOST_ANSWERS = 4096
+"""remembered; a node has some hundred containers at most"""
+
+
+def spot(claim: Claim) -> Spot:
+    return claim.pod.uid, claim.position
+
+
+@dataclass(slots=True, eq=False)
+class Given:
+    """One answer."""
+
+    ids: frozenset[str]
+    among: frozenset[Spot]
+    """containers that may have asked"""
+    claim: Claim | None
+    """whose slice was answered; None where it was what every container gets"""
+    certain: bool
+    """False while it is not known who asked"""
+    holder: Spot | None = None
+    """who holds the devices, as kubelet said once"""
+    verified: bool = False
+    looks: int = 0
+    """how often kubelet did not name a holder"""
+
+
+class Progress:
+    """All pods of the node."""
+
+    def __init__(self) -> None:
+        self._given: dict[frozenset[str], Given] = {}
+        self._open: list[Given] = []
+        """answers of which it is not known who asked"""
+        self._done: dict[str, set[int]] = {}
+        self._again: dict[str, set[int]] = {}
+        """positions that wait although the API says that they were handed out"""
+        self._failed: set[str] = set()
+        self._inherited: set[str] = set()
+        self._last: Given | None = None
+        self._underway: PodKey | None = None
+
+    # -- reading
+
+    def waiting(self, pods: Iterable[BoundPod]) -> list[Waiting]:
+        doubtful = {each for given in self._open for each in given.among}
+        found: list[Waiting] = []
+        for pod in pods:
+            again = self._again.get(pod.key.uid, set())
+            if pod.key.uid in self._failed or pod.terminal or not (pod.waits or again):
+                continue
+            left = {claim.position: claim for claim in pod.claims if claim.position in again}
+            left |= {claim.position: claim for claim in pod.left}
+            done = self._done.get(pod.key.uid, set())
+            claims = tuple(left[position] for position in sorted(left.keys() - done))
+            if claims:
+                unsure = frozenset(each.position for each in claims if spot(each) in doubtful)
+                found.append(Waiting(pod.key, claims, unsure))
+        return found
+
+    def open_answers(self, count: int) -> int:
+        return sum(len(given.ids) == count for given in self._open)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
+
+    @property
+    def underway(self) -> PodKey | None:
+        """The pod of the last answer, if it is known: kubelet ends a pod before it begins another."""
+        return self._underway
+
+    def done(self, uid: str) -> frozenset[int]:
+        return frozenset(self._done.get(uid, ()))
+
+    def has_failed(self, uid: str) -> bool:
+        return uid in self._failed
+
+    def unverified(self) -> list[Given]:
+        """Answers whose holder is known but has not been compared."""
+        return [given for given in self._given.values() if given.holder is not None and not given.verified]
+
+    @property
+    def awaits_holder(self) -> bool:
+        return any(given.holder is None and given.looks < MOST_LOOKS for given in self._given.values())
+
+    # -- answering
+
+    def gave(self, ids: Sequence[str], claim: Claim | None, among: Sequence[Claim], *, certain: bool) -> Given:
+        given = Given(frozenset(ids), frozenset(spot(each) for each in among), claim, certain)
+        # kubelet has taken these devices from whoever had them.
+        for old in [each for each in self._given if not each.isdisjoint(given.ids)]:
+            del self._given[old]
+        self._given[given.ids] = given
+        if len(self._given) > MOST_ANSWERS:
+            del self._given[next(iter(self._given))]
+        if certain and claim is not None:
+            self._done.setdefault(claim.pod.uid, set()).add(claim.position)
+        else:
+            self._open.append(given)
+        self._last = given
+        self._underway = claim.pod if certain and claim is not None else None
+        return given
+
+    def take_back(self, given: Given) -> None:
+        """The answer never left this process."""
+        if self._given.get(given.ids) is given:
+            del self._given[given.ids]
+        if given in self._open:
+            self._open.remove(given)
+        elif given.claim is not None:
+            self._wait_again(given.claim)
+        self._underway = None
+
+    def fail(self, uid: str) -> None:
+        """Nothing more is handed out to this pod."""
+        self._failed.add(uid)
+        self._left(uid)
+
+    # -- learning
+
+    def inherit(self, uids: Iterable[str]) -> None:
+        """Pods that were there before this process: others may have answered for them."""
+        self._inherited.update(uids)
+
+    def restore(self, ids: Collection[str], claim: Claim, holder: Spot | None) -> None:
+        """An answer of an earlier process."""
+        given = Given(frozenset(ids), frozenset({spot(claim)}), claim, True, holder, holder is not None)
+        self._given[given.ids] = given
+        self._done.setdefault(claim.pod.uid, set()).add(claim.position)
+
+    def learn(self, held: Held, pods: Collection[BoundPod]) -> None:
+        """kubelet says who holds which devices."""
+        named = {(pod.key.namespace, pod.key.name): pod for pod in pods}
+        for (namespace, name, container), ids in held.items():
+            pod = named.get((namespace, name))
+            position = pod.position(container) if pod is not None else None
+            if pod is None or position is None:
+                continue
+            given = self._given.get(frozenset(ids))
+            if given is None:
+                # Another pod of the same name may have held them, if this one came after the agent.
+                if pod.key.uid in self._inherited:
+                    self._finish(pod, position)
+                continue
+            given.holder = given.holder or (pod.key.uid, position)
+            if given in self._open:
+                self._open.remove(given)
+                self._finish(pod, position, settled=True)
+                if given is self._last:
+                    self._underway = pod.key
+        for given in self._given.values():
+            given.looks += given.holder is None
+        self._prune(held, {pod.key.uid for pod in pods})
+
+    def reopen_lost(self, held: Held, pods: Iterable[BoundPod], *, but: Collection[Given] = ()) -> None:
+        """Answers whose devices nobody holds, although kubelet asks for the next ones: it lost them in a restart, or
+        gave the pod up. Only true while kubelet waits for an Allocate; `but` are answers of that same call."""
+        known = {frozenset(ids) for ids in held.values()}
+        alive = {pod.key.uid: pod for pod in pods if not pod.started}
+        for given in [each for each in self._given.values() if each.holder is None and each.ids not in known]:
+            claim = given.claim
+            if claim is None or not given.certain or given in but or claim.pod.uid not in alive:
+                continue
+            if claim.position in alive[claim.pod.uid].unlisted:
+                continue
+            del self._given[given.ids]
+            self._wait_again(claim)
+            if self._last is given:
+                self._underway = None
+        unlisted = {(uid, at) for uid, pod in alive.items() for at in pod.unlisted}
+        self._open = [
+            each for each in self._open if each.ids in known or each in but or not each.among.isdisjoint(unlisted)
+        ]
+
+    def finish(self, pod: BoundPod) -> None:
+        """Every container of the pod has its devices, or needs none any more."""
+        for claim in (*pod.left, *pod.claims):
+            self._finish(pod, claim.position)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        for memory in (self._done, self._again):
+            memory.pop(uid, None)
+        self._failed.discard(uid)
+        self._inherited.discard(uid)
+        self._left(uid)
+        for given in [each for each in self._given.values() if each.holder is not None and each.holder[0] == uid]:
+            del self._given[given.ids]
+        # Some of the open answers were for this pod; keeping one too many would refuse another pod.
+        for count in {len(each.ids) for each in self._open}:
+            spent = next((g for g in self._open if len(g.ids) == count and uid in {u for u, _ in g.among}), None)
+            if spent is not None:
+                self._open.remove(spent)
+
+    def _prune(self, held: Held, uids: set[str]) -> None:
+        """Answers for pods that are gone and whose devices nobody holds."""
+        known = {frozenset(ids) for ids in held.values()}
+        for given in [each for each in self._given.values() if each.holder is None and each.ids not in known]:
+            if all(uid not in uids for uid, _ in given.among):
+                del self._given[given.ids]
+
+    def _left(self, uid: str) -> None:
+        if self._underway is not None and self._underway.uid == uid:
+            self._underway = None
+
+    def _wait_again(self, claim: Claim) -> None:
+        self._done.get(claim.pod.uid, set()).discard(claim.position)
+        self._again.setdefault(claim.pod.uid, set()).add(claim.position)
+
+    def _finish(self, pod: BoundPod, position: int, *, settled: bool = False) -> None:
+        """A container has its devices, and so have those before it, which kubelet asks for first.
+
+        One of the open answers was for each of them, and it does not matter which; `settled` where this one's is known.
+        """
+        done = self._done.setdefault(pod.key.uid, set())
+        for at in sorted({each.position for each in (*pod.left, *pod.claims) if each.position <= position} - done):
+            done.add(at)
+            spent = next((given for given in self._open if (pod.key.uid, at) in given.among), None)
+            if spent is not None and not (settled and at == position):
+                self._open.remove(spent)

@@ -1,0 +1,203 @@
+"""From a pod as the API shows it to what its containers are to get here, and how far that is.
+
+Pure. A pod whose annotations cannot be read becomes one with a `problem`, so that it never hides another pod. Nothing
+is remembered: what this agent has answered but not yet written down is in `progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.wire import keys
+from tessera.wire.errors import WireError
+from tessera.wire.gobool import parse_bool
+from tessera.wire.integers import INT64_MAX, parse_integer
+from tessera.wire.mig import MigAllocation, decode_mig_allocations
+from tessera.wire.objects import Container, EnvVar, Pod
+from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, salvage_pod_devices
+
+TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+ANY_TO_ALLOCATE = "-devices-to-allocate"
+"""how every vendor's key of this kind ends"""
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
+
+FAILED = "Failed"
+TERMINAL = frozenset({"Succeeded", FAILED})
+STARTED = frozenset({"Running", "Succeeded"})
+"""kubelet starts no container of a pod before every one of them has its devices"""
+SIDECAR = "Always"
+"""restart policy of an init container that goes on beside the others"""
+
+Entries = tuple[tuple[DeviceEntry, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundPod:
+    """One pod of this node that has to do with slices."""
+
+    key: PodKey
+    order: tuple[int, int, str, str]
+    """of binding"""
+    status: str
+    """the pod's own phase"""
+    phase: str
+    """of its handover"""
+    assigned: bool
+    """whether a scheduler gave it to this node"""
+    ours: bool = True
+    """False for a pod that only other vendors' plugins have to do with"""
+    containers: tuple[str, ...] = ()
+    """names, init containers first"""
+    unlisted: frozenset[int] = frozenset()
+    """positions that kubelet's PodResources never shows: init containers that end before the others start"""
+    text: str | None = None
+    """of the annotation that says what is left to hand out"""
+    entries: Entries = ()
+    """what is left to hand out, by position; never longer than the pod's containers"""
+    left: tuple[Claim, ...] = ()
+    """the same as claims"""
+    claims: tuple[Claim, ...] = ()
+    """all that the pod was given, handed out or not"""
+    others_left: bool = False
+    """whether another vendor's plugin has something to hand out to this pod"""
+    problem: str = ""
+    """why nothing can be handed out to it"""
+    claims_problem: str = ""
+    """why it cannot be known what it holds"""
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def started(self) -> bool:
+        return self.status in STARTED
+
+    @property
+    def in_handover(self) -> bool:
+        return self.ours and self.assigned and self.phase == keys.PHASE_ALLOCATING and not self.terminal
+
+    @property
+    def waits(self) -> bool:
+        return self.in_handover and not self.problem
+
+    def position(self, container: str) -> int | None:
+        return self.containers.index(container) if container in self.containers else None
+
+    def claim(self, position: int) -> Claim | None:
+        """What a container is to get or has got."""
+        return next((each for each in (*self.left, *self.claims) if each.position == position), None)
+
+
+def read_pod(pod: Pod, node: str) -> BoundPod | None:
+    """None for a pod that no scheduler of devices has touched."""
+    annotations = pod.annotations
+    if not annotations.keys() & {TO_ALLOCATE, ALLOCATED, keys.ASSIGNED_NODE}:
+        return None
+    key = PodKey(pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+    others = [text for name, text in annotations.items() if name.endswith(ANY_TO_ALLOCATE) and name != TO_ALLOCATE]
+    containers = [*pod.init_containers, *pod.app_containers]
+    text = annotations.get(TO_ALLOCATE)
+    entries: Entries = ()
+    left: tuple[Claim, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    problem = claims_problem = ""
+    try:
+        if text is None:
+            raise WireError("device request not found")
+        entries, left = _decoded(key, text, containers, annotations)
+    except WireError as error:
+        problem = str(error)
+    try:
+        _, claims = _decoded(key, annotations.get(ALLOCATED, text or ""), containers, annotations)
+    except WireError as error:
+        claims_problem = str(error)
+    return BoundPod(
+        key=key,
+        order=(
+            _seconds(annotations.get(keys.BIND_TIME)),
+            _seconds(annotations.get(keys.ASSIGNED_TIME)),
+            key.namespace,
+            key.name,
+        ),
+        status=pod.status.phase,
+        phase=annotations.get(keys.BIND_PHASE, ""),
+        assigned=annotations.get(keys.ASSIGNED_NODE) == node,
+        ours=bool(annotations.keys() & {TO_ALLOCATE, ALLOCATED}) or not others,
+        containers=tuple(each.name for each in containers),
+        unlisted=frozenset(at for at, each in enumerate(pod.init_containers) if each.restart_policy != SIDECAR),
+        text=text,
+        entries=entries,
+        left=left,
+        claims=claims,
+        others_left=any(_has_something(each) for each in others),
+        problem=problem,
+        claims_problem=claims_problem,
+    )
+
+
+def _decoded(
+    key: PodKey, text: str, containers: Sequence[Container], annotations: dict[str, str]
+) -> tuple[Entries, tuple[Claim, ...]]:
+    decoded = decode_pod_devices(text)
+    reserved = decode_mig_allocations(annotations.get(keys.MIG_ALLOCATIONS, ""))
+    if any(decoded[len(containers) :]):
+        raise WireError(f"container index {len(decoded) - 1} is beyond the pod's {len(containers)} containers")
+    # Plugins of HAMi append empty entries; they are not handed on.
+    entries = tuple(tuple(each) for each in decoded[: len(containers)])
+    claims = tuple(
+        _claim(key, position, containers[position], slices, reserved)
+        for position, slices in enumerate(entries)
+        if slices
+    )
+    return entries, claims
+
+
+def _claim(
+    key: PodKey,
+    position: int,
+    container: Container,
+    slices: tuple[DeviceEntry, ...],
+    reserved: Sequence[MigAllocation],
+) -> Claim:
+    mig = sorted((each for each in reserved if each.container == position), key=lambda each: each.device)
+    if mig and [each.device for each in mig] != list(range(len(slices))):
+        raise WireError(f"container {container.name} has {len(slices)} devices, but other MIG reservations")
+    env = {entry.name: entry for entry in container.env or ()}
+    uncontrolled = _is_true(env.get(DISABLE_CONTROL))
+    return Claim(
+        pod=key,
+        position=position,
+        container=container.name,
+        slices=slices,
+        mig=tuple(mig),
+        # Without the library the answer is another one, so such a container depends on it.
+        carried=_refers_to_itself(env.get(VISIBLE), position) and not uncontrolled,
+        uncontrolled=uncontrolled,
+    )
+
+
+def _refers_to_itself(entry: EnvVar | None, position: int) -> bool:
+    match entry.value_from if entry is not None and not entry.value else None:
+        case {"fieldRef": {"fieldPath": str(path)}}:
+            return path == f"metadata.annotations['{keys.visible_devices(position)}']"
+    return False
+
+
+def _is_true(entry: EnvVar | None) -> bool:
+    return entry is not None and entry.value_from is None and parse_bool(entry.value) is True
+
+
+def _has_something(text: str) -> bool:
+    containers, problems = salvage_pod_devices(text)
+    return bool(problems) or any(containers)
+
+
+def _seconds(text: str | None) -> int:
+    """Those whose time is not known come last."""
+    value = parse_integer(text) if text is not None else None
+    return INT64_MAX if value is None else value

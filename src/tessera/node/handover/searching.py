@@ -1,0 +1,123 @@
+"""Finds whom an Allocate is for, with the patience and the questions that it takes.
+
+    match --found--> answer
+      |--ambiguous, or everybody was answered--> ask kubelet once who holds what --> match again
+      |--nobody--> wait for the watch, which may be behind kubelet --> match again
+      +--still nobody--> refuse, or the pod that the lock names fails
+
+No API call, and in the plain case no waiting at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from tessera.node.handover.holdings import Holdings
+from tessera.node.handover.matching import Ambiguous, Match, Meant, NobodyWaits, Welcome, match
+from tessera.node.handover.pods import NodePods
+from tessera.node.handover.progress import Given, Progress
+from tessera.node.handover.reading import BoundPod
+from tessera.node.handover.steering import Steering
+
+WATCH_BEHIND_S = 2.0
+"""seconds that the pod watch may be behind kubelet's own"""
+SYNC_S = 10.0
+"""seconds that the first list of pods may take while kubelet waits"""
+
+
+class Search:
+    """Over the pods of one node."""
+
+    def __init__(self, pods: NodePods, progress: Progress, holdings: Holdings, *, travels: bool) -> None:
+        """`travels`: whether slices reach containers through their own environment; may be changed."""
+        self._pods = pods
+        self._progress = progress
+        self._holdings = holdings
+        self.travels = travels
+        self.steering = Steering()
+        self._asked_before = False
+
+    def now(self, count: int) -> Match:
+        """By what is known at this moment."""
+        return self._match(count, confirmed=False)
+
+    async def synced(self) -> bool:
+        """Whether all pods are known, after some waiting."""
+        try:
+            async with asyncio.timeout(SYNC_S):
+                await self._pods.ready.wait()
+        except TimeoutError:
+            return False
+        if not self._asked_before:
+            self._asked_before = True
+            if any(pod.in_handover for pod in self._pods.all()):
+                # An earlier process may have answered without a trace in the API.
+                await self._ask(())
+        return True
+
+    async def find(self, ids: Sequence[str], *, given: Collection[Given] = ()) -> Match:
+        """`given` are answers to the same call, which kubelet has not got yet."""
+        steered = self._steered(ids)
+        if steered is not None:
+            return steered
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WATCH_BEHIND_S
+        asked = False
+        while True:
+            version = self._pods.version
+            found: Match = NobodyWaits() if self._is_behind() else self._match(len(ids), confirmed=asked)
+            if isinstance(found, Meant | Welcome):
+                return found
+            if not asked and (isinstance(found, Ambiguous) or self._progress.is_open):
+                asked = True
+                await self._ask(given)
+                continue
+            if isinstance(found, Ambiguous):
+                return found
+            if not await self._changed(version, deadline - loop.time()):
+                break
+        # kubelet asks again for what it lost in a restart.
+        await self._ask(given)
+        return self._match(len(ids), confirmed=True)
+
+    def unreadable(self) -> list[BoundPod]:
+        """Pods in handover that nothing can be handed out to."""
+        return [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
+
+    def _steered(self, ids: Sequence[str]) -> Meant | None:
+        waiting = self._progress.waiting(self._pods.all())
+        now = asyncio.get_running_loop().time()
+        steered = self.steering.take(ids, [claim for pod in waiting for claim in pod.claims], now=now)
+        owner = self._pods.lock.owner
+        return steered if steered is not None and owner in (None, steered.claim.pod[:2]) else None
+
+    def _match(self, count: int, *, confirmed: bool) -> Match:
+        return match(
+            self._progress.waiting(self._pods.all()),
+            count=count,
+            travels=self.travels,
+            owner=self._pods.lock.owner,
+            underway=self._progress.underway,
+            confirmed=confirmed,
+            open_answers=self._progress.open_answers(count),
+        )
+
+    async def _ask(self, given: Collection[Given]) -> None:
+        held = await self._holdings.ask()
+        if held is not None:
+            self._progress.learn(held, self._pods.all())
+            self._progress.reopen_lost(held, self._pods.all(), but=given)
+
+    def _is_behind(self) -> bool:
+        """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""
+        owner = self._pods.lock.owner
+        return owner is not None and self._pods.named(*owner) is None
+
+    async def _changed(self, since: int, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._pods.changed(since=since)
+        except TimeoutError:
+            return False
+        return True

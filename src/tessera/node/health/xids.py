@@ -1,0 +1,104 @@
+"""Which reports of the driver make a card unusable: pure rules, and how the two environment variables change them.
+
+A report that is listed as fatal always counts, one that is ignored never does, and `all` in the one list is no reason
+to forget what the other list says. Uncorrectable memory errors are judged like the XID that goes with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessera.node.inventory.cards import CardEvent
+from tessera.node.settings import AgentSettings
+from tessera.wire.integers import parse_integer
+
+DISABLE = "DP_DISABLE_HEALTHCHECKS"
+ENABLE = "DP_ENABLE_HEALTHCHECKS"
+
+HARMLESS = frozenset({13, 31, 43, 45, 68, 109})
+"""faults of applications, which say nothing about the card"""
+DOUBLE_BIT_ECC = 48
+
+_EVERYTHING = frozenset({"all", "xids"})
+_MEANINGS = {
+    48: "uncorrectable memory error",
+    63: "memory is being remapped",
+    64: "memory could not be remapped",
+    74: "NVLink error",
+    79: "the card has fallen off the bus",
+    94: "contained memory error",
+    95: "uncontained memory error",
+    119: "the card's own processor does not answer",
+    120: "fault of the card's own processor",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthRules:
+    """What counts. The fields are those of `AgentSettings`, which say what they mean."""
+
+    health_checks: bool = True
+    ignored_xids: frozenset[int] = frozenset()
+    fatal_xids: frozenset[int] = frozenset()
+    every_xid_is_fatal: bool = False
+    every_xid_is_ignored: bool = False
+    unread: tuple[str, ...] = ()
+    """words of the lists that mean nothing"""
+
+    def is_fatal(self, xid: int) -> bool:
+        if not self.health_checks:
+            return False
+        if self.every_xid_is_fatal or xid in self.fatal_xids:
+            return True
+        return not (self.every_xid_is_ignored or xid in self.ignored_xids or xid in HARMLESS)
+
+    def problem_in(self, event: CardEvent) -> str:
+        """Why the card of this event takes no new work; empty where it may go on."""
+        if event.xid is None:
+            fatal = event.uncorrectable and self.is_fatal(DOUBLE_BIT_ECC)
+            return _MEANINGS[DOUBLE_BIT_ECC] if fatal else ""
+        if not self.is_fatal(event.xid):
+            return ""
+        where = "" if event.gpu_instance is None else f" in GPU instance {event.gpu_instance}"
+        meaning = _MEANINGS.get(event.xid)
+        return f"XID {event.xid}{where}" + (f": {meaning}" if meaning else "")
+
+
+def rules_of(settings: AgentSettings) -> HealthRules:
+    return HealthRules(
+        health_checks=settings.health_checks,
+        ignored_xids=settings.ignored_xids,
+        fatal_xids=settings.fatal_xids,
+        every_xid_is_fatal=settings.every_xid_is_fatal,
+        every_xid_is_ignored=settings.every_xid_is_ignored,
+    )
+
+
+def read_rules(*, disable: str = "", enable: str = "") -> HealthRules:
+    """From the texts of DISABLE and ENABLE. A word that is neither a number nor `all` changes nothing."""
+    off, on = _read(disable), _read(enable)
+    return HealthRules(
+        health_checks=not off.all or on.all or bool(on.xids),
+        ignored_xids=off.xids - on.xids,
+        fatal_xids=on.xids,
+        every_xid_is_fatal=on.all,
+        every_xid_is_ignored=off.all and not on.all,
+        unread=off.unread + on.unread,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One of the comma lists."""
+
+    all: bool
+    xids: frozenset[int]
+    unread: tuple[str, ...]
+
+
+def _read(text: str) -> _Listed:
+    words = [word for part in text.lower().split(",") if (word := part.strip())]
+    others = [word for word in words if word not in _EVERYTHING]
+    numbers = {word: parse_integer(word) for word in others}
+    xids = {word: number for word, number in numbers.items() if number is not None and number >= 0}
+    return _Listed(len(others) < len(words), frozenset(xids.values()), tuple(w for w in others if w not in xids))

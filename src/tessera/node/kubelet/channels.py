@@ -1,0 +1,88 @@
+"""gRPC over unix sockets: clients and servers made of the `Method`s in `wire.kubelet`.
+
+Every channel has connections of its own, so that a new one never inherits the back-off of one that failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+from urllib.parse import quote
+
+import grpc
+from grpc import aio
+
+from tessera.wire.kubelet.methods import Method, Request, Response
+
+AUTHORITY = "localhost"
+"""kubelet answers to no other"""
+MOST_BYTES = 16 << 20
+"""of one message; a node full of pods needs more than gRPC's own 4 MiB"""
+_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    ("grpc.default_authority", AUTHORITY),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MOST_BYTES),
+)
+
+FAULTS = (aio.AioRpcError, aio.BaseError)
+"""what a call may raise"""
+
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+
+
+def target(socket: Path) -> str:
+    """The address as gRPC reads it, which decodes it as a URI."""
+    return f"unix:{quote(str(socket.absolute()))}"
+
+
+def open_channel(socket: Path) -> aio.Channel:
+    """Connects with the first call."""
+    return aio.insecure_channel(target(socket), options=_OPTIONS)
+
+
+def unary(channel: aio.Channel, method: Method[Request, Response]) -> aio.UnaryUnaryMultiCallable[Request, Response]:
+    return channel.unary_unary(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
+def streaming(
+    channel: aio.Channel, method: Method[Request, Response]
+) -> aio.UnaryStreamMultiCallable[Request, Response]:
+    return channel.unary_stream(
+        method.path,
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )
+
+
+def answering(
+    method: Method[Request, Response],
+    behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], Awaitable[Response]],
+) -> tuple[str, Handler]:
+    """The server's side of a call, by name."""
+    handler: Handler = grpc.unary_unary_rpc_method_handler(
+        behaviour, method.request.FromString, method.response.SerializeToString
+    )
+    return method.name, handler
+
+
+def answering_with_stream(
+    method: Method[Request, Response],
+    behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], AsyncIterator[Response]],
+) -> tuple[str, Handler]:
+    """The same for a call that is answered by a stream."""
+    handler: Handler = grpc.unary_stream_rpc_method_handler(
+        behaviour, method.request.FromString, method.response.SerializeToString
+    )
+    return method.name, handler
+
+
+def described(error: BaseException) -> str:
+    """A fault of a call in a few words."""
+    if isinstance(error, aio.AioRpcError):
+        return f"{error.code().name}: {error.details() or 'no details'}"
+    return str(error) or type(error).__name__

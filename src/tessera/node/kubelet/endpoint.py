@@ -1,0 +1,122 @@
+"""The socket that kubelet calls.
+
+Made under another name and moved to its place when it is ready, so that it is never half there and a dead one of an
+earlier run is replaced at once. Only the very socket that was made here is removed again: another agent may have taken
+its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import ParamSpec
+
+from grpc import aio
+
+from tessera.node.kubelet import channels
+from tessera.node.kubelet.service import DevicePluginService
+from tessera.node.kubelet.watching import FileId, file_id
+from tessera.wire.kubelet import device_plugin_pb2 as messages
+from tessera.wire.kubelet.methods import OPTIONS
+
+CHECK_S = 5.0
+"""for the service to answer itself"""
+GRACE_S = 2.0
+"""for calls that are running when the service stops"""
+MODE = 0o600
+"""kubelet is root; nobody else has any business here"""
+
+
+P = ParamSpec("P")
+
+
+class ServingError(Exception):
+    """There is no socket to be called on; the text says why."""
+
+
+class Endpoint:
+    """One socket; may be served, stopped and served again."""
+
+    def __init__(self, path: Path, service: DevicePluginService, *, grace: float = GRACE_S) -> None:
+        self.path = path
+        self._service = service
+        self._grace = grace
+        self._server: aio.Server | None = None
+        self.file: FileId | None = None
+        """of the socket; None while nothing is served"""
+
+    async def serve(self) -> None:
+        """Returns when the service was seen answering there. Raises ServingError, and then nothing is served."""
+        await self.stop()
+        self._server = server = aio.server(handlers=[self._service.handler()])
+        made = self.path.with_name(f".{self.path.stem}-{secrets.token_hex(4)}.sock")
+        try:
+            await _to_its_end(self._check_place)
+            server.add_insecure_port(channels.target(made))
+            self._service.open()
+            await server.start()
+            await _to_its_end(self._put_in_place, made)
+            await self._ask()
+        except (OSError, RuntimeError, *channels.FAULTS) as error:
+            await self.stop()
+            raise ServingError(f"cannot serve on {self.path}: {channels.described(error)}") from error
+        finally:
+            await _to_its_end(_unlink, made)
+
+    async def is_answered(self) -> bool:
+        """Whether anybody serves there, this endpoint or another."""
+        try:
+            await self._ask()
+        except channels.FAULTS:
+            return False
+        return True
+
+    async def stop(self) -> None:
+        """Streams end well, running calls have a moment to end, and the socket is gone."""
+        server, file = self._server, self.file
+        self._server = self.file = None
+        if server is None:
+            return
+        self._service.close()
+        try:
+            await _to_its_end(self._remove, file)
+        finally:
+            await server.stop(self._grace)
+
+    async def _ask(self) -> None:
+        async with channels.open_channel(self.path) as channel:
+            await channels.unary(channel, OPTIONS)(messages.Empty(), timeout=CHECK_S)
+
+    def _check_place(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise FileExistsError("there is something that is not a socket")
+
+    def _put_in_place(self, made: Path) -> None:
+        made.chmod(MODE)
+        self.file = file_id(made)
+        made.rename(self.path)
+
+    def _remove(self, file: FileId | None) -> None:
+        if file is not None and file_id(self.path) == file:
+            _unlink(self.path)
+
+
+def _unlink(path: Path) -> None:
+    # Whatever is in the way now is in the way of the next attempt too, and said there.
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+async def _to_its_end(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """In a thread, and really over when this is over, cancelled or not: files change in one order only."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

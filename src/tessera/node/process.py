@@ -1,0 +1,285 @@
+"""The life of the process: hardware, signals, reload, and an orderly end.
+
+    start:    cards are watched -> the agent's parts run (`wiring`) -> ready
+    SIGHUP, or a changed file:  read and check again -> parts end and start anew with it; a bad one changes nothing
+    a fault of a part:          parts end and start anew after a pause that grows up to a bound
+    SIGTERM, SIGINT, SIGQUIT:   parts end, the socket is gone -> events are written -> exit 0
+
+What the driver reported of a card, and what containers have, outlives all of these but the last. Nothing here ends the
+process over cards, kubelet or the apiserver being away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from tessera.kube.access import load_access
+from tessera.kube.backoff import Backoff
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import AccessError
+from tessera.kube.events import EventRecorder
+from tessera.node import observing
+from tessera.node.configuration.agent import Configuration
+from tessera.node.configuration.node_file import keep
+from tessera.node.health.asking import AskedInventory
+from tessera.node.health.calling import CallThread, NoAnswer
+from tessera.node.health.watching import HardwareWatch
+from tessera.node.inventory.cards import Hardware
+from tessera.node.inventory.choosing import choose_hardware
+from tessera.node.observing import Metrics, Seen
+from tessera.node.wiring import Agent, Surroundings
+from tessera.services.addresses import Address
+from tessera.wire.errors import WireError
+
+log = structlog.get_logger(__name__)
+
+COMPONENT = "tessera-device-plugin"
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
+LOOK_AT_FILES_S = 5.0
+CLOSE_S = 3.0
+"""for the driver to let go"""
+FLUSH_S = 3.0
+"""for events that were not written yet at the end"""
+PAUSES = Backoff(initial=1.0, cap=60.0, floor=0.5)
+"""after faults of the agent's parts"""
+SOUND_S = 300.0
+"""parts that ran so long had no lasting fault"""
+
+Reload = Callable[[], Configuration]
+"""reads flags and files again; raises WireError or ValueError where they are bad"""
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+def run(configuration: Configuration, reload: Reload | None = None) -> int:
+    """Run until told to stop; the exit code."""
+    return asyncio.run(_main(configuration, reload))
+
+
+async def _main(configuration: Configuration, reload: Reload | None) -> int:
+    try:
+        access = load_access(
+            kubeconfig=configuration.kubeconfig, context=configuration.context, environ=configuration.settings.environ
+        )
+        hardware = await asyncio.to_thread(choose_hardware, configuration)
+    except (AccessError, WireError) as error:
+        log.error("cannot start", error=str(error))
+        return 2
+    async with KubeClient(access, user_agent=COMPONENT) as client:
+        try:
+            return await Process(configuration, client, hardware, reload=reload).run()
+        finally:
+            await _close(hardware)
+
+
+class Process:
+    """One running agent. Make it on the event loop that runs it."""
+
+    def __init__(
+        self, configuration: Configuration, client: KubeClient, hardware: Hardware, *, reload: Reload | None = None
+    ) -> None:
+        self.configuration = configuration
+        self._reload = reload
+        self._inventory = AskedInventory(hardware)
+        self.watch = HardwareWatch(self._inventory, configuration.settings)
+        self.events = EventRecorder(client, component=COMPONENT, host=configuration.settings.node_name)
+        self.metrics = Metrics(self._seen)
+        self._surroundings = Surroundings(
+            configuration.settings,
+            client=client,
+            hardware=hardware,
+            fleet=self.watch.fleet,
+            links=self._inventory.links,
+            events=self.events,
+            registry=self.metrics.registry,
+        )
+        self.agent: Agent | None = None
+        self.listening = asyncio.Event()
+        self.address: Address | None = None
+        """of the metrics; known once `listening` is set"""
+        self.stopping = asyncio.Event()
+        self._look = asyncio.Event()
+        self._renew = asyncio.Event()
+        self._kept: str | None = None
+
+    async def run(self) -> int:
+        """Until a signal: 0; a fault outside of the parts that can be started anew: 1."""
+        loop = asyncio.get_running_loop()
+        for number in STOPS:
+            loop.add_signal_handler(number, self.stopping.set)
+        loop.add_signal_handler(signal.SIGHUP, self._look.set)
+        try:
+            return await self._until_stopped()
+        finally:
+            for number in (*STOPS, signal.SIGHUP):
+                loop.remove_signal_handler(number)
+
+    def missing(self) -> str:
+        """Why kubelet's pods cannot be served; empty = ready."""
+        return self.agent.missing() if self.agent is not None else "the agent is starting"
+
+    def _listens(self, address: Address) -> None:
+        self.address = address
+        self.listening.set()
+
+    async def _until_stopped(self) -> int:
+        self._say(self.configuration)
+        work = asyncio.create_task(self._work())
+        stop = asyncio.create_task(self.stopping.wait())
+        try:
+            await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
+            code = 0 if stop.done() else 1
+            log.info("stopping")
+        finally:
+            work.cancel()
+            stop.cancel()
+            (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
+            await self._inventory.close()
+        if isinstance(fault, Exception):
+            log.error("a part of the agent failed", exc_info=fault)
+        log.info("stopped", events_lost=await self.events.flush(FLUSH_S))
+        return code
+
+    async def _work(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.watch.run())
+            group.create_task(self.events.run())
+            group.create_task(self._surroundings.run())
+            group.create_task(self._watch_files())
+            group.create_task(self._rounds())
+            if self.configuration.metrics is not None:
+                group.create_task(
+                    observing.serve(
+                        self.configuration.metrics, self.metrics, missing=self.missing, on_listening=self._listens
+                    )
+                )
+
+    # -- the agent's parts
+
+    async def _rounds(self) -> None:
+        """Parts with one configuration after the other."""
+        failures, rng, time = 0, random.Random(), asyncio.get_running_loop().time
+        while True:
+            self._renew.clear()
+            self.agent = Agent(self.configuration.settings, self._surroundings)
+            await self._keep_node_file()
+            began = time()
+            fault = await self._round(self.agent)
+            if fault is None:
+                failures = 0
+                continue
+            failures = 1 if time() - began >= SOUND_S else failures + 1
+            pause = PAUSES.delay(failures, rng)
+            self.metrics.restarts.inc()
+            log.error("a part of the agent failed; all start anew", again_in_s=round(pause, 1), exc_info=fault)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._renew.wait()
+
+    async def _round(self, agent: Agent) -> Exception | None:
+        """Until there is another configuration, or a fault, which is returned."""
+        running = asyncio.create_task(agent.run())
+        renewed = asyncio.create_task(self._renew.wait())
+        try:
+            await asyncio.wait([running, renewed], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            running.cancel()
+            renewed.cancel()
+            (result, _) = await asyncio.gather(running, renewed, return_exceptions=True)
+        return result if isinstance(result, Exception) else None
+
+    async def _keep_node_file(self) -> None:
+        text = self.configuration.node_config
+        if text is None or text == self._kept:
+            return
+        try:
+            await asyncio.to_thread(keep, text, self.configuration.settings.paths.state)
+            self._kept = text
+        except OSError as error:
+            log.warning("the node configuration cannot be kept for later", error=str(error))
+
+    # -- configuration
+
+    async def _watch_files(self) -> None:
+        """Read the configuration again on SIGHUP and when a file changes."""
+        seen = await asyncio.to_thread(self._stamp)
+        # A file may have changed between the first reading and the first look.
+        await self._read_again(asked=False)
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AT_FILES_S):
+                    await self._look.wait()
+            asked = self._look.is_set()
+            self._look.clear()
+            stamp = await asyncio.to_thread(self._stamp)
+            if asked or stamp != seen:
+                seen = stamp
+                await self._read_again(asked=asked)
+
+    def _stamp(self) -> Stamp:
+        """Changes whenever one of the files does, also when it goes."""
+        return tuple(_stamp_of(name) for name in self.configuration.files)
+
+    async def _read_again(self, *, asked: bool) -> None:
+        if self._reload is None:
+            return
+        try:
+            found = await asyncio.to_thread(self._reload)
+        except (WireError, ValueError, OSError) as error:
+            log.error("configuration not read again, the old one stays", error=str(error))
+            self.metrics.reloaded["refused"].inc()
+            return
+        old, self.configuration = self.configuration, found
+        if (found.faults, found.warnings) != (old.faults, old.warnings):
+            self._say(found)
+        changed = found.settings != old.settings
+        self.metrics.reloaded["taken" if changed else "unchanged"].inc()
+        if not changed and not asked:
+            await self._keep_node_file()
+            return
+        log.info("configuration changed" if changed else "starting anew with the same configuration")
+        if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
+            log.warning("another driver root takes effect when the agent is restarted")
+        self.watch.use(found.settings)
+        self._renew.set()
+
+    def _say(self, configuration: Configuration) -> None:
+        for text in configuration.faults:
+            log.error("configuration fault", problem=text)
+        for text in configuration.warnings:
+            log.warning("configuration", warning=text)
+
+    # -- metrics
+
+    def _seen(self) -> Seen:
+        agent = self.agent
+        return Seen(
+            fleet=self.watch.fleet.value,
+            faults=self.watch.faults,
+            missing=self.missing(),
+            registered=agent is not None and agent.registered,
+            registration_failures=0 if agent is None else agent.registrar.failures,
+            events_dropped=self.events.dropped,
+        )
+
+
+async def _close(hardware: Hardware) -> None:
+    """A driver that hangs does not keep the process from ending."""
+    thread = CallThread("closing")
+    with suppress(NoAnswer):
+        await thread.call(hardware.close, deadline=CLOSE_S)
+    await thread.close(patience=0.0)
+
+
+def _stamp_of(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return (found.st_ino, found.st_mtime_ns, found.st_size)

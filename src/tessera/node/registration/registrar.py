@@ -1,0 +1,177 @@
+"""Keeps the registration on the node true to the fleet.
+
+    every register_every_s, and at once when the fleet changes:  GET node -> compare -> one patch where it differs
+    failed:  the same again after a pause that grows up to a bound
+
+The live object is what is compared with, so that an annotation that somebody deleted comes back and a patch that failed
+is made up for. While nothing is known of the cards, what the node has stays. Nothing is written after the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import aclosing, suppress
+from datetime import UTC, datetime, tzinfo
+from typing import Any, Protocol, TypeVar
+
+import structlog
+
+from tessera.core.devices import Device
+from tessera.kube.backoff import Backoff
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.events import ObjectRef
+from tessera.kube.resources import NODES
+from tessera.node.current import Current
+from tessera.node.fleet import Fleet
+from tessera.node.registration.devices import registrable, registration_text
+from tessera.node.registration.scoring import AskLinks, Scoring
+from tessera.node.settings import AgentSettings
+from tessera.vendors.nvidia import Nvidia
+from tessera.vendors.nvidia.backend import PAIR_SCORES
+from tessera.wire.handshake import encode_reported
+from tessera.wire.keys import AGENT
+from tessera.wire.objects import Node
+from tessera.wire.pair_scores import encode_pair_scores
+
+log = structlog.get_logger(__name__)
+
+PAUSES = Backoff(initial=1.0, cap=15.0, floor=0.5)
+ASYMMETRIC_LINK = "AsymmetricGPUP2PLink"
+"""reason of the event about two cards that disagree on the way between them"""
+BY_ENVIRONMENT, BY_ANSWER = "env", "answer"
+"""how slices reach containers, in the annotation AGENT"""
+
+T = TypeVar("T")
+
+
+class Api(Protocol):
+    """What is needed of the apiserver's client."""
+
+    async def get(self, path: str, kind: type[T]) -> T: ...
+
+    async def patch(self, path: str, body: Any) -> None: ...
+
+
+class Recorder(Protocol):
+    """What is needed of `kube.events`."""
+
+    def record(self, ref: ObjectRef, type: str, reason: str, message: str) -> None: ...
+
+
+class NodeRegistrar:
+    """Lives as long as the settings that it was made from."""
+
+    def __init__(
+        self,
+        api: Api,
+        fleet: Current[Fleet],
+        settings: AgentSettings,
+        *,
+        links: AskLinks,
+        events: Recorder,
+        zone: tzinfo,
+        now: Callable[[], float] = time.time,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`zone` is this machine's: handshakes are in local time. `now` in seconds since the epoch."""
+        self._api = api
+        self._fleet = fleet
+        self._settings = settings
+        self._scoring = Scoring(links)
+        self._events = events
+        self._zone = zone
+        self._now = now
+        self._rng = rng or random.Random()
+        self._path = NODES.path(name=settings.node_name)
+        self._changed = asyncio.Event()
+        self._left_out: Mapping[str, str] = {}
+        self._told: frozenset[tuple[str, str]] = frozenset()
+        self._problem = ""
+        self.failures = 0
+        """in a row; 0 = the node is as it should be"""
+
+    async def run(self) -> None:
+        """For ever, until cancelled. The annotations stay: containers run on without the agent."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen())
+            group.create_task(self._keep())
+
+    async def _listen(self) -> None:
+        async with aclosing(self._fleet.changes()) as values:
+            async for _ in values:
+                self._changed.set()
+
+    async def _keep(self) -> None:
+        while True:
+            self._changed.clear()
+            pause = await self._register()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+
+    async def _register(self) -> float:
+        """Make the node true once; seconds until the next time."""
+        asked_for = 0.0
+        try:
+            node = await self._api.get(self._path, Node)
+            wanted = await self._wanted(node)
+            different = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
+            if different:
+                await self._api.patch(self._path, {"metadata": {"annotations": different}})
+        except KubeError as error:
+            if isinstance(error, ApiError):
+                asked_for = error.retry_after or 0.0
+            return self._failed(str(error), at_least=asked_for)
+        if self._problem:
+            log.info("registration works again", node=self._settings.node_name, failures=self.failures)
+        self.failures, self._problem = 0, ""
+        return self._settings.register_every_s
+
+    def _failed(self, problem: str, *, at_least: float) -> float:
+        self.failures += 1
+        if problem != self._problem:
+            log.warning("registration failed, will try again", node=self._settings.node_name, problem=problem)
+        self._problem = problem
+        return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
+
+    async def _wanted(self, node: Node) -> dict[str, str | None]:
+        """Annotations as they should be; None for one that should not be there."""
+        settings, fleet = self._settings, self._fleet.value
+        way = BY_ENVIRONMENT if settings.travels else BY_ANSWER
+        wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
+        if fleet.problem and not fleet.cards:
+            return wanted
+        answer = registrable(fleet, settings)
+        self._say_left_out(answer.left_out)
+        devices = answer.devices
+        # No scheduler can read an empty text, and all of them take a missing registration for no cards.
+        wanted[Nvidia.keys.register] = registration_text(devices, settings) if devices else None
+        if settings.topology_scores:
+            wanted |= await self._scores(devices, node)
+        if settings.text_registration and devices:
+            now = datetime.fromtimestamp(self._now(), UTC)
+            wanted[Nvidia.keys.handshake] = encode_reported(now, zone=self._zone)
+        return wanted
+
+    async def _scores(self, devices: tuple[Device, ...], node: Node) -> dict[str, str | None]:
+        if not devices:
+            return {PAIR_SCORES: None}
+        found = await self._scoring.scores(devices)
+        if found is None:
+            return {}
+        ref = ObjectRef("Node", "", node.name, node.metadata.uid)
+        for one, other in found.asymmetric:
+            if (one, other) not in self._told:
+                text = f"{one} and {other} do not see the same links to each other; their pair score is 0"
+                self._events.record(ref, "Warning", ASYMMETRIC_LINK, text)
+        self._told = frozenset(found.asymmetric)
+        return {PAIR_SCORES: encode_pair_scores(found.scores)}
+
+    def _say_left_out(self, left_out: Mapping[str, str]) -> None:
+        for uuid, reason in left_out.items():
+            if self._left_out.get(uuid) != reason:
+                log.warning("card is not registered", card=uuid, reason=reason)
+        self._left_out = left_out

@@ -1,0 +1,63 @@
+"""The calls between kubelet and its plugins by name, each with the messages that it carries.
+
+Plain values: whoever speaks gRPC makes clients and servers of them. Only calls that this program makes or answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from google.protobuf.message import Message
+
+from tessera.wire.kubelet import device_plugin_pb2 as device_plugin
+from tessera.wire.kubelet import pod_resources_pb2 as pod_resources
+
+VERSION = "v1beta1"
+"""of the device plugin interface, as Register names it"""
+HEALTHY = "Healthy"
+UNHEALTHY = "Unhealthy"
+
+Request = TypeVar("Request", bound=Message)
+Response = TypeVar("Response", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[Request, Response]):
+    """One call; a stream of responses where `streams`."""
+
+    service: str
+    name: str
+    request: type[Request]
+    response: type[Response]
+    streams: bool = False
+
+    @property
+    def path(self) -> str:
+        return f"/{self.service}/{self.name}"
+
+
+REGISTRATION = "v1beta1.Registration"
+REGISTER = Method(REGISTRATION, "Register", device_plugin.RegisterRequest, device_plugin.Empty)
+
+DEVICE_PLUGIN = "v1beta1.DevicePlugin"
+OPTIONS = Method(DEVICE_PLUGIN, "GetDevicePluginOptions", device_plugin.Empty, device_plugin.DevicePluginOptions)
+LIST_AND_WATCH = Method(
+    DEVICE_PLUGIN, "ListAndWatch", device_plugin.Empty, device_plugin.ListAndWatchResponse, streams=True
+)
+PREFERRED_ALLOCATION = Method(
+    DEVICE_PLUGIN,
+    "GetPreferredAllocation",
+    device_plugin.PreferredAllocationRequest,
+    device_plugin.PreferredAllocationResponse,
+)
+ALLOCATE = Method(DEVICE_PLUGIN, "Allocate", device_plugin.AllocateRequest, device_plugin.AllocateResponse)
+PRE_START = Method(
+    DEVICE_PLUGIN,
+    "PreStartContainer",
+    device_plugin.PreStartContainerRequest,
+    device_plugin.PreStartContainerResponse,
+)
+
+POD_RESOURCES = "v1.PodResourcesLister"
+LIST = Method(POD_RESOURCES, "List", pod_resources.ListPodResourcesRequest, pod_resources.ListPodResourcesResponse)

@@ -1,0 +1,188 @@
+"""Whatever is bound at once and in whatever order kubelet asks, no container gets another one's slice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.node.modes.answers import Refused
+from tessera.scheduler.handover import Shape
+from tessera.wire.objects import Pod
+from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import World, bound, view
+
+SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1", "c/1/1 b/1/1")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One pod: its containers' slices, which of them are init containers, and whether it carries them."""
+
+    name: str
+    containers: tuple[str, ...]
+    inits: int
+    carries: bool
+
+    @property
+    def shape(self) -> Shape:
+        entries = (tuple(each.split("/") for each in text.split()) for text in self.containers if text)
+        return Shape(tuple(tuple((card, int(memory), int(cores)) for card, memory, cores in one) for one in entries))
+
+
+class Kubelet:
+    """Asks for one pod after the other, for containers in their order; picks devices as it likes unless steered."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self._free = [f"GPU-{card}::{number}" for card in "abc" for number in range(16)]
+        self.wrong: list[str] = []
+        self.refused: list[str] = []
+
+    async def admit(self, plan: Plan, *, gives_up: bool) -> None:
+        """All containers of a pod; perhaps kubelet gives it up half-way for a reason of its own."""
+        reusable: list[str] = []
+        taken: list[str] = []
+        pod = view(self._world.api.fake.pods[f"default/{plan.name}"])
+        for position, text in enumerate(plan.containers):
+            count = len(text.split())
+            if not count:
+                continue
+            if gives_up and taken:
+                break
+            ids = self._choose(count, reusable)
+            try:
+                answer = await self._world.ask(*ids)
+            except Refused:
+                self.refused.append(plan.name)
+                gives_up = True
+                break
+            claim = pod.claim(position)
+            assert claim is not None
+            if not plan.carries and answer.get("what") != repr(claim.what):
+                self.wrong.append(f"{plan.name}/c{position} got {answer}")
+            taken += ids
+            self._free = [each for each in self._free if each not in ids]
+            if position < plan.inits:
+                reusable = list(dict.fromkeys(reusable + ids))
+            else:
+                reusable = [each for each in reusable if each not in ids]
+                self._world.resources.holds(plan.name, f"c{position}", *ids)
+        if gives_up:
+            self._free += taken
+            for position in range(len(plan.containers)):
+                self._world.resources.held.pop(("default", plan.name, f"c{position}"), None)
+
+    def _choose(self, count: int, reusable: Sequence[str]) -> list[str]:
+        chosen = list(reusable[:count])
+        if len(chosen) == count:
+            return chosen
+        available = self._rng.sample(self._free, len(self._free))
+        if self._rng.random() < 0.7:
+            preferred = self._world.prefer(*available, count=count, must=chosen)
+            chosen = chosen + [each for each in preferred if each not in chosen]
+        chosen += [each for each in available if each not in chosen]
+        return chosen[:count]
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[Plan]:
+    """Pods that a scheduler of ours would have on one node at once, in the order of binding."""
+    found: list[Plan] = []
+    for number in range(draw(st.integers(1, 7))):
+        like = draw(st.sampled_from([None, *found]))
+        containers = like.containers if like else tuple(draw(st.lists(st.sampled_from(("", *SLICES)), max_size=3)))
+        inits = like.inits if like else draw(st.integers(0, max(len(containers) - 1, 0)))
+        plan = Plan(f"p{number}", containers, inits, draw(st.booleans()))
+        dependent = [each for each in found if not each.carries]
+        if any(containers) and (plan.carries or not any(plan.shape.conflicts(each.shape) for each in dependent)):
+            found.append(plan)
+    return found
+
+
+def pods(admitted: Sequence[Plan]) -> list[Pod]:
+    return [
+        bound(
+            plan.name,
+            *plan.containers,
+            inits=plan.inits,
+            carried=list(range(len(plan.containers))) if plan.carries else [],
+            at=at,
+        )
+        for at, plan in enumerate(admitted)
+    ]
+
+
+@settings(max_examples=150)
+@given(plans(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
+    admitted: list[Plan], rng: random.Random, speaks: bool, rests: bool
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(*pods(admitted), resources=speaks)
+        async with world.running():
+            kubelet = Kubelet(world, rng)
+            for plan in rng.sample(admitted, len(admitted)):
+                await kubelet.admit(plan, gives_up=False)
+                if rests:
+                    await world.at_rest(1)
+            assert kubelet.wrong == []
+            mixed = any(plan.carries for plan in admitted) and not all(plan.carries for plan in admitted)
+            hidden = not speaks or any(plan.inits and not plan.carries for plan in admitted)
+            # Where kubelet does not say who holds what, a mixture may have to be refused.
+            assert kubelet.refused == [] or (mixed and hidden), kubelet.refused
+            for plan in admitted:
+                world.api.status(plan.name, "Running")
+            await world.at_rest()
+            if not kubelet.refused:
+                assert {world.api.phase(plan.name) for plan in admitted} <= {"success"}
+                assert world.events == []
+
+    check()
+
+
+@settings(max_examples=150)
+@given(plans(), st.randoms(use_true_random=False))
+def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan], rng: random.Random) -> None:
+    # Init containers are not shown by kubelet, so what it gave up in them cannot be told.
+    plain = [plan for plan in admitted if not plan.inits]
+
+    @in_fake_time
+    async def check() -> None:
+        world = World(*pods(plain))
+        async with world.running():
+            kubelet = Kubelet(world, rng)
+            for plan in rng.sample(plain, len(plain)):
+                await kubelet.admit(plan, gives_up=rng.random() < 0.3)
+            assert kubelet.wrong == []
+
+    check()
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.lists(st.sampled_from(SLICES), min_size=1, max_size=2), min_size=1, max_size=5),
+    st.randoms(use_true_random=False),
+)
+def test_pods_that_never_should_be_bound_at_once_are_refused_rather_than_mixed_up(
+    shapes: list[list[str]], rng: random.Random
+) -> None:
+    admitted = [Plan(f"p{number}", tuple(shape), 0, False) for number, shape in enumerate(shapes)]
+
+    @in_fake_time
+    async def check() -> None:
+        world = World(*pods(admitted))
+        async with world.running():
+            kubelet = Kubelet(world, rng)
+            for plan in rng.sample(admitted, len(admitted)):
+                await kubelet.admit(plan, gives_up=False)
+                if plan.name in kubelet.refused:
+                    world.api.status(plan.name, "Failed")
+            assert kubelet.wrong == []
+
+    check()

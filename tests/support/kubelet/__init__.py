@@ -1,0 +1,1 @@
+"""A scripted kubelet on real sockets, and what a device plugin needs beside it."""

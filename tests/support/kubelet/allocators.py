@@ -1,0 +1,32 @@
+"""An allocator that does as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from tessera.node.kubelet.preferring import preferred
+from tessera.node.modes.answers import Answer
+
+Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[Answer]]]
+
+
+async def visible_devices(containers: Sequence[Sequence[str]]) -> list[Answer]:
+    return [Answer(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)}) for ids in containers]
+
+
+class ScriptedAllocator:
+    """Answers with the ids unless another script is given; prefers the cards in `wanted`."""
+
+    def __init__(self, script: Script = visible_devices) -> None:
+        self.script = script
+        self.wanted: Sequence[str] | None = None
+        self.fault: Exception | None = None
+        """raised by `prefer`"""
+
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
+        return await self.script(containers)
+
+    def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
+        if self.fault is not None:
+            raise self.fault
+        return preferred(self.wanted, available=available, must_include=must_include, count=count)

@@ -1,0 +1,187 @@
+"""A kubelet as a device plugin meets it: serves Register, calls back before it answers, and listens to the list.
+
+As the real one does, it deletes every socket in its folder when it starts, and drops the older stream of a plugin that
+registers again. Its restarts, silences and refusals are scripted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import grpc
+from grpc import aio
+
+from tessera.node.kubelet import channels
+from tessera.wire.kubelet import device_plugin_pb2 as messages
+from tessera.wire.kubelet import methods
+
+WAIT_S = 20.0
+"""for something that never happens"""
+CALL_S = 10.0
+
+
+class ScriptedKubelet:
+    """Use as `async with ScriptedKubelet(folder) as kubelet`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "kubelet.sock"
+        self.refusals: list[str] = []
+        """texts with which the next Register calls are refused"""
+        self.listens = True
+        """whether a registration is followed by ListAndWatch"""
+        self.registrations: list[messages.RegisterRequest] = []
+        """those that were taken"""
+        self.options: list[messages.DevicePluginOptions] = []
+        """as asked for during each registration"""
+        self.lists: list[dict[str, messages.Device]] = []
+        """devices by id, in the order in which the lists came"""
+        self.ended: list[grpc.StatusCode] = []
+        """how streams ended"""
+        self._server: aio.Server | None = None
+        self._channel: aio.Channel | None = None
+        self._stream: asyncio.Task[None] | None = None
+        self._news = asyncio.Event()
+        self._pin = -1
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+        if self._pin >= 0:
+            os.close(self._pin)
+
+    # -- its life
+
+    async def start(self) -> None:
+        """Clears the folder and serves."""
+        for path in self.socket.parent.iterdir():
+            if stat.S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
+        handlers = grpc.method_handlers_generic_handler(
+            methods.REGISTRATION, dict([channels.answering(methods.REGISTER, self._register)])
+        )
+        self._server = aio.server(handlers=[handlers])
+        self._server.add_insecure_port(channels.target(self.socket))
+        await self._server.start()
+        # While the file is held, no later one can get its inode number; a real kubelet takes longer to come back.
+        released, self._pin = self._pin, os.open(self.socket, os.O_PATH)
+        if released >= 0:
+            os.close(released)
+
+    async def stop(self, *, leaving_socket: bool = False) -> None:
+        """Nobody answers any more; what a killed one leaves behind is a socket that refuses."""
+        await self._forget()
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+        if leaving_socket:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(self.socket))
+
+    async def restart(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def hang_up(self) -> None:
+        """Ends the stream, as after a fault of its own, and forgets the plugin."""
+        await self._forget()
+
+    # -- what it saw
+
+    async def until(self, predicate: Callable[[], object]) -> None:
+        async with asyncio.timeout(WAIT_S):
+            while not predicate():
+                self._news.clear()
+                await self._news.wait()
+
+    async def registered(self, times: int = 1) -> messages.RegisterRequest:
+        """The registration of this number."""
+        await self.until(lambda: len(self.registrations) >= times)
+        return self.registrations[times - 1]
+
+    async def listed(self, predicate: Callable[[dict[str, str]], object] = bool) -> dict[str, str]:
+        """Health by device id, as soon as the latest list is such."""
+        await self.until(lambda: self.lists and predicate(self.health))
+        return self.health
+
+    @property
+    def health(self) -> dict[str, str]:
+        return {name: device.health for name, device in self.lists[-1].items()}
+
+    # -- what it asks
+
+    async def allocate(self, *containers: list[str]) -> messages.AllocateResponse:
+        requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
+        return await channels.unary(self.channel, methods.ALLOCATE)(
+            messages.AllocateRequest(container_requests=requests), timeout=CALL_S
+        )
+
+    async def prefer(
+        self, available: list[str], *, size: int, must_include: list[str] | None = None
+    ) -> list[list[str]]:
+        request = messages.ContainerPreferredAllocationRequest(
+            available_deviceIDs=available, must_include_deviceIDs=must_include or [], allocation_size=size
+        )
+        answer = await channels.unary(self.channel, methods.PREFERRED_ALLOCATION)(
+            messages.PreferredAllocationRequest(container_requests=[request]), timeout=CALL_S
+        )
+        return [list(each.deviceIDs) for each in answer.container_responses]
+
+    @property
+    def channel(self) -> aio.Channel:
+        """To the plugin that registered last."""
+        assert self._channel is not None, "no plugin is registered"
+        return self._channel
+
+    # -- its side of the protocol
+
+    async def _register(
+        self,
+        request: messages.RegisterRequest,
+        context: aio.ServicerContext[messages.RegisterRequest, messages.Empty],
+    ) -> messages.Empty:
+        if self.refusals:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refusals.pop(0))
+        channel = channels.open_channel(self.socket.parent / request.endpoint)
+        self.options.append(await channels.unary(channel, methods.OPTIONS)(messages.Empty(), timeout=CALL_S))
+        await self._forget()
+        self._channel = channel
+        if self.listens:
+            self._stream = asyncio.create_task(self._listen(channel))
+        self.registrations.append(request)
+        self._news.set()
+        return messages.Empty()
+
+    async def _listen(self, channel: aio.Channel) -> None:
+        call = channels.streaming(channel, methods.LIST_AND_WATCH)(messages.Empty())
+        try:
+            async for answer in call:
+                self.lists.append({device.ID: device for device in answer.devices})
+                self._news.set()
+        except aio.AioRpcError as error:
+            self.ended.append(error.code())
+        else:
+            self.ended.append(await call.code())
+        self._news.set()
+
+    async def _forget(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await stream
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()

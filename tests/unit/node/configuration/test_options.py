@@ -1,0 +1,550 @@
+"""What the agent is told, by whom, and who wins; what is wrong comes in one message, and what is odd is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.node.configuration.agent import Configuration, InventoryKind
+from tessera.node.configuration.device_file import NO_FILE
+from tessera.node.configuration.flags import FLAGS, Group
+from tessera.node.configuration.options import (
+    OptionsError,
+    build_configuration,
+    flags_of,
+    log_options,
+    wants_print,
+)
+from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy, MigAllowance, Paths
+from tessera.services.addresses import Address
+from tessera.services.flags import Kind
+from tessera.services.logs import LogFormat, LogLevel
+from tessera.wire.node_config import NodeSettings
+
+YAML = "device-config.yaml"
+JSON = "/config/config.json"
+LAST_GOOD = "/var/lib/tessera/node-config.json"
+
+Files = Mapping[str, str | OSError | UnicodeError]
+
+
+def reader(files: Files) -> Callable[[str], str]:
+    def read(path: str) -> str:
+        found = files.get(path, FileNotFoundError(2, "No such file or directory"))
+        if isinstance(found, str):
+            return found
+        raise found
+
+    return read
+
+
+def told(
+    *arguments: str,
+    yaml: str | None = None,
+    json: str | None = None,
+    files: Files | None = None,
+    environ: Mapping[str, str] | None = None,
+    **variables: str,
+) -> Configuration:
+    """What `name=value` arguments, variables and the two files make, on the node n1."""
+    flags = dict(argument.split("=", 1) for argument in arguments)
+    found: dict[str, Any] = {}
+    if yaml is not None:
+        found[YAML] = yaml
+        flags.setdefault("config-file", YAML)
+    if json is not None:
+        found[JSON] = json
+    known = {"NODE_NAME": "n1", **(environ or {}), **variables}
+    return build_configuration(flags, known, reader(found | dict(files or {})))
+
+
+def problems(*arguments: str, **given: Any) -> list[str]:
+    with pytest.raises(OptionsError) as caught:
+        told(*arguments, **given)
+    return list(caught.value.problems)
+
+
+def node(**keys: Any) -> str:
+    """A node JSON with one entry for n1."""
+    return dumps({"nodeconfig": [{"name": "n1", **keys}]})
+
+
+def test_without_any_configuration_everything_has_its_default_and_that_is_said() -> None:
+    found = told()
+    expected = AgentSettings(node_name="n1", environ={"NODE_NAME": "n1"})
+    assert found == Configuration(settings=expected, files=(JSON,), node_config="{}", warnings=(NO_FILE,))
+    assert (found.settings.node.split_count, found.settings.node.memory_scaling) == (10, 1.0)
+    assert (found.settings.node.core_scaling, found.settings.node.log_level) == (1.0, "")
+
+
+# -- who wins
+
+SHARING: list[tuple[str, str, dict[str, Any], str, Any]] = [
+    ("device-split-count=3", "deviceSplitCount: 4", {"devicesplitcount": 5}, "split_count", (3, 4, 5)),
+    ("device-memory-scaling=1.5", "deviceMemoryScaling: 2", {"devicememoryscaling": 3}, "memory_scaling", (1.5, 2, 3)),
+    ("device-cores-scaling=1.5", "deviceCoreScaling: 2", {"devicecorescaling": 3}, "core_scaling", (1.5, 2, 3)),
+]
+
+
+@pytest.mark.parametrize(("flag", "section", "entry", "name", "values"), SHARING)
+def test_for_sharing_the_nodes_own_json_wins_over_the_yaml_which_wins_over_flags(
+    flag: str, section: str, entry: dict[str, Any], name: str, values: tuple[Any, Any, Any]
+) -> None:
+    yaml = f"nvidia: {{{section}, resourceCountName: nvidia.com/gpu}}"
+    assert getattr(told(flag).settings.node, name) == values[0]
+    assert getattr(told(flag, yaml=yaml).settings.node, name) == values[1]
+    assert getattr(told(flag, yaml=yaml, json=node(**entry)).settings.node, name) == values[2]
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ({"devicesplitcount": 0}, {"split_count": 0}),
+        ({"devicememoryscaling": 0}, {"memory_scaling": 0.0}),
+        ({"libcudaloglevel": ""}, {"log_level": ""}),
+        ({"enablenumatopology": False}, {"numa_topology": False}),
+        ({"preconfigureddevicememory": 0}, {"preconfigured_memory": 0}),
+    ],
+)
+def test_a_key_of_the_node_overrides_with_zero_false_and_nothing_too(
+    entry: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    yaml = """
+nvidia:
+  deviceSplitCount: 4
+  deviceMemoryScaling: 2.0
+  libCudaLogLevel: 3
+  enableNumaTopology: true
+  preConfiguredDeviceMemory: 1000
+"""
+    usual = NodeSettings(
+        split_count=4, memory_scaling=2.0, log_level="3", numa_topology=True, preconfigured_memory=1000
+    )
+    assert told(yaml=yaml).settings.node == usual
+    assert told(yaml=yaml, json=node(**entry)).settings.node == replace(usual, **expected)
+
+
+def test_a_node_json_for_another_node_changes_nothing() -> None:
+    yaml = "nvidia: {deviceSplitCount: 4}"
+    json = node(devicesplitcount=7).replace("n1", "n2")
+    assert told(yaml=yaml, json=json).settings == told(yaml=yaml).settings
+
+
+ELSE: list[tuple[str, str, dict[str, str], str, str, tuple[Any, Any, Any]]] = [
+    (
+        "device-list-strategy=cdi-cri",
+        "plugin: {deviceListStrategy: volume-mounts}",
+        {"DEVICE_LIST_STRATEGY": "envvar,cdi-annotations"},
+        "strategies",
+        "plugin: {deviceListStrategy: [volume-mounts, envvar]}",
+        (
+            {DeviceListStrategy.CDI_CRI},
+            {DeviceListStrategy.ENVVAR, DeviceListStrategy.CDI_ANNOTATIONS},
+            {DeviceListStrategy.VOLUME_MOUNTS},
+        ),
+    ),
+    (
+        "device-id-strategy=uuid",
+        "plugin: {deviceIDStrategy: index}",
+        {"DEVICE_ID_STRATEGY": "index"},
+        "id_strategy",
+        "plugin: {deviceidstrategy: index}",
+        (DeviceIdStrategy.UUID, DeviceIdStrategy.INDEX, DeviceIdStrategy.INDEX),
+    ),
+    (
+        "pass-device-specs=false",
+        "plugin: {passDeviceSpecs: true}",
+        {"PASS_DEVICE_SPECS": "true"},
+        "pass_device_specs",
+        "plugin: {passDeviceSpecs: 'true'}",
+        (False, True, True),
+    ),
+    (
+        "fail-on-init-error=true",
+        "failOnInitError: false",
+        {"FAIL_ON_INIT_ERROR": "0"},
+        "fail_on_init_error",
+        "FailOnInitError: false",
+        (True, False, False),
+    ),
+    (
+        "cdi-annotation-prefix=a.b/",
+        "plugin: {cdiAnnotationPrefix: c.d/}",
+        {"CDI_ANNOTATION_PREFIX": "e.f/x-"},
+        "cdi_annotation_prefix",
+        "plugin: {cdiAnnotationPrefix: c.d/}",
+        ("a.b/", "e.f/x-", "c.d/"),
+    ),
+    ("gds-enabled=false", "gdsEnabled: true", {"GDS_ENABLED": "t"}, "gds", "gdsEnabled: true", (False, True, True)),
+    ("mofed-enabled=", "mofedEnabled: true", {"MOFED_ENABLED": "1"}, "mofed", "mofedEnabled: true", (None, True, True)),
+]
+
+
+@pytest.mark.parametrize(("flag", "section", "environ", "name", "spelled", "values"), ELSE)
+def test_for_the_rest_a_flag_wins_over_its_variable_which_wins_over_the_yamls_flags(
+    flag: str, section: str, environ: dict[str, str], name: str, spelled: str, values: tuple[Any, Any, Any]
+) -> None:
+    yaml = f"nvidia: {{deviceSplitCount: 4}}\nflags: {{{section}}}"
+    if values[0] is not None:
+        assert getattr(told(flag, yaml=yaml, environ=environ).settings, name) == values[0]
+    else:
+        assert problems(flag, yaml=yaml, environ=environ)
+    assert getattr(told(yaml=yaml, environ=environ).settings, name) == values[1]
+    assert getattr(told(yaml=yaml).settings, name) == values[2]
+    assert getattr(told(yaml=f"nvidia: {{deviceSplitCount: 4}}\nflags: {{{spelled}}}").settings, name) is not None
+
+
+def test_every_path_can_be_moved_and_follows_its_neighbours() -> None:
+    found = told(
+        "plugin-dir=/p",
+        "hook-path=/h",
+        "state-dir=/s",
+        "cdi-dir=/c",
+        "mps-dir=/m",
+        "lock-dir=/l",
+        "nvidia-driver-root=/d",
+        "driver-root-ctr-path=/here",
+        "nvidia-cdi-hook-path=/ctk",
+        "pod-resources-socket=/r.sock",
+    ).settings.paths
+    assert found == Paths(
+        plugins=Path("/p"),
+        kubelet_socket=Path("/p/kubelet.sock"),
+        pod_resources=Path("/r.sock"),
+        hook=Path("/h"),
+        lock=Path("/l"),
+        state=Path("/s"),
+        cdi=Path("/c"),
+        mps=Path("/m"),
+        dev_root=Path("/d"),
+        driver_root=Path("/d"),
+        driver_root_here=Path("/here"),
+        cdi_hook=Path("/ctk"),
+    )
+    assert told("dev-root=/x", "nvidia-driver-root=/d").settings.paths.dev_root == Path("/x")
+    assert told(HOOK_PATH="/opt").settings.paths.hook == Path("/opt")
+    assert told(CONTAINER_DRIVER_ROOT="/a").settings.paths.driver_root_here == Path("/a")
+    assert told(DRIVER_ROOT_CTR_PATH="/b", CONTAINER_DRIVER_ROOT="/a").settings.paths.driver_root_here == Path("/b")
+
+
+def test_the_version_of_the_library_is_part_of_a_file_name() -> None:
+    assert told("library-version=v2.10.0").settings.library_version == "v2.10.0"
+    assert told("library-version=").settings.library_version == ""
+
+
+def test_a_number_in_the_yamls_flags_is_read_as_it_is_written() -> None:
+    assert problems(yaml="nvidia: {deviceSplitCount: 1}\nflags: {gdsEnabled: 7}") == [
+        'device-config.yaml:2: flags.gdsEnabled: expected true or false, found "7"'
+    ]
+
+
+def test_an_empty_socket_is_none() -> None:
+    found = told("kubelet-socket=", "pod-resources-socket=").settings.paths
+    assert (found.kubelet_socket, found.pod_resources) == (None, None)
+    assert told(KUBELET_SOCKET="/k").settings.paths.kubelet_socket == Path("/k")
+
+
+def test_the_section_says_what_the_library_and_the_resource_are_told() -> None:
+    yaml = """
+nvidia:
+  resourceCountName: example.com/gpu
+  disableCoreLimit: true
+  libCudaLogLevel: 1
+  deviceMemoryScaling: 1.5
+  migProfileAllowlist:
+    - models: [A30, A100]
+      profiles: [1g.6gb, 2g.12gb+me]
+"""
+    found = told("resource-name=x.com/y", "disable-core-limit=false", yaml=yaml).settings
+    assert (found.resource, found.disable_core_limit) == ("example.com/gpu", True)
+    assert (found.node.log_level, found.node.memory_scaling) == ("1", 1.5)
+    assert found.mig_allowances == (MigAllowance(("A30", "A100"), ("1g.6gb", "2g.12gb+me")),)
+
+
+@pytest.mark.parametrize(
+    ("yaml", "flag", "expected"),
+    [
+        (None, "disable-core-limit=true", True),
+        ("nvidia: {disableCoreLimit: false, deviceSplitCount: 1}", "disable-core-limit=true", False),
+        ("nvidia: {deviceSplitCount: 1}", "disable-core-limit=true", True),
+        ("nvidia: {disableCoreLimit: true}", "disable-core-limit=false", True),
+    ],
+)
+def test_the_core_limit_is_off_where_the_file_says_so_or_else_the_flag(
+    yaml: str | None, flag: str, expected: bool
+) -> None:
+    assert told(flag, yaml=yaml).settings.disable_core_limit is expected
+
+
+@pytest.mark.parametrize(
+    ("yaml", "flags", "expected"),
+    [
+        (None, (), "nvidia.com/gpu"),
+        (None, ("resource-name=x.com/y",), "x.com/y"),
+        (None, ("resource-name=",), "nvidia.com/gpu"),
+        ("nvidia: {deviceSplitCount: 1}", ("resource-name=x.com/y",), "x.com/y"),
+    ],
+)
+def test_the_resource_has_a_name_in_any_case(yaml: str | None, flags: tuple[str, ...], expected: str) -> None:
+    assert told(*flags, yaml=yaml).settings.resource == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "name"),
+    [
+        ((), {}, "n1"),
+        (("node-name=n2",), {}, "n2"),
+        ((), {"NODE_NAME": "", "NodeName": "n3"}, "n3"),
+        ((), {"NodeName": "n3"}, "n1"),
+    ],
+)
+def test_the_node_is_named_by_flag_or_variable(arguments: tuple[str, ...], environ: dict[str, str], name: str) -> None:
+    assert told(*arguments, environ=environ).settings.node_name == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "on"),
+    [
+        ((), {"ENABLE_TOPOLOGY_SCORE": "true"}, True),
+        ((), {"ENABLE_TOPOLOGY_SCORE": "True"}, False),
+        ((), {"ENABLE_TOPOLOGY_SCORE": "yes"}, False),
+        ((), {}, False),
+        (("enable-topology-score=1",), {}, True),
+        (("enable-topology-score=false",), {"ENABLE_TOPOLOGY_SCORE": "true"}, False),
+    ],
+)
+def test_pair_scores_are_on_for_the_word_true(arguments: tuple[str, ...], environ: dict[str, str], on: bool) -> None:
+    assert told(*arguments, environ=environ).settings.topology_scores is on
+
+
+def test_which_faults_count_comes_from_the_two_variables() -> None:
+    found = told(DP_DISABLE_HEALTHCHECKS="79, soon", DP_ENABLE_HEALTHCHECKS="31")
+    assert (found.settings.ignored_xids, found.settings.fatal_xids) == (frozenset({79}), frozenset({31}))
+    assert found.settings.health_checks
+    assert any('"soon" is neither a number nor all' in text for text in found.warnings)
+    assert not told(DP_DISABLE_HEALTHCHECKS="all").settings.health_checks
+    only = told(DP_DISABLE_HEALTHCHECKS="all", DP_ENABLE_HEALTHCHECKS="48").settings
+    assert (only.health_checks, only.every_xid_is_ignored, only.fatal_xids) == (True, True, frozenset({48}))
+
+
+# -- the cards
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "kind", "file"),
+    [
+        ((), {}, InventoryKind.AUTO, None),
+        (("inventory=null",), {}, InventoryKind.NULL, None),
+        (("simulate=cards.yaml",), {}, InventoryKind.SIMULATED, Path("cards.yaml")),
+        (("simulate=c", "inventory=simulated"), {}, InventoryKind.SIMULATED, Path("c")),
+        ((), {"DEVICE_DISCOVERY_STRATEGY": "nvml"}, InventoryKind.NVML, None),
+        (("inventory=auto",), {"DEVICE_DISCOVERY_STRATEGY": "nvml"}, InventoryKind.AUTO, None),
+    ],
+)
+def test_who_knows_the_cards(
+    arguments: tuple[str, ...], environ: dict[str, str], kind: InventoryKind, file: Path | None
+) -> None:
+    found = told(*arguments, environ=environ)
+    assert (found.inventory, found.simulated) == (kind, file)
+
+
+# -- what is wrong
+
+BAD: list[tuple[str, str]] = [
+    ("node-name=N_1", "--node-name: expected a name of lower-case"),
+    ("mig-strategy=half", "--mig-strategy: expected none or single or mixed"),
+    ("device-list-strategy=envvar,x", "--device-list-strategy: expected envvar or"),
+    ("device-list-strategy=,", "--device-list-strategy: expected at least one strategy"),
+    ("device-id-strategy=name", "--device-id-strategy: expected uuid or index"),
+    ("cdi-annotation-prefix=x", "--cdi-annotation-prefix: expected a domain and a slash"),
+    ("hook-path=usr", "--hook-path: expected a path that starts with /"),
+    ("state-dir=", "--state-dir: expected a path that starts with /"),
+    ("library-version=../../etc", "--library-version: expected a version"),
+    ("device-split-count=-1", "--device-split-count: expected a whole number"),
+    ("device-memory-scaling=1e9", "--device-memory-scaling: expected a number"),
+    ("device-memory-scaling=10001", "--device-memory-scaling: expected a number from 0 to 1000"),
+    ("device-cores-scaling=-1", "--device-cores-scaling: expected a number from 0 to 1000"),
+    ("resource-name=gpu", "--resource-name: expected a resource name"),
+    ("inventory=simulated", "--simulate: goes with --inventory simulated"),
+    ("inventory=some", "--inventory: expected auto or nvml"),
+    ("simulate=", "--simulate: expected a text"),
+    ("device-discovery-strategy=tegra", "Tegra GPUs are not served"),
+    ("device-discovery-strategy=x", "expected auto or nvml"),
+    ("fail-on-init-error=perhaps", "--fail-on-init-error: expected true or false"),
+    ("metrics-bind-address=9395", "--metrics-bind-address: expected HOST:PORT"),
+    ("print-config=x", "--print-config: expected true or false"),
+    ("log-format=xml", "--log-format: expected json or console"),
+    ("v=much", "--v: expected a whole number"),
+    ("node-config-file=", "--node-config-file: expected a text"),
+]
+
+
+@pytest.mark.parametrize(("argument", "text"), BAD)
+def test_a_bad_flag_is_one_problem_that_names_it(argument: str, text: str) -> None:
+    (problem,) = problems(argument)
+    assert text in problem
+
+
+def test_all_problems_come_at_once() -> None:
+    found = problems("hook-path=x", "inventory=y", yaml="nvidia: 3", GDS_ENABLED="maybe")
+    assert len(found) == 4
+    assert any(text.startswith("GDS_ENABLED: expected true or false") for text in found)
+
+
+def test_a_node_without_a_name_is_told_what_to_do() -> None:
+    (problem,) = problems(NODE_NAME="")
+    assert "NODE_NAME from spec.nodeName" in problem
+    (problem,) = problems(NODE_NAME="ö")
+    assert problem.startswith("NODE_NAME: expected a name")
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        (PermissionError(13, "Permission denied"), "cannot read device-config.yaml: Permission denied"),
+        (FileNotFoundError(2, "No such file or directory"), "cannot read device-config.yaml: No such file"),
+        (UnicodeDecodeError("utf-8", b"", 0, 1, "x"), "it is not UTF-8 text"),
+        ("", "all configurations are empty"),
+        ("flags: {migStrategy: none}", "all configurations are empty"),
+        ("nvidia: {deviceSplitCoun: 3}", 'unknown key "deviceSplitCoun"'),
+        ("nvidia: {deviceSplitCount: -3}", "deviceSplitCount"),
+        ("nvidia: {migProfileAllowlist: [{models: [A30]}]}", "must define models and profiles"),
+        ("nvidia: {migProfileAllowlist: [{models: [A30], profiles: [1x]}]}", 'invalid MIG profile "1x"'),
+        ("nvidia: {deviceSplitCount: 1}\nversion: v2", "device-config.yaml:2: version: expected v1, found the text"),
+        ("nvidia: {deviceSplitCount: 1}\nflags: {migStrategy: half}", "device-config.yaml:2: flags.migStrategy"),
+        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {passDeviceSpecs: {}}}", "expected a value, found a table"),
+        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: [[x]]}}", "expected envvar or"),
+        ("nvidia: {deviceSplitCount: 1}\nflags: {plugin: {deviceListStrategy: ['a,b']}}", "expected a value, found a"),
+        ("nvidia: [", "device-config.yaml:"),
+    ],
+)
+def test_a_yaml_file_that_was_named_and_cannot_be_used_is_a_problem(
+    file: str | OSError | UnicodeError, text: str
+) -> None:
+    (problem,) = problems(f"config-file={YAML}", files={YAML: file})
+    assert text in problem
+
+
+def test_a_mistake_in_another_vendors_section_does_not_stop_this_agent() -> None:
+    yaml = "nvidia: {deviceSplitCount: 4}\nhygon: {nonsense: 3}\nvnpus: 7\n"
+    assert told(yaml=yaml).settings.node.split_count == 4
+    assert told(yaml="hygon: {resourceCountName: hygon.com/dcu}").settings.node.split_count == 10
+
+
+# -- the node's own file
+
+
+def test_a_missing_node_file_is_nothing_unusual_unless_somebody_named_it() -> None:
+    assert told(yaml="nvidia: {deviceSplitCount: 1}").warnings == ()
+    found = told("node-config-file=/n.json", yaml="nvidia: {deviceSplitCount: 1}")
+    assert (found.files, found.node_config) == ((YAML, "/n.json"), "{}")
+    assert any("/n.json does not exist" in text for text in found.warnings)
+
+
+BROKEN: list[str | OSError | UnicodeError] = [
+    "{",
+    '{"nodeconfig": [{"name": "n1", "operatingmode": "magic"}]}',
+    '{"nodeconfig": [{"name": "n1", "devicesplitcount": "many"}]}',
+    PermissionError(13, "Permission denied"),
+    UnicodeDecodeError("utf-8", b"", 0, 1, "x"),
+]
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: str(broken)[:60])
+def test_while_the_node_file_is_broken_the_last_good_one_holds(broken: str | OSError | UnicodeError) -> None:
+    good = node(operatingmode="mig", filterdevices={"index": [0]})
+    found = told(yaml="nvidia: {deviceSplitCount: 4}", files={JSON: broken, LAST_GOOD: good})
+    assert (found.settings.node.mode, found.settings.node.filtered.index) == ("mig", (0,))
+    assert (found.settings.node.split_count, found.node_config) == (4, None)
+    assert "the last good one goes on to hold" in found.faults[-1]
+    assert JSON in found.faults[0]
+
+
+@pytest.mark.parametrize("before", [None, "{", UnicodeDecodeError("utf-8", b"", 0, 1, "x")])
+def test_a_broken_node_file_without_a_good_one_leaves_the_other_sources_in_force(
+    before: str | UnicodeError | None,
+) -> None:
+    files: Files = {JSON: "{"} | ({LAST_GOOD: before} if before is not None else {})
+    found = told(yaml="nvidia: {deviceSplitCount: 4}", files=files)
+    assert (found.settings.node.mode, found.settings.node.split_count) == ("hami-core", 4)
+    assert "the node has no own settings" in found.faults[-1]
+
+
+def test_a_good_node_file_is_worth_keeping() -> None:
+    text = node(operatingmode="mps")
+    found = told(json=text)
+    assert (found.node_config, found.settings.node.mode, found.faults) == (text, "mps", ())
+
+
+# -- what is odd
+
+ODD: list[tuple[dict[str, Any], str]] = [
+    ({"yaml": "sharing: {mps: {resources: []}}"}, "sharing.mps: has no effect; set operatingmode to mps"),
+    ({"yaml": "sharing: {timeSlicing: {}}"}, "sharing.timeSlicing: has no effect; cards are shared by"),
+    ({"yaml": "sharing: {magic: 1}"}, "sharing.magic: has no effect; it is not known here"),
+    ({"yaml": "resources: {gpus: []}"}, "resources: has no effect"),
+    ({"yaml": "imex: {required: true}"}, "imex: has no effect"),
+    ({"yaml": "flags: {mpsRoot: /x}"}, "flags.mpsRoot: has no effect"),
+    ({"yaml": "flags: {plugin: {cdiFeatureFlags: x}}"}, "flags.plugin.cdiFeatureFlags: has no effect"),
+    ({"yaml": "flags: {migStrategy: mixed}"}, "MIG strategy mixed: instances made by hand are not served"),
+    ({"IMEX_CHANNEL_IDS": "0"}, "--imex-channel-ids has no effect"),
+    ({"json": node(devicesplitcount=0)}, "the device split count is 0"),
+    ({"DEVICE_MEMORY_SCALING": "0"}, "the device memory scaling is 0"),
+]
+
+
+@pytest.mark.parametrize(("given", "text"), ODD, ids=lambda value: value if isinstance(value, str) else "")
+def test_what_has_no_effect_is_said_and_never_a_reason_to_stop(given: dict[str, Any], text: str) -> None:
+    yaml = f"nvidia: {{deviceCoreScaling: 1}}\n{given.pop('yaml', '')}"
+    found = told(yaml=yaml, **given)
+    (warning,) = found.warnings
+    assert text in warning
+
+
+def test_what_asks_for_nothing_is_not_worth_a_word() -> None:
+    yaml = "nvidia: {deviceSplitCount: 1}\nversion: v1\nflags: {plugin: }\nsharing:\nresources:\nimex:\n"
+    assert told("imex-required=false", yaml=yaml, IMEX_CHANNEL_IDS="").warnings == ()
+    assert told(yaml="nvidia: {deviceSplitCount: 1}\nflags: 3\nsharing: 4").warnings == ()
+
+
+# -- the process
+
+
+def test_where_to_listen_and_whom_to_ask() -> None:
+    found = told("kubeconfig=~/k", "context=c", "metrics-bind-address=127.0.0.1:0", HOME="/home/me")
+    assert (found.kubeconfig, found.context) == ("/home/me/k", "c")
+    assert found.metrics == Address("127.0.0.1", 0)
+    assert told("metrics-bind-address=none").metrics is None
+    assert told("kubeconfig=/k").kubeconfig == "/k"
+
+
+def test_logs_are_configured_by_flags_alone() -> None:
+    assert log_options({"v": "=5"}).level is LogLevel.DEBUG
+    assert log_options({"v": "4"}).level is LogLevel.INFO
+    assert log_options({"v": "9", "log-level": "error", "log-format": "json"}).level is LogLevel.ERROR
+    assert log_options({"log-format": "json"}).format is LogFormat.JSON
+    assert wants_print({"print-config": "true"})
+    assert not wants_print({})
+
+
+def test_flags_can_be_listed_by_their_group() -> None:
+    assert flags_of(Group.IGNORED, {"imex-required": "true", "v": "4"}) == ["--imex-required"]
+
+
+def test_no_two_flags_share_a_name_or_a_variable() -> None:
+    names = [name for flag in FLAGS for name in (flag.name, *flag.aliases)]
+    variables = [variable for flag in FLAGS for variable in flag.env]
+    assert len(names) == len(set(names))
+    assert len(variables) == len(set(variables))
+
+
+def test_every_switch_is_read() -> None:
+    """One that nobody reads would be accepted and do nothing."""
+    for flag in FLAGS:
+        if flag.kind is Kind.SWITCH and flag.group is not Group.IGNORED:
+            assert problems(f"{flag.name}=neither"), flag.name

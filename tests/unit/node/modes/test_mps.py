@@ -1,0 +1,328 @@
+"""The sharing mode `mps` as Allocate meets it, with real processes behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tessera.node.fleet import CardState, Fleet
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.inventory.cards import ComputeMode
+from tessera.node.modes.answers import Answer, Mount, Refused, SharingMode
+from tessera.node.modes.mps import Mps
+from tessera.node.modes.mps_control import MpsProgram
+from tessera.node.modes.mps_retiring import retire_all
+from tessera.node.settings import AgentSettings, Paths
+from tessera.wire.integers import INT32_MAX
+from tessera.wire.node_config import NodeSettings
+from tessera.wire.pod_devices import DeviceEntry
+from tests.support.fake_mps import PATIENT_S, A, B, FakeModes, FakeMps, card
+from tests.support.looping import on_uvloop
+from tests.support.serving import until
+
+DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
+CARD_A, CARD_B = CardState(card(A)), CardState(card(B, index=1))
+BOTH = Fleet((CARD_A, CARD_B))
+ONLY_A = Fleet((CARD_A,))
+
+
+class Visible:
+    """Lists of cards as plain as they can be."""
+
+    def answer(self, ids: Sequence[str], fleet: Fleet) -> Answer:
+        return Answer(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.fake = FakeMps(folder, folder / "mps")
+        self.hardware = FakeModes(A, B)
+        self.settings = AgentSettings(
+            node_name="node", node=NodeSettings(mode="mps"), paths=Paths(mps=self.fake.root), environ={"PATH": "/bin"}
+        )
+        self._agents: list[Mps] = []
+
+    def agent(self, *, program: MpsProgram | None = None, settings: AgentSettings | None = None) -> Mps:
+        made = Mps(
+            settings or self.settings,
+            lists=Visible(),
+            modes=self.hardware,
+            program=program or self.fake.program,
+            hand_over_s=PATIENT_S,
+        )
+        self._agents.append(made)
+        return made
+
+    async def close(self) -> None:
+        for agent in self._agents:
+            await agent.stop()
+        self.fake.close()
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    found = Node(tmp_path)
+    yield found
+    await found.close()
+
+
+def claim(*slices: tuple[str, int, int], pod: str = "pod", uncontrolled: bool = False) -> Claim:
+    entries = tuple(DeviceEntry(uuid, "NVIDIA", memory, cores) for uuid, memory, cores in slices)
+    return Claim(PodKey("ns", pod, f"uid-{pod}"), 0, "main", entries, uncontrolled=uncontrolled)
+
+
+async def given(agent: SharingMode, wanted: Claim) -> Answer:
+    return await agent.hand_over(wanted, [f"{each.uuid}-0" for each in wanted.slices])
+
+
+async def refused(agent: SharingMode, wanted: Claim) -> str:
+    with pytest.raises(Refused) as caught:
+        await given(agent, wanted)
+    return str(caught.value)
+
+
+async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_modes(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    assert await given(agent, claim((A, 3000, 30))) == Answer(
+        env={
+            "NVIDIA_VISIBLE_DEVICES": A,
+            "CUDA_MPS_PIPE_DIRECTORY": "/tessera/mps/pipe",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"{A}=3000M",
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
+        },
+        mounts=(
+            Mount("/tessera/mps/pipe", f"{node.fake.root}/{A}/pipe", read_only=True),
+            Mount("/dev/shm", "/dev/shm", read_only=False),
+        ),
+    )
+    assert node.fake.default(A) == ("3000M", 30)
+    assert node.fake.default(B) == (None, 100)
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "expected"),
+    [
+        (1, 1, (f"{A}=1M", "1")),
+        (3000, 0, (f"{A}=3000M", "100")),
+        (3000, 100, (f"{A}=3000M", "100")),
+        (3000, 4000, (f"{A}=3000M", "100")),
+        (INT32_MAX, 50, (f"{A}=81920M", "50")),
+    ],
+)
+async def test_variables_are_always_numbers_that_limit(
+    node: Node, memory: int, cores: int, expected: tuple[str, str]
+) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    answer = await given(agent, claim((A, memory, cores)))
+    found = answer.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"], answer.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]
+    assert found == expected
+
+
+async def test_a_container_that_asked_for_no_enforcing_library_is_limited_all_the_same(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    answer = await given(agent, claim((A, 3000, 30), uncontrolled=True))
+    assert answer.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{A}=3000M"
+
+
+async def test_cores_are_not_limited_where_the_node_limits_none(node: Node) -> None:
+    agent = node.agent(settings=replace(node.settings, disable_core_limit=True))
+    await agent.start(ONLY_A)
+    answer = await given(agent, claim((A, 3000, 30)))
+    assert answer.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+    assert node.fake.default() == ("3000M", 100)
+
+
+@pytest.mark.parametrize(
+    ("slices", "reason"),
+    [
+        ([(A, 3000, 30), (B, 3000, 30)], "a container has 2 cards, and with MPS it can have one"),
+        ([(A, 0, 30)], "no memory of card"),
+        ([("GPU-nowhere", 3000, 30)], "is not among this node's cards"),
+        ([("GPU-\n\u202e", 3000, 30)], "is not among this node's cards"),
+    ],
+)
+async def test_what_mps_cannot_keep_is_refused_with_the_reason(
+    node: Node, slices: list[tuple[str, int, int]], reason: str
+) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    assert reason in await refused(agent, claim(*slices))
+
+
+async def test_no_container_is_welcomed_without_a_claim(node: Node) -> None:
+    with pytest.raises(Refused, match="through MPS"):
+        await node.agent().welcome([f"{A}-0"])
+
+
+async def test_a_guess_is_refused(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    with pytest.raises(Refused, match="not certain"):
+        await agent.hand_over(claim((A, 3000, 30)), [f"{A}-0"], certain=False)
+
+
+async def test_a_card_is_refused_before_the_agent_looks_after_it(node: Node) -> None:
+    agent = node.agent()
+    agent._fleet = ONLY_A
+    assert "not looked after yet" in await refused(agent, claim((A, 3000, 30)))
+
+
+async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    claims = [claim(((A, B)[i % 2], 1000 + 100 * i, 10 + i), pod=f"pod-{i}") for i in range(20)]
+    answers = await asyncio.gather(*(given(agent, each) for each in claims))
+    for each, answer in zip(claims, answers, strict=True):
+        uuid, _, memory, cores = each.slices[0]
+        assert answer.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"{uuid}={memory}M"
+        assert answer.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == f"{cores}"
+    assert (node.fake.default(A), node.fake.default(B)) == (("2800M", 28), ("2900M", 29))
+
+
+async def test_a_larger_container_raises_the_ceiling_of_a_running_server(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await given(agent, claim((A, 2000, 20), pod="small"))
+    node.fake.serve(7)
+    await given(agent, claim((A, 8000, 10), pod="large"))
+    assert (node.fake.default(), node.fake.server_limits()) == (("8000M", 20), ("8000M", 20))
+
+
+async def test_one_broken_card_does_not_take_the_others_away(node: Node) -> None:
+    node.hardware.broken.add(B)
+    agent = node.agent()
+    await agent.start(BOTH)
+    await given(agent, claim((A, 3000, 30)))
+    assert "is not ready for MPS" in await refused(agent, claim((B, 3000, 30)))
+    assert list(agent.problems) == [B]
+    assert "GPU is lost" in agent.problems[B]
+
+
+async def test_cards_that_are_left_out_are_never_touched(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await agent.settle([], ONLY_A)
+    assert node.hardware.modes == {A: EXCLUSIVE, B: DEFAULT}
+    assert not (node.fake.root / B).exists()
+
+
+async def test_running_containers_do_not_notice_a_restart_of_the_agent(node: Node) -> None:
+    first = node.agent()
+    await first.start(ONLY_A)
+    held = claim((A, 8000, 80), pod="held")
+    await given(first, held)
+    node.fake.serve(7)
+    await first.stop()
+    assert len(node.fake.running()) == 1
+    second = node.agent()
+    await second.start(ONLY_A)
+    await given(second, claim((A, 1000, 10), pod="new"))
+    await second.settle([held, claim((A, 1000, 10), pod="new")], ONLY_A)
+    assert (node.fake.server_limits(), len(node.fake.begun())) == (("8000M", 80), 1)
+    assert second.begun == {A: 0}
+    assert node.hardware.changes == [(A, PROHIBITED), (A, EXCLUSIVE)]
+
+
+async def test_a_daemon_that_died_is_followed_by_one_with_the_same_ceiling(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await given(agent, claim((A, 3000, 30)))
+    node.fake.kill()
+    await until(lambda: agent.begun == {A: 2} and not agent.problems)
+    assert await given(agent, claim((A, 3000, 30)))
+    assert (node.fake.default(), len(node.fake.running())) == (("3000M", 30), 1)
+
+
+async def test_a_program_that_is_not_installed_refuses_and_shuts_the_card(node: Node) -> None:
+    agent = node.agent(program=MpsProgram(("/nowhere/mps",)))
+    await agent.start(ONLY_A)
+    assert "/nowhere/mps" in await refused(agent, claim((A, 3000, 30)))
+    assert node.hardware.modes[A] is PROHIBITED
+
+
+async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_needs_it(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    held = claim((B, 3000, 30), pod="held")
+    await given(agent, held)
+    await agent.settle([held], ONLY_A)
+    assert len(agent.begun) == 2
+    await agent.settle([], ONLY_A)
+    await until(lambda: agent.problems == {B: "it is no card of this node any more"})
+    await agent.settle([], ONLY_A)
+    assert (list(agent.begun), node.hardware.modes) == ([A], {A: EXCLUSIVE, B: DEFAULT})
+    assert len(node.fake.running()) == 1
+    await agent.settle([], BOTH)
+    await given(agent, held)
+
+
+async def test_cards_that_cannot_be_asked_are_kept(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    await agent.settle([], Fleet(problem="the driver is gone"))
+    assert len(agent.begun) == 2
+
+
+async def test_a_claim_that_mps_would_refuse_does_not_disturb_the_others(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await agent.settle([claim((A, 0, 0), pod="none"), claim((B, 9, 9), pod="elsewhere")], ONLY_A)
+    await given(agent, claim((A, 3000, 30)))
+    assert node.fake.default() == ("3000M", 30)
+
+
+async def test_an_allocate_that_is_given_up_leaves_nothing_half_done(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    asking = asyncio.create_task(given(agent, claim((A, 3000, 30))))
+    await asyncio.sleep(0)
+    asking.cancel()
+    await asyncio.wait([asking])
+    await given(agent, claim((A, 2000, 20), pod="next"))
+    assert node.fake.default() == ("3000M", 30)
+
+
+async def test_a_node_in_another_mode_gets_its_cards_back(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    await agent.stop()
+    left = await retire_all(node.fake.root, node.hardware, program=node.fake.program, keep={B})
+    assert left == {B: "a container still has a right to the card"}
+    assert (node.hardware.modes, len(node.fake.running())) == ({A: DEFAULT, B: EXCLUSIVE}, 1)
+
+
+async def test_a_daemon_with_clients_is_left_alone_when_the_node_is_cleaned_up(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await agent.stop()
+    node.fake.serve(7)
+    left = await retire_all(node.fake.root, node.hardware, program=node.fake.program)
+    assert left == {A: "1 processes still use it through MPS"}
+    node.fake.serve()
+    assert await retire_all(node.fake.root, node.hardware, program=node.fake.program) == {}
+    assert await retire_all(node.fake.root / "nowhere", node.hardware, program=node.fake.program) == {}
+
+
+@on_uvloop
+async def test_daemons_are_begun_heard_and_left_running_on_the_services_own_loop(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    agent = node.agent()
+    await agent.start(ONLY_A)
+    await given(agent, claim((A, 3000, 30)))
+    node.fake.kill()
+    await until(lambda: agent.begun == {A: 2} and not agent.problems)
+    await agent.stop()
+    assert len(node.fake.running()) == 1
+    node.fake.close()
+
+
+def test_the_program_is_nvidias_where_none_is_named(node: Node) -> None:
+    made = Mps(node.settings, lists=Visible(), modes=node.hardware)
+    assert made._program == MpsProgram(("nvidia-cuda-mps-control",), {"PATH": "/bin"})
