@@ -13,8 +13,9 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from scripts.gpu_check.reporting import Report
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
@@ -47,10 +48,6 @@ except Exception as error:
 print(json.dumps(found), flush=True)
 sys.stdin.read()
 """
-
-
-class Report(Protocol):
-    def check(self, name: str, ok: bool, seen: object) -> None: ...
 
 
 class Client:
@@ -169,18 +166,3 @@ def run(report: Report) -> None:
             asyncio.run(check(report, hardware, Path(folder)))
     finally:
         hardware.close()
-
-
-class Printed:
-    def __init__(self) -> None:
-        self.failed = 0
-
-    def check(self, name: str, ok: bool, seen: object) -> None:
-        self.failed += not ok
-        print("ok  " if ok else "FAIL", name, "--", seen, flush=True)
-
-
-if __name__ == "__main__":
-    printed = Printed()
-    run(printed)
-    sys.exit(printed.failed > 0)

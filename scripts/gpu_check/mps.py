@@ -14,8 +14,9 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from scripts.gpu_check.reporting import Report
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.inventory.cards import CardFacts, ComputeMode
@@ -68,10 +69,6 @@ print(json.dumps(found), flush=True)
 if ask["stay"]:
     sys.stdin.read()
 """
-
-
-class Report(Protocol):
-    def check(self, name: str, ok: bool, seen: object) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +202,3 @@ def run(report: Report) -> None:
             asyncio.run(check(report, hardware, Path(folder)))
     finally:
         hardware.close()
-
-
-class Printed:
-    def __init__(self) -> None:
-        self.failed = 0
-
-    def check(self, name: str, ok: bool, seen: object) -> None:
-        self.failed += not ok
-        print("ok  " if ok else "FAIL", name, "--", seen, flush=True)
-
-
-if __name__ == "__main__":
-    printed = Printed()
-    run(printed)
-    sys.exit(printed.failed > 0)
