@@ -20,7 +20,7 @@ PARTS = {
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/gpu-check",
-        description="Checks the node agent on the first NVIDIA card here. Needs root, an idle card, torch and nvidia-smi.",
+        description="Checks the node agent on the first NVIDIA card. Needs root, an idle card, torch and nvidia-smi.",
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all by default")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the results as a table to FILE")

@@ -36,7 +36,7 @@ OVER_S = 120.0
 OTHER_USER = 1000
 
 CLIENT = """
-import json, os, sys
+import json, os, sys, time
 ask = json.loads(sys.argv[1])
 if ask["user"]:
     os.setgid(ask["user"]); os.setuid(ask["user"])
@@ -58,11 +58,15 @@ try:
         b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
         out = torch.empty_like(a)
         times = []
-        for turn in range(40):
+        # Clocks settle after some seconds of work.
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            torch.mm(a, b, out=out); torch.cuda.synchronize()
+        for turn in range(200):
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record(); torch.mm(a, b, out=out); end.record(); torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
-        found["ms"] = round(sorted(times[10:])[15], 3)
+        found["ms"] = round(sorted(times)[100], 3)
 except Exception as error:
     found["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
 print(json.dumps(found), flush=True)
@@ -174,8 +178,6 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     await first.end()
 
     alone = (await client(await given(mode, "whole", memory=whole, cores=100), multiply=True)).found
-    speed = bare.get("ms", 0) / alone.get("ms", float("inf"))
-    report.check("the whole card through MPS has 0.97 of the bare speed", speed >= 0.97, f"{speed:.3f}")
     third = first.found.get("ms", 0) / alone.get("ms", float("inf"))
     report.check("30 per cent of the threads take about 1 / 0.3 of the time", 2.4 <= third <= 3.8, f"{third:.2f}")
 
@@ -191,6 +193,11 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     left = await retire_all(root, hardware, program=MpsProgram(environ=settings.environ))
     report.check("the node is cleaned up", left == {}, left)
     report.check("the compute mode is as before", hardware.compute_mode(card.uuid) is before, before)
+    # A card gets slower as it gets warm: bare before and after, MPS in between.
+    after = (await client({}, multiply=True)).found
+    speed = (bare.get("ms", 0) + after.get("ms", 0)) / 2 / alone.get("ms", float("inf"))
+    seen = f"{speed:.3f}: {alone.get('ms')} ms, bare {bare.get('ms')} before and {after.get('ms')} after"
+    report.check("the whole card through MPS has 0.97 of the bare speed", speed >= 0.97, seen)
 
 
 def run(report: Report) -> None:

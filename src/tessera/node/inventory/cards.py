@@ -8,7 +8,7 @@ Every method of the protocols may block: they are called from threads, one call 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -154,6 +154,8 @@ class MigInstance:
     placement: MigPlacement
     compute_instance: int | None = None
     mig_uuid: str | None = None
+    divided: bool = field(default=False, compare=False)
+    """whether its compute instances are smaller than it; never so for those that the agent makes"""
 
 
 class MigHardware(Protocol):

@@ -7,6 +7,7 @@ import ctypes
 import structlog
 
 from tessera.node.configuration.agent import Configuration, InventoryKind
+from tessera.node.inventory.awaiting import AwaitedHardware
 from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.null import NullHardware
 from tessera.node.inventory.nvml import NvmlHardware
@@ -35,5 +36,7 @@ def choose_hardware(configuration: Configuration, *, dlopen: Dlopen = ctypes.CDL
             why_not = can_load(driver_root, dlopen=dlopen)
     if not why_not:
         return NvmlHardware(driver_root=driver_root)
-    log.warning("no cards here: NVIDIA's management library cannot be loaded", problem=why_not)
-    return NullHardware()
+    log.warning("no cards here so far: NVIDIA's management library cannot be loaded", problem=why_not)
+    return AwaitedHardware(
+        lambda: not can_load(driver_root, dlopen=dlopen), lambda: NvmlHardware(driver_root=driver_root)
+    )

@@ -70,7 +70,7 @@ def destroy_instance(session: Session, instance: MigInstance) -> None:
 
 
 def _destroy(session: Session, handle: Handle) -> None:
-    for compute in _compute_instances(session, handle):
+    for _, compute in _compute_instances(session, handle):
         session.api.nvmlComputeInstanceDestroy(compute)
     session.api.nvmlGpuInstanceDestroy(handle)
 
@@ -88,9 +88,8 @@ def _take_back(session: Session, uuid: str, handle: Handle) -> str:
 def _instance(session: Session, uuid: str, handle: Handle, uuids: dict[tuple[int, int], str]) -> MigInstance:
     api = session.api
     info = api.nvmlGpuInstanceGetInfo(handle)
-    compute = min(
-        (int(api.nvmlComputeInstanceGetInfo(each).id) for each in _compute_instances(session, handle)), default=None
-    )
+    computes = _compute_instances(session, handle)
+    compute = min((int(api.nvmlComputeInstanceGetInfo(each).id) for _, each in computes), default=None)
     return MigInstance(
         uuid=uuid,
         gpu_instance=int(info.id),
@@ -98,6 +97,7 @@ def _instance(session: Session, uuid: str, handle: Handle, uuids: dict[tuple[int
         placement=MigPlacement(int(info.placement.start), int(info.placement.size)),
         compute_instance=compute,
         mig_uuid=None if compute is None else uuids.get((int(info.id), compute)),
+        divided=any(not whole for whole, _ in computes),
     )
 
 
@@ -110,14 +110,17 @@ def _gpu_instances(session: Session, device: Handle, profile_id: int, most: int)
     return list(handles[: count.value])
 
 
-def _compute_instances(session: Session, handle: Handle) -> list[Handle]:
+def _compute_instances(session: Session, handle: Handle) -> list[tuple[bool, Handle]]:
+    """Each with whether it has all slices of its GPU instance."""
     api = session.api
-    found: list[Handle] = []
-    for info in _compute_profiles(session, handle):
+    found: list[tuple[bool, Handle]] = []
+    profiles = _compute_profiles(session, handle)
+    widest = max((info.sliceCount for info in profiles), default=0)
+    for info in profiles:
         count = ctypes.c_uint(0)
         handles = (api.c_nvmlComputeInstance_t * info.instanceCount)()
         api.nvmlGpuInstanceGetComputeInstances(handle, info.id, handles, ctypes.byref(count))
-        found.extend(handles[: count.value])
+        found.extend((info.sliceCount == widest, each) for each in handles[: count.value])
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.current import Current
-from tessera.node.kubelet import endpoint
+from tessera.node.kubelet import encoding
 from tessera.node.kubelet.endpoint import Endpoint, ServingError
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.kubelet.watching import file_id
@@ -133,9 +133,12 @@ async def test_a_path_may_have_letters_that_mean_something_in_an_address(folder:
 async def test_a_service_that_does_not_answer_itself_is_not_served(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(endpoint, "CHECK_S", 1e-9)
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(encoding, "options", fail)
     serving = make(folder)
-    with pytest.raises(ServingError, match="DEADLINE_EXCEEDED"):
+    with pytest.raises(ServingError, match="UNKNOWN"):
         await serving.serve()
     assert names(folder) == []
 

@@ -14,8 +14,9 @@ import pytest
 from tessera.kube.backoff import Backoff
 from tessera.node.current import Current
 from tessera.node.fleet import Fleet
+from tessera.node.kubelet import plugin as plugin_module
 from tessera.node.kubelet.plugin import Pace, Plugin, socket_path
-from tessera.node.kubelet.watching import file_id
+from tessera.node.kubelet.watching import Sight, Watching, file_id
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.node_config import NodeSettings
 from tests.support.kubelet.allocators import ScriptedAllocator
@@ -184,6 +185,26 @@ async def test_a_registration_that_kubelet_refuses_is_tried_again_and_complained
         await kubelet.registered(2 if kubelet.registrations else 1)
         complaints = [each["problem"] for each in logs.of("kubelet cannot use the plugin")]
         assert sum("not now" in each for each in complaints) == 1
+
+
+@on_uvloop
+async def test_a_kubelet_that_listens_is_told_once_however_often_the_plugin_looks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    class Restless(Watching):
+        async def other_than(self, seen: Sight, *, within: float) -> Sight:
+            nonlocal looks
+            looks += 1
+            return await self.look()
+
+    monkeypatch.setattr(plugin_module, "Watching", Restless)
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder)):
+        await kubelet.listed()
+        so_far = looks
+        await until(lambda: looks > so_far + 20)
+        assert len(kubelet.registrations) == 1
 
 
 @on_uvloop
