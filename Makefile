@@ -19,6 +19,9 @@ UV_VERSION := 0.13.7
 COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-build --no-header --no-annotate
 
+# Of Debian and Ubuntu: what runs containers, and what they are made of.
+NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
+
 # Seconds for each fuzz target.
 FUZZ_SECONDS ?= 20
 
@@ -34,7 +37,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes proto lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -91,11 +94,28 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.webhook --check
 
-e2e: $(READY) ## run the product on a real Kubernetes control plane, built once where Go is here
+e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
 
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py
+
+packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu, where you are root
+	@missing=; for name in $(NODE_PACKAGES); do \
+		[ "$$(dpkg-query --show --showformat '$${db:Status-Status}' $$name 2>/dev/null)" = installed ] || \
+			missing="$$missing $$name"; \
+	done; \
+	if ! command -v apt-get >/dev/null; then echo "nothing installed: there is no apt here"; \
+	elif [ -z "$$missing" ]; then echo "installed already: $(NODE_PACKAGES)"; \
+	elif [ "$$(id -u)" != 0 ]; then echo "nothing installed: as root, apt-get install$$missing"; \
+	else export DEBIAN_FRONTEND=noninteractive; \
+		install="apt-get install --yes --quiet --no-install-recommends$$missing"; \
+		$$install || { apt-get update --quiet && $$install; } || \
+			echo "not installed:$$missing; what needs them is skipped, and says so"; \
+	fi
+
+chart: $(READY) ## judge the Helm chart on several versions of Kubernetes, and render deploy/ from it
+	@$(BIN)/python -m tools.chart
 
 proto: $(READY) ## make the messages of kubelet's interfaces again, after a change of a .proto file
 	@$(BIN)/python tools/protos.py
@@ -104,6 +124,8 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
+	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
 
 clean: ## remove everything that these verbs made
 	rm -rf $(VENV) .coverage .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist

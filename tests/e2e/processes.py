@@ -24,6 +24,7 @@ LOG_LINES = 20
 """of a program that did not start, in the message"""
 
 PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,7 +77,7 @@ class Program:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_ends_with_its_parent,
+                preexec_fn=end_with_parent,
             )
 
     def send(self, number: int) -> None:
@@ -119,6 +120,11 @@ class Program:
             return process.wait()
 
 
-def _ends_with_its_parent() -> None:
-    """So that nothing stays behind where the tests themselves are killed."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """This process gets the signal then, so that nothing stays behind where the tests themselves are killed."""
+    _libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+def adopt_orphans() -> None:
+    """What the children of this process leave behind is its own to wait for."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)

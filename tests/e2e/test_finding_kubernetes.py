@@ -57,6 +57,16 @@ def test_programs_that_must_agree_come_from_one_place(tmp_path: Path) -> None:
     assert build.find(["etcd", *TRIO], where) == {"etcd": etcd}
 
 
+def test_a_kubelet_on_path_serves_its_machine_and_is_not_taken(tmp_path: Path) -> None:
+    where = environ(tmp_path)
+    program(tmp_path / "path" / "kubelet")
+    assert build.find(["kubelet"], where) == {}
+    cached = program(build.TOOLS["kubelet"].cached(where))
+    assert build.find(["kubelet"], where) == {"kubelet": cached}
+    given = program(tmp_path / "assets" / "kubelet")
+    assert build.find(["kubelet"], where) == {"kubelet": given}
+
+
 def test_the_cache_is_kept_by_version(tmp_path: Path) -> None:
     where = {"TESSERA_CACHE": str(tmp_path)}
     assert build.TOOLS["kubectl"].cached(where) == tmp_path / "kubernetes" / build.CONTROL_PLANE.version / "kubectl"

@@ -1,4 +1,4 @@
-"""Finds or builds the programs of a real Kubernetes control plane, for the end-to-end tests.
+"""Finds or builds the programs of a real Kubernetes control plane and node, and Helm, for the end-to-end tests.
 
     python tools/kubernetes/build.py [NAME...]      make sure that they are there, and say where
 
@@ -32,22 +32,32 @@ ERROR_LINES = 15
 
 @dataclass(frozen=True)
 class Module:
-    """A Go module of tools: its folder here, and the module that gives the version."""
+    """A Go module of tools: its folder here, the module that gives the version, and where results stay in the cache."""
 
     folder: str
     requires: str
+    family: str
+    tags: str = ""
+    """of the build"""
 
     @property
     def version(self) -> str:
+        return self.version_of(self.requires)
+
+    def version_of(self, required: str) -> str:
+        """Of any module that this one requires."""
         text = (HERE / self.folder / "go.mod").read_text()
-        found = re.search(rf"^\s*(?:require )?{re.escape(self.requires)} (v\S+)", text, re.MULTILINE)
+        found = re.search(rf"^\s*(?:require )?{re.escape(required)} (v\S+)", text, re.MULTILINE)
         if found is None:
-            raise LookupError(f"{self.folder}/go.mod does not require {self.requires}")
+            raise LookupError(f"{self.folder}/go.mod does not require {required}")
         return found[1]
 
 
-CONTROL_PLANE = Module("control-plane", "k8s.io/kubernetes")
-ETCD = Module("etcd", "go.etcd.io/etcd/server/v3")
+CONTROL_PLANE = Module("control-plane", "k8s.io/kubernetes", "kubernetes")
+ETCD = Module("etcd", "go.etcd.io/etcd/server/v3", "etcd")
+HELM = Module("helm", "helm.sh/helm/v3", "helm")
+# Two file systems that need C libraries and that nothing here uses.
+CONTAINERD = Module("containerd", "github.com/containerd/containerd/v2", "containerd", tags="no_btrfs,no_zfs")
 
 
 @dataclass(frozen=True)
@@ -59,8 +69,7 @@ class Tool:
     package: str
 
     def cached(self, environ: Mapping[str, str]) -> Path:
-        family = "etcd" if self.module is ETCD else "kubernetes"
-        return cache(environ) / family / self.module.version / self.name
+        return cache(environ) / self.module.family / self.module.version / self.name
 
 
 TOOLS = {
@@ -71,8 +80,18 @@ TOOLS = {
         Tool("kube-controller-manager", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kube-controller-manager"),
         Tool("kube-scheduler", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kube-scheduler"),
         Tool("kubectl", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kubectl"),
+        Tool("helm", HELM, "helm.sh/helm/v3/cmd/helm"),
+        Tool("kubelet", CONTROL_PLANE, "k8s.io/kubernetes/cmd/kubelet"),
+        *(
+            Tool(name, CONTAINERD, f"github.com/containerd/containerd/v2/cmd/{name}")
+            for name in ("containerd", "containerd-shim-runc-v2", "ctr")
+        ),
     )
 }
+NODE = ("kubelet", *(name for name, tool in TOOLS.items() if tool.module is CONTAINERD))
+"""what a node needs. Those on PATH serve the machine itself, at whatever version, and are left to it"""
+PLANE = tuple(name for name, tool in TOOLS.items() if tool.module is not HELM and name not in NODE)
+"""what a cluster needs; only tests of the chart need Helm, and the others run without it"""
 TOGETHER = frozenset({"kube-apiserver", "kube-controller-manager", "kube-scheduler"})
 
 
@@ -101,11 +120,11 @@ def cache(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
 
 
-def find(names: Sequence[str] = tuple(TOOLS), environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
+def find(names: Sequence[str] = PLANE, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """Those that are here already."""
     places: list[Callable[[str], Path | None]] = [
         lambda name: _in_folder(environ.get("KUBEBUILDER_ASSETS", ""), name),
-        lambda name: _on_path(environ.get("PATH", ""), name),
+        lambda name: None if name in NODE else _on_path(environ.get("PATH", ""), name),
         lambda name: _program(TOOLS[name].cached(environ)),
     ]
     found: dict[str, Path] = {}
@@ -118,9 +137,7 @@ def find(names: Sequence[str] = tuple(TOOLS), environ: Mapping[str, str] = os.en
     return found
 
 
-def ensure(
-    names: Sequence[str] = tuple(TOOLS), *, tell: Tell, environ: Mapping[str, str] = os.environ
-) -> dict[str, Path]:
+def ensure(names: Sequence[str] = PLANE, *, tell: Tell, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
     """All of them, built where they are not here; raises Missing or BuildFailed."""
     found = find(names, environ)
     if all(name in found for name in names):
@@ -141,7 +158,8 @@ def _build(tool: Tool, *, tell: Tell, environ: Mapping[str, str]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     tell(f"{tool.name} {version}: building from its Go module, once (minutes where Go has not built any of it before)")
-    command = ["go", "build", "-v", "-buildvcs=false", "-trimpath", f"-ldflags={_stamps(version)}"]
+    command = ["go", "build", "-v", "-buildvcs=false", "-trimpath", f"-ldflags={_stamps(tool.module)}"]
+    command += [f"-tags={tool.module.tags}"] if tool.module.tags else []
     started = told = time.monotonic()
     last: deque[str] = deque(maxlen=ERROR_LINES)
     packages = 0
@@ -169,14 +187,25 @@ def _build(tool: Tool, *, tell: Tell, environ: Mapping[str, str]) -> None:
     tell(f"{tool.name} {version}: {target}, {time.monotonic() - started:.0f} s")
 
 
-def _stamps(version: str) -> str:
+def _stamps(module: Module) -> str:
     """The programs tell each other their version, and v0.0.0 is one that nobody wants to speak to."""
+    version = module.version
     major, minor, _ = version.removeprefix("v").split(".", 2)
-    values = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return " ".join(
-        ["-s", "-w", *(f"-X {package}.{key}={text}" for package in packages for key, text in values.items())]
-    )
+    values = {
+        f"{package}.{key}": text
+        for package in packages
+        for key, text in (("gitVersion", version), ("gitMajor", major), ("gitMinor", minor))
+    }
+    if module is HELM:
+        # The Kubernetes that charts are rendered and judged for, where nobody says another.
+        minor = module.version_of("k8s.io/client-go").split(".")[1]
+        values = {"helm.sh/helm/v3/internal/version.version": version}
+        for package in ("helm.sh/helm/v3/pkg/chartutil", "helm.sh/helm/v3/pkg/lint/rules"):
+            values |= {f"{package}.k8sVersionMajor": "1", f"{package}.k8sVersionMinor": minor}
+    if module is CONTAINERD:
+        values = {"github.com/containerd/containerd/v2/version.Version": version}
+    return " ".join(["-s", "-w", *(f"-X {name}={text}" for name, text in values.items())])
 
 
 @contextmanager
@@ -202,7 +231,7 @@ def _program(path: Path) -> Path | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Finds or builds the programs of a Kubernetes control plane.")
+    parser = argparse.ArgumentParser(description="Finds or builds the programs of a Kubernetes cluster, and Helm.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(TOOLS)}; all where none is given")
     names = parser.parse_args().names or list(TOOLS)
     unknown = [name for name in names if name not in TOOLS]

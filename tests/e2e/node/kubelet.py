@@ -1,0 +1,78 @@
+"""A real kubelet in a room: one node, with its state where kubelet always has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.e2e.node.inside import ADDRESS
+from tests.e2e.node.plane import NODE, NodePlane
+from tests.e2e.node.room import Room
+from tests.e2e.node.runtime import SOCKET
+from tests.e2e.processes import Program
+
+HOME = Path("/var/lib/kubelet")
+PORT = 10250
+MOST_PODS = 110
+
+
+def kubelet(room: Room, tools: Mapping[str, Path], plane: NodePlane) -> Program:
+    """Not started."""
+    folder = room.folder / "kubelet"
+    folder.mkdir()
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(_configuration(room, folder)))
+    arguments = (
+        f"--config={file}",
+        f"--kubeconfig={plane.kubeconfig_of_node()}",
+        f"--hostname-override={NODE}",
+        f"--node-ip={ADDRESS}",
+        f"--root-dir={HOME}",
+        f"--cert-dir={folder / 'certificates'}",
+        "--v=2",
+    )
+    return Program("kubelet", [str(tools["kubelet"]), *arguments], folder=room.logs, environ={"PATH": _PATH})
+
+
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""mount and umount may be anywhere"""
+
+
+def _configuration(room: Room, folder: Path) -> dict[str, Any]:
+    return {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": ADDRESS,
+        "port": PORT,
+        # Nobody else is on this network.
+        "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
+        "authorization": {"mode": "AlwaysAllow"},
+        "containerRuntimeEndpoint": f"unix://{SOCKET}",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{room.control_group}",
+        # Also on machines that have the older control groups, swap, or a root without CAP_SYS_RESOURCE.
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "oomScoreAdj": 0,
+        "makeIPTablesUtilChains": False,
+        "resolvConf": "",
+        "podLogsDir": str(folder / "logs"),
+        "volumePluginDir": str(folder / "volume-plugins"),
+        "maxPods": MOST_PODS,
+        # A machine whose disk is nearly full must not lose the images, nor its pods.
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "evictionHard": {
+            "memory.available": "1Mi",
+            "nodefs.available": "1Mi",
+            "nodefs.inodesFree": "1",
+            "imagefs.available": "1Mi",
+            "imagefs.inodesFree": "1",
+        },
+        "kubeAPIQPS": 500,
+        "kubeAPIBurst": 1000,
+        "eventRecordQPS": 0,
+    }

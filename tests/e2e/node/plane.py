@@ -1,0 +1,34 @@
+"""The control plane of the end-to-end tests, as a kubelet in the same room needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.control_plane import ControlPlane
+from tests.e2e.processes import Program
+
+NODE = "gpu-node"
+ACCOUNT = "tessera-device-plugin"
+"""of the agent, in rbac.yaml"""
+RBAC = Path(__file__).with_name("rbac.yaml")
+
+
+class NodePlane(ControlPlane):
+    """Lets one node in, by a token of its own, and reads logs from it."""
+
+    def start(self) -> None:
+        super().start()
+        self.kubectl("apply", "-f", str(RBAC))
+
+    def kubeconfig_of_node(self) -> Path:
+        return self._write_kubeconfig(NODE, f"{NODE}-secret")
+
+    def _plain(self, tool: str, *arguments: str) -> Program:
+        # By default the apiserver looks for a node by its name first, which nobody resolves here.
+        more = ("--kubelet-preferred-address-types=InternalIP",) if tool == "kube-apiserver" else ()
+        return super()._plain(tool, *arguments, *more)
+
+    def _write_files(self) -> None:
+        super()._write_files()
+        with (self.folder / "tokens.csv").open("a") as tokens:
+            tokens.write(f'\n{NODE}-secret,system:node:{NODE},{NODE},"system:nodes"')

@@ -1,0 +1,454 @@
+"""The chart: Helm accepts it, a real apiserver takes its objects, and admission then does what the chart promises."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.resources import NODES, PODS
+from tessera.sandbox.api.kinds import Json
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.fleet import Fleet
+from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.vendors.registry import schemas
+from tessera.wire.device_config import load_device_config
+from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
+from tests.e2e.cluster import end_tasks, make_namespace
+from tests.e2e.conftest import NewPlane, Tell
+from tests.e2e.control_plane import ACCOUNTS
+from tests.e2e.installing import AGENT, SCHEDULER, Installed, install
+from tests.e2e.replica import until
+from tests.support.product import container, gpu_pod, pod
+from tools import chart
+from tools.kubernetes import build
+
+OPEN, IGNORED = "open", "ignored"
+"""namespaces: in the second the webhook is not asked, as the label says"""
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+RESERVED = (
+    *(ALLOCATED, "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-node", "hami.io/vgpu-time", "hami.io/bind-phase"),
+    *("hami.io/bind-time", "hami.io/vgpu-mig-allocations", "hami.io/Ascend910B3-devices-allocated"),
+    *("tessera.io/c0.visible-devices", "tessera.io/c0.memory-limit-0", "tessera.io/c0.core-limit", "tessera.io/retry"),
+)
+EXAMPLES = sorted(chart.EXAMPLES.glob("*.yaml"))
+
+
+@pytest.fixture(scope="session")
+def helm(pytestconfig: pytest.Config, tell: Tell) -> Path:
+    told: list[str] = []
+    try:
+        found = build.ensure(["helm"], tell=told.append)["helm"]
+    except build.Missing as missing:
+        tell(str(missing))
+        pytest.skip("no helm here, and no Go to build it")
+    tell(f"{'helm':<24} {build.HELM.version:<10} {found}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def installed(planes: NewPlane, helm: Path) -> Installed:
+    """On a control plane of its own: its policies hold for every namespace."""
+    return install(planes(), helm)
+
+
+@asynccontextmanager
+async def speaking(installed: Installed, kubeconfig: Path | None = None) -> AsyncIterator[Client]:
+    async with client(read_kubeconfig(kubeconfig or installed.plane.kubeconfig("tenant"))) as found:
+        yield found
+
+
+@pytest.fixture
+async def tenant(installed: Installed) -> AsyncIterator[Client]:
+    """May do everything that RBAC can allow; the policies are known when this returns."""
+    async with speaking(installed) as found:
+        for name, labels in ((OPEN, {}), (IGNORED, {"hami.io/webhook": "ignore"})):
+            made = await found.post("/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}})
+            assert made.status in (201, 409), made.body
+            account = await found.post(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
+            assert account.status in (201, 409), account.body
+
+        async def are_known() -> bool:
+            forged = plain("probe", annotations={ALLOCATED: "x"})
+            if (await found.post(PODS.path(IGNORED), forged, dryRun="All")).status != 403:
+                return False
+            node = {"metadata": {"name": "probe", "annotations": {"tessera.io/agent": "x"}}}
+            if (await found.post(NODES.path(), node, dryRun="All")).status != 403:
+                return False
+            return (await found.post(PODS.path(OPEN), gpus("probe", gpu=1), dryRun="All")).status == 500
+
+        await until(are_known, what="the apiserver to know the chart's policies and webhook")
+        yield found
+
+
+def plain(name: str, **metadata: Any) -> Json:
+    return pod(name, container("main")) | {"metadata": {"name": name, **metadata}}
+
+
+def gpus(name: str, **asked: Any) -> Json:
+    return gpu_pod(name, **asked) | {"metadata": {"name": name}}
+
+
+def asking(*containers: Json, **spec: Any) -> Json:
+    return pod("p", *containers, **spec) | {"metadata": {"name": "p"}}
+
+
+def limited(resource: str) -> Json:
+    return {"name": "main", "image": "image", "resources": {"limits": {"cpu": "1", resource: "1"}}}
+
+
+def annotated(value: Mapping[str, str | None]) -> Json:
+    return {"metadata": {"annotations": dict(value)}}
+
+
+async def fresh(client: Client, name: str, **metadata: Any) -> str:
+    """The path of a pod that was made now, in the namespace without webhook."""
+    path = PODS.path(IGNORED, name)
+    await client.delete(path, gracePeriodSeconds="0")
+    await client.made(PODS.path(IGNORED), plain(name, **metadata))
+    return path
+
+
+async def metadata_of(client: Client, path: str) -> Json:
+    found: Json = (await client.get(path)).body["metadata"]
+    return found
+
+
+# -- Helm
+
+
+@pytest.mark.parametrize("values", [[], *([path] for path in EXAMPLES)], ids=["defaults", *(p.stem for p in EXAMPLES)])
+def test_the_chart_renders_for_every_version_of_kubernetes(helm: Path, values: list[Path]) -> None:
+    chart.lint(helm, values)
+    for version in chart.KUBERNETES:
+        kinds = {each["kind"] for each in yaml.safe_load_all(chart.template(helm, kubernetes=version, values=values))}
+        assert {"Deployment", "DaemonSet", "MutatingWebhookConfiguration"} <= kinds
+        assert ("ValidatingAdmissionPolicy" in kinds) == (version >= "1.30")
+
+
+def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None:
+    assert chart.outdated(helm) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("scheduler.replica=2", "replica"),
+        ("devicePlugin.libPath=/opt/vgpu", "global.gpuHookPath"),
+        ("scheduler.tls.existingSecret=mine", "scheduler.tls.caBundle"),
+        ("scheduler.admissionWebhook.customURL.enabled=true", "needs a certificate for that host"),
+        ("devicePlugin.nodeConfiguration.config=nonsense", "is no JSON"),
+        ("devicePlugin.createRuntimeClass=true", "needs devicePlugin.runtimeClassName"),
+        ("resourceName=gpu", "resourceName"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, settings: str, said: str) -> None:
+    with pytest.raises(chart.ChartFault, match=said):
+        chart.template(helm, settings=settings)
+
+
+def test_the_device_configuration_of_all_vendors_is_the_schedulers_own(helm: Path) -> None:
+    rendered = chart.template(helm, settings="devices.ascend.enabled=true,devices.iluvatar.enabled=true")
+    texts = [each["data"]["device-config.yaml"] for each in yaml.safe_load_all(rendered) if "-device" in name_of(each)]
+    (found,) = [load_device_config(text, file="chart", schemas=schemas()) for text in texts]
+    own = {name: section for name, section in chart_sections().items() if name in found}
+    assert found == own
+    assert chart_sections().keys() - found.keys() == {"iluvatar"}
+
+
+def name_of(thing: Json) -> str:
+    return str(thing["metadata"]["name"]) if thing["kind"] == "ConfigMap" and "config.json" not in thing["data"] else ""
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "settings", "policy"),
+    [
+        ("1.36.0", "", "Fail"),
+        ("1.36.0", "scheduler.overwriteEnv=true", "Ignore"),
+        ("1.26.0", "", "Ignore"),
+        ("1.26.0", "scheduler.admissionWebhook.failurePolicy=Fail", "Fail"),
+    ],
+)
+def test_only_a_webhook_that_is_asked_for_device_pods_alone_may_stop_pods(
+    helm: Path, kubernetes: str, settings: str, policy: str
+) -> None:
+    objects = yaml.safe_load_all(chart.template(helm, kubernetes=kubernetes, settings=settings))
+    (configuration,) = [each for each in objects if each["kind"] == "MutatingWebhookConfiguration"]
+    (webhook,) = configuration["webhooks"]
+    assert webhook["failurePolicy"] == policy
+    assert webhook["admissionReviewVersions"] == ["v1", "v1beta1"]
+
+
+# -- the apiserver
+
+
+VARIANTS = {
+    **{path.stem: ([path], "") for path in EXAMPLES},
+    "static MIG": ([], "devicePlugin.migStrategy=mixed"),
+    "no election": ([], "scheduler.leaderElect=false"),
+    "no webhook": ([], "scheduler.admissionWebhook.enabled=false"),
+    "Tessera alone": ([], "scheduler.kubeScheduler.enabled=false,devicePlugin.enabled=false"),
+    "certificate from files": ([], "scheduler.tls.existingSecret=mine,scheduler.tls.caBundle="),
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_apiserver_takes_what_other_values_render(installed: Installed, helm: Path, name: str) -> None:
+    values, settings = VARIANTS[name]
+    if name == "certificate from files":
+        settings += base64.b64encode(installed.plane.authority.cert_pem.bytes()).decode()
+    rendered = yaml.safe_load_all(chart.template(helm, values=values, settings=settings))
+    # Kinds that a cluster has to be taught first.
+    known = [each for each in rendered if not each["apiVersion"].startswith("cert-manager.io/")]
+    for each in known:
+        if each["kind"] == "DaemonSet":
+            # The control plane of these tests was not started to let such containers in.
+            each["spec"]["template"]["spec"]["containers"][0]["securityContext"].pop("privileged", None)
+    file = installed.plane.folder / "variant.yaml"
+    file.write_text(yaml.safe_dump_all(known))
+    applied = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(file))
+    assert len(installed.plane.kubectl(*applied).splitlines()) == len(known)
+
+
+def test_helm_installs_it_and_says_what_to_do_next(installed: Installed, helm: Path) -> None:
+    """Another release beside the first, which the apiserver judges and does not keep."""
+    reached = (f"--kubeconfig={installed.plane.kubeconfig()}", f"--namespace={ACCOUNTS}")
+    said = chart.run(helm, "install", "second", str(chart.CHART), *reached, "--dry-run=server")
+    manifests, _, notes = said.partition("NOTES:")
+    assert "name: second-tessera-scheduler" in manifests
+    for text in (
+        "rollout status deployment/second-tessera-scheduler",
+        "kubectl label node NODE gpu=on",
+        "/usr/local/vgpu",
+    ):
+        assert text in notes, notes
+
+
+# -- the webhook's conditions; nobody answers it here, so a pod that it is asked about cannot be created
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        gpus("p", gpu=1, mem=100),
+        asking(container("main"), container("side", mem=100)),
+        asking(container("main"), initContainers=[container("first", gpu=1)]),
+        asking(limited("amd.com/gpu")),
+        plain("p", annotations={ALLOCATED: "GPU-1,NVIDIA,1,1:;"}),
+        plain("p", annotations={"tessera.io/anything": "x"}),
+        plain("p", labels={"hami.io/vgpu-node": "n1"}),
+    ],
+    ids=["count", "memory alone", "init container", "another vendor", "allocation", "our prefix", "label"],
+)
+async def test_the_webhook_is_asked_about_pods_that_concern_devices(tenant: Client, manifest: Json) -> None:
+    answer = await tenant.post(PODS.path(OPEN), manifest)
+    assert answer.status == 500, answer.body
+    assert 'failed calling webhook "vgpu.hami.io"' in answer.message
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        plain("p"),
+        plain("p", annotations={"hami.io/node-scheduler-policy": "spread", "nvidia.com/use-gputype": "A100"}),
+        asking(limited("example.com/gpu")),
+        gpus("p", gpu=1) | {"metadata": {"name": "p", "labels": {"hami.io/webhook": "ignore"}}},
+    ],
+    ids=["plain", "wishes", "another resource", "ignore label"],
+)
+async def test_all_other_pods_pass_untouched_while_tessera_is_down(tenant: Client, manifest: Json) -> None:
+    answer = await tenant.post(PODS.path(OPEN), manifest, dryRun="All")
+    assert answer.status == 201, answer.body
+    assert answer.body["spec"]["schedulerName"] == "default-scheduler"
+
+
+# -- what only Tessera writes
+
+
+@pytest.mark.parametrize("key", RESERVED)
+async def test_a_forged_allocation_is_refused_at_creation_without_the_webhook(tenant: Client, key: str) -> None:
+    answer = await tenant.post(PODS.path(IGNORED), plain("forged", annotations={key: "x"}))
+    assert answer.status == 403
+    assert f"only Tessera may write {key}" in answer.message
+
+
+CHANGES: dict[str, Callable[[Client, str, str], Any]] = {
+    "merge patch": lambda api, path, key: api.patch(path, annotated({key: "x"}), MERGE),
+    "strategic patch": lambda api, path, key: api.patch(path, annotated({key: "x"}), STRATEGIC),
+    "json patch": lambda api, path, key: api.patch(
+        path, [{"op": "add", "path": f"/metadata/annotations/{key.replace('/', '~1')}", "value": "x"}], JSON_PATCH
+    ),
+    "apply": lambda api, path, key: api.patch(
+        path, {"apiVersion": "v1", "kind": "Pod", **annotated({key: "x"})}, APPLY, fieldManager="t", force="true"
+    ),
+    "update": lambda api, path, key: put(api, path, key),
+    "status patch": lambda api, path, key: api.patch(f"{path}/status", annotated({key: "x"}), STRATEGIC),
+    "status update": lambda api, path, key: put(api, f"{path}/status", key),
+}
+
+
+async def put(api: Client, path: str, key: str) -> Answer:
+    now = (await api.get(path)).body
+    now["metadata"]["annotations"][key] = "x"
+    return await api.put(path, now)
+
+
+@pytest.mark.parametrize("way", CHANGES)
+async def test_a_tenant_can_neither_add_nor_change_an_allocation(
+    tenant: Client, installed: Installed, way: str
+) -> None:
+    path = await fresh(tenant, "victim", annotations={"mine": "1"})
+    async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
+        assert (await scheduler.patch(path, annotated({ALLOCATED: "granted"}))).status == 200
+    before = await metadata_of(tenant, path)
+    for key in (ALLOCATED, "tessera.io/c0.memory-limit-0", "hami.io/bind-phase"):
+        answer = await CHANGES[way](tenant, path, key)
+        assert answer.status == 403, answer.body
+        assert f"only Tessera may write {key}" in answer.message
+    assert (await metadata_of(tenant, path))["annotations"] == before["annotations"]
+    harmless = await CHANGES[way](tenant, path, "mine")
+    assert harmless.status == 200, harmless.body
+
+
+async def test_a_tenant_can_neither_remove_an_allocation_nor_touch_the_label(
+    tenant: Client, installed: Installed
+) -> None:
+    path = await fresh(tenant, "victim", annotations={"mine": "1"})
+    granted = {"metadata": {"annotations": {ALLOCATED: "granted"}, "labels": {"hami.io/vgpu-node": "n1"}}}
+    async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
+        assert (await scheduler.patch(path, granted)).status == 200
+    for change in (
+        annotated({ALLOCATED: None}),
+        {"metadata": {"annotations": None}},
+        {"metadata": {"labels": {"hami.io/vgpu-node": "n2"}}},
+        {"metadata": {"labels": None}},
+    ):
+        assert (await tenant.patch(path, change)).status == 403, change
+    found = await metadata_of(tenant, path)
+    assert found["annotations"] == {"mine": "1", ALLOCATED: "granted"}
+    assert found["labels"] == {"hami.io/vgpu-node": "n1"}
+
+
+async def test_debugging_a_pod_is_possible_and_changes_no_allocation(tenant: Client) -> None:
+    path = await fresh(tenant, "debugged")
+    debugger = {"ephemeralContainers": [{"name": "debug", "image": "i"}]}
+    assert (await tenant.patch(f"{path}/ephemeralcontainers", {"spec": debugger}, STRATEGIC)).status == 200
+    again = {"ephemeralContainers": [{"name": "more", "image": "i"}]}
+    answer = await tenant.patch(
+        f"{path}/ephemeralcontainers", {"spec": again, **annotated({ALLOCATED: "x"})}, STRATEGIC
+    )
+    assert ALLOCATED not in (await metadata_of(tenant, path)).get("annotations", {}), answer.body
+
+
+async def test_a_binding_carries_allocations_from_the_scheduler_only(tenant: Client, installed: Installed) -> None:
+    target = {"target": {"kind": "Node", "name": "n1"}}
+    path = await fresh(tenant, "bound")
+    forged = {"metadata": {"name": "bound", "annotations": {ALLOCATED: "x"}}, **target}
+    answer = await tenant.post(f"{path}/binding", forged)
+    assert answer.status == 403, answer.body
+    async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
+        assert (await scheduler.post(f"{path}/binding", forged)).status == 201
+    assert (await metadata_of(tenant, path))["annotations"] == {ALLOCATED: "x"}
+    other = await fresh(tenant, "plainly-bound")
+    assert (await tenant.post(f"{other}/binding", {"metadata": {"name": "plainly-bound"}, **target})).status == 201
+
+
+# -- nodes and agents
+
+
+async def made_node(api: Client, name: str) -> str:
+    await api.post(NODES.path(), {"metadata": {"name": name}})
+    return NODES.path(name=name)
+
+
+async def test_how_an_agent_works_is_written_on_its_node_by_nobody_else(tenant: Client, installed: Installed) -> None:
+    node = await made_node(tenant, "n1")
+    agent = {"tessera.io/agent": "env,hami-core"}
+    assert (await tenant.patch(node, annotated(agent))).status == 403
+    assert (await tenant.patch(f"{node}/status", annotated(agent))).status == 403
+    assert (await tenant.patch(node, annotated({"hami.io/device-cordon": "GPU-1"}))).status == 200
+    kubeconfig = installed.agent_on("n1")
+    async with speaking(installed, kubeconfig) as own:
+        assert (await own.patch(node, annotated(agent))).status == 200
+    assert (await tenant.patch(node, annotated({"tessera.io/agent": None}))).status == 403
+    assert (await tenant.patch(node, annotated({"example.com/rack": "7"}))).status == 200
+
+
+async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, installed: Installed) -> None:
+    nodes = [await made_node(tenant, name) for name in ("n1", "n2")]
+    pods = []
+    for name in ("n1", "n2"):
+        pods.append(await fresh(tenant, f"on-{name}"))
+        binding = {"metadata": {"name": f"on-{name}"}, "target": {"kind": "Node", "name": name}}
+        assert (await tenant.post(f"{pods[-1]}/binding", binding)).status == 201
+    async with speaking(installed, installed.agent_on("n1")) as agent:
+        registration = annotated({"hami.io/node-nvidia-register": "[]"})
+        assert [(await agent.patch(path, registration)).status for path in nodes] == [200, 403]
+        success = annotated({"hami.io/bind-phase": "success"})
+        assert [(await agent.patch(path, success)).status for path in pods] == [200, 403]
+    # A token of the same account that belongs to no pod, and so to no node.
+    async with speaking(installed, installed.plane.kubeconfig_of_account(AGENT)) as astray:
+        assert (await astray.patch(pods[0], success)).status == 403
+
+
+# -- all of it together
+
+
+async def test_the_installed_scheduler_serves_pods_with_the_rights_and_settings_of_the_chart(
+    tenant: Client, installed: Installed
+) -> None:
+    plane = installed.plane
+    tessera, kube_scheduler, probes = installed.programs()
+    asked = [gpus(f"p{number}", gpu=1, mem=1000 * (number + 1), cores=10) for number in range(3)]
+    async with KubeClient(load_access(kubeconfig=str(plane.kubeconfig()), environ={})) as api:
+        await make_namespace(api, "serving")
+        fleet = Fleet(api, [SimulatedNode("gpu-1", gpu_cards("gpu-1", 2))])
+        await fleet.register()
+        background = [asyncio.create_task(fleet.run())]
+        try:
+            tessera.start()
+            kube_scheduler.start()
+
+            async def answers() -> bool:
+                assert tessera.is_running, tessera.words()
+                assert kube_scheduler.is_running, kube_scheduler.words()
+                return (await tenant.post(PODS.path("serving"), asked[0], dryRun="All")).status == 201
+
+            await until(answers, what="the webhook to answer with a certificate of its own")
+            # As kubelet asks: without a name, and without a look at the certificate.
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as kubelet:
+                for url, path in probes.items():
+                    async with kubelet.get(url + path) as answer:
+                        assert answer.status == 200, (url, await answer.text())
+            for manifest in asked:
+                await tenant.made(PODS.path("serving"), manifest)
+
+            async def all_run() -> bool:
+                found = (await tenant.get(PODS.path("serving"))).body["items"]
+                return [each["status"].get("phase") for each in found] == ["Running"] * len(asked)
+
+            await until(all_run, what="pods to run")
+            path = PODS.path("serving", "p1")
+            granted = (await metadata_of(tenant, path))["annotations"]
+            assert granted["tessera.io/c0.memory-limit-0"] == "2000m"
+            wider = await tenant.patch(path, annotated({"tessera.io/c0.memory-limit-0": "80000m"}))
+            assert wider.status == 403, wider.body
+        finally:
+            tessera.stop()
+            kube_scheduler.stop()
+            await end_tasks(background)
+    asked_for = [each for each in plane.audited() if "tessera" in each.agent]
+    allowed = {(each.verb, each.resource) for each in asked_for if each.allowed}
+    assert {(each.verb, each.resource) for each in asked_for} == allowed
+    assert ("create", "pods/binding") in allowed
+    assert plane.kubectl("get", "lease", "hami-scheduler", f"--namespace={ACCOUNTS}", "--output=name")
