@@ -1,0 +1,61 @@
+{{/* Values that contradict each other are refused here, with what to write; everything else the schema says. */}}
+
+{{- define "tessera.check" -}}
+{{- $hook := printf "%s/vgpu" (trimSuffix "/" .Values.global.gpuHookPath) -}}
+{{- with .Values.devicePlugin.libPath -}}
+{{- if ne (trimSuffix "/" .) $hook -}}
+{{- fail (printf "devicePlugin.libPath is %s, but containers look for the library in %s (global.gpuHookPath): change both, or leave libPath empty" . $hook) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.scheduler.tls.existingSecret (not .Values.scheduler.tls.caBundle) -}}
+{{- fail "scheduler.tls.existingSecret needs scheduler.tls.caBundle: without it the apiserver does not trust the webhook" -}}
+{{- end -}}
+{{- if and .Values.scheduler.tls.existingSecret .Values.scheduler.certManager.enabled -}}
+{{- fail "scheduler.tls.existingSecret and scheduler.certManager.enabled are two ways to one certificate: keep one" -}}
+{{- end -}}
+{{- if and .Values.scheduler.admissionWebhook.enabled .Values.scheduler.admissionWebhook.customURL.enabled (eq (include "tessera.certificates" .) "own") -}}
+{{- fail "scheduler.admissionWebhook.customURL needs a certificate for that host: give scheduler.tls.existingSecret or enable scheduler.certManager" -}}
+{{- end -}}
+{{- with .Values.devicePlugin.nodeConfiguration.config -}}
+{{- with get (fromJson .) "Error" -}}
+{{- fail (printf "devicePlugin.nodeConfiguration.config is no JSON: %s" .) -}}
+{{- end -}}
+{{- end -}}
+{{- with index .Values "device-config" "content" -}}
+{{- with get (fromYaml .) "Error" -}}
+{{- fail (printf "device-config.content is no YAML: %s" .) -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.devicePlugin.createRuntimeClass (not .Values.devicePlugin.runtimeClassName) -}}
+{{- fail "devicePlugin.createRuntimeClass needs devicePlugin.runtimeClassName" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Who makes the webhook's certificate: own, cert-manager or files. */}}
+{{- define "tessera.certificates" -}}
+{{- if .Values.scheduler.certManager.enabled }}cert-manager
+{{- else if .Values.scheduler.tls.existingSecret }}files
+{{- else }}own
+{{- end -}}
+{{- end -}}
+
+{{- define "tessera.tlsSecret" -}}
+{{- default (printf "%s-tls" (include "tessera.scheduler" .)) .Values.scheduler.tls.existingSecret -}}
+{{- end -}}
+
+{{/* CEL in the webhook's configuration is on by default from 1.28 on, and the guarding policies from 1.30 on. */}}
+{{- define "tessera.hasMatchConditions" -}}
+{{- if semverCompare ">=1.28.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+
+{{- define "tessera.hasPolicies" -}}
+{{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+
+{{/*
+The names that only Tessera and the plugins write, as a pattern for CEL; {{`reserved_keys`}} of the scheduler in one text. Chips that a
+configuration adds have names of the same form.
+*/}}
+{{- define "tessera.reservedPattern" -}}
+^(tessera[.]io/.*|hami[.]io/(vgpu-.*|bind-.*|.*-devices-(to-allocate|allocated)|kunlun-allocated))$
+{{- end -}}

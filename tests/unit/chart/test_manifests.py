@@ -1,0 +1,191 @@
+"""What the chart renders with its defaults, as deploy/ has it: does it agree with the programs that it starts?
+
+That deploy/ is what the chart renders is seen in the end-to-end tests, which have Helm.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from tessera.cli import main
+from tessera.scheduler.admission.reserved import RESERVED_PREFIX, reserved_keys
+from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.vendors.base import Switches
+from tessera.vendors.registry import build_vendors, schemas
+from tessera.wire import keys
+from tessera.wire.device_config import load_device_config
+
+ROOT = Path(__file__).parents[3]
+SYSTEM = "tessera-system"
+NOT_INSTALLED = ("iluvatar", "iluvatars", "vnpus")
+"""sections of vendors that the defaults leave out"""
+
+Json = dict[str, Any]
+
+
+def documents(path: str) -> list[Json]:
+    return [each for each in yaml.safe_load_all((ROOT / path).read_text(encoding="utf-8")) if each]
+
+
+OBJECTS = documents("deploy/tessera.yaml")
+
+
+def the(kind: str, name: str) -> Json:
+    (found,) = [each for each in OBJECTS if (each["kind"], each["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def containers(kind: str, name: str) -> dict[str, Json]:
+    return {each["name"]: each for each in the(kind, name)["spec"]["template"]["spec"]["containers"]}
+
+
+def rules(objects: list[Json], name: str) -> dict[str, Any]:
+    """Of the roles of that name, by kind."""
+    found = [each for each in objects if each["metadata"]["name"] == name and "rules" in each]
+    return {each["kind"]: each["rules"] for each in found}
+
+
+# -- rights
+
+
+@pytest.mark.parametrize(
+    ("tested", "name", "installed"),
+    [
+        ("tests/e2e/rbac.yaml", "tessera-scheduler", "tessera-scheduler"),
+        ("tests/e2e/rbac.yaml", "tessera-scheduler-leader", "tessera-scheduler-leader"),
+        ("tests/e2e/rbac.yaml", "tessera-scheduler-certificates", "tessera-scheduler-certificates"),
+        ("tests/e2e/rbac.yaml", "kube-scheduler-leader", "tessera-scheduler-kube-scheduler-leader"),
+        ("tests/e2e/node/rbac.yaml", "tessera-device-plugin", "tessera-device-plugin"),
+    ],
+)
+def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, name: str, installed: str) -> None:
+    assert rules(documents(tested), name) == rules(OBJECTS, installed) != {}
+
+
+def test_nobody_else_gets_any_right() -> None:
+    given = {
+        (each["roleRef"]["name"], subject["name"], subject["namespace"])
+        for each in OBJECTS
+        if each["kind"].endswith("RoleBinding")
+        for subject in each["subjects"]
+    }
+    assert {name for _, name, _ in given} == {"tessera-scheduler", "tessera-device-plugin"}
+    assert {namespace for *_, namespace in given} == {SYSTEM}
+    assert {role for role, name, _ in given if name == "tessera-device-plugin"} == {"tessera-device-plugin"}
+
+
+@pytest.mark.parametrize("name", ["tessera", "kube-scheduler"])
+def test_the_scheduler_has_no_rights_on_its_machine(name: str) -> None:
+    pod = the("Deployment", "tessera-scheduler")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not any("hostPath" in volume for volume in pod["volumes"])
+    assert containers("Deployment", "tessera-scheduler")[name]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_an_agent_is_not_privileged_unless_its_node_needs_it() -> None:
+    pod = the("DaemonSet", "tessera-device-plugin")["spec"]["template"]["spec"]
+    assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
+    (agent,) = pod["containers"]
+    assert agent["securityContext"]["privileged"] is False
+    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert paths == {
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/kubelet/pod-resources",
+        "/usr/local/vgpu",
+        "/tmp/vgpulock",
+        "/var/lib/tessera",
+    }
+
+
+# -- settings
+
+
+def test_the_device_configuration_is_the_schedulers_own() -> None:
+    text = the("ConfigMap", "tessera-scheduler-device")["data"]["device-config.yaml"]
+    found = load_device_config(text, file="deploy/tessera.yaml", schemas=schemas())
+    assert found == {name: section for name, section in chart_sections().items() if name not in NOT_INSTALLED}
+
+
+def test_kube_scheduler_leaves_every_resource_of_every_vendor_to_tessera() -> None:
+    config = yaml.safe_load(the("ConfigMap", "tessera-scheduler")["data"]["config.yaml"])
+    (extender,) = config["extenders"]
+    names = sorted(name for vendor in build_vendors(None, Switches()).values() for name in vendor.names.all)
+    assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": True} for name in names]
+    assert config["percentageOfNodesToScore"] == 100
+    assert config["clientConnection"] == {"qps": 1000, "burst": 1000}
+    assert config["leaderElection"] == {
+        "leaderElect": True,
+        "resourceName": "hami-scheduler",
+        "resourceNamespace": SYSTEM,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "container", "file"),
+    [
+        ("Deployment", "tessera-scheduler", "tessera", "--device-config-file"),
+        ("DaemonSet", "tessera-device-plugin", "device-plugin", "--config-file"),
+    ],
+)
+def test_the_program_understands_what_the_chart_tells_it(
+    tmp_path: Path, kind: str, name: str, container: str, file: str
+) -> None:
+    config = tmp_path / "device-config.yaml"
+    config.write_text(the("ConfigMap", "tessera-scheduler-device")["data"]["device-config.yaml"])
+    node = tmp_path / "config.json"
+    node.write_text(the("ConfigMap", "tessera-device-plugin")["data"]["config.json"])
+    found = containers(kind, name)[container]
+    here = {file: config, "--node-config-file": node}
+    told = [f"{flag}={here[flag]}" if (flag := each.partition("=")[0]) in here else each for each in found["args"]]
+    assert any(str(config) in each for each in told)
+    environ = {"POD_NAMESPACE": SYSTEM, "NODE_NAME": "node-a"}
+    result = CliRunner().invoke(main, [*found["command"][1:], *told, "--print-config"], env=environ)
+    assert result.exit_code == 0, result.output
+    assert "Warning" not in result.stderr
+
+
+# -- admission
+
+
+def reserved_patterns() -> set[str]:
+    (policy,) = [
+        each
+        for each in OBJECTS
+        if (each["kind"], each["metadata"]["name"]) == ("ValidatingAdmissionPolicy", "tessera-reserved-annotations")
+    ]
+    (webhook,) = the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]
+    texts = [each["expression"] for each in (*policy["spec"]["variables"], *webhook["matchConditions"])]
+    return {pattern for text in texts for pattern in re.findall(r"matches\('([^']*)'\)", text)}
+
+
+def test_everything_that_the_scheduler_writes_is_guarded_and_nothing_that_tenants_write() -> None:
+    (pattern,) = reserved_patterns()
+    vendors = build_vendors(None, Switches(ascend=True, iluvatar=True))
+    ours = {*reserved_keys(vendors), RESERVED_PREFIX + "anything", keys.RETRY, keys.visible_devices(0)}
+    assert {key for key in ours if not re.search(pattern, key)} == set()
+    wishes = {keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS, keys.NUMA_BIND, "not-tessera.io/x"}
+    for vendor in vendors.values():
+        known = vendor.keys
+        wishes |= {known.use_models, known.avoid_models, *known.use_uuids, *known.avoid_uuids, known.mode}
+        wishes |= set(known.settings)
+    assert {key for key in wishes if re.search(pattern, key)} == set()
+
+
+def test_the_webhook_is_asked_about_every_resource_that_is_managed() -> None:
+    (webhook,) = the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]
+    (condition,) = webhook["matchConditions"]
+    config = yaml.safe_load(the("ConfigMap", "tessera-scheduler")["data"]["config.yaml"])
+    for resource in config["extenders"][0]["managedResources"]:
+        assert f'"{resource["name"]}"' in condition["expression"]
