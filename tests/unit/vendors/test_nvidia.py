@@ -267,6 +267,7 @@ def test_a_tenant_does_not_choose_the_core_policy() -> None:
         (True, {GPU: 0}, {"NVIDIA_VISIBLE_DEVICES": "none"}),
         (True, {GPU: 1}, {}),
         (False, {}, {}),
+        (True, {"nvidia.com/mig-1g.10gb": 1}, {}),
     ],
 )
 def test_cards_are_hidden_from_containers_that_ask_for_none(

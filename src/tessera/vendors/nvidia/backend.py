@@ -32,6 +32,8 @@ PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
 VISIBLE_ENV = "NVIDIA_VISIBLE_DEVICES"
 PAIR_SCORES = "hami.io/node-nvidia-score"
+INSTANCES = "nvidia.com/mig-"
+"""what resources of MIG instances that are there already begin with; a plugin hands them out without a scheduler"""
 
 POLICY_EFFECTS = {
     "force": "is enforced even while the card is idle",
@@ -76,7 +78,7 @@ class Nvidia(Vendor):
                 f"must be an integer between 0 and {WHOLE_MEMORY}"
             )
         if not self._asks(container):
-            if self.section.overwrite_env:
+            if self.section.overwrite_env and not _asks_for_instances(container):
                 container.set_env(VISIBLE_ENV, "none")
             return False
         priority = container.amount(self.priority, limits_only=True)
@@ -181,3 +183,7 @@ class Nvidia(Vendor):
         if allocations:
             written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
         return written
+
+
+def _asks_for_instances(container: ContainerDraft) -> bool:
+    return any(name.startswith(INSTANCES) for name in (*container.limits, *container.requests))
