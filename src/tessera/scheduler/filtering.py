@@ -19,7 +19,12 @@ from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
-from tessera.scheduler.admission.identity import carries_identity, misplaced_references, refers_to_slices
+from tessera.scheduler.admission.identity import (
+    carries_identity,
+    is_uncontrolled,
+    misplaced_references,
+    refers_to_slices,
+)
 from tessera.scheduler.card_modes import with_modes
 from tessera.scheduler.name_lists import NameLists
 from tessera.scheduler.waking import Waiting
@@ -43,6 +48,8 @@ class Prepared:
     request: PodRequest
     carries_identity: bool
     """its containers take their slices from the pod's own annotations"""
+    uncontrolled: bool = False
+    """a container is to be left without the enforcing library, so that no other pod may get its answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +133,7 @@ class Filter:
         narrowed = with_modes(request, by_reference=by_reference)
         if isinstance(narrowed, BadPod):
             return narrowed
-        return Prepared(narrowed, by_reference and carries_identity(pod, request))
+        return Prepared(narrowed, by_reference and carries_identity(pod, request), is_uncontrolled(pod))
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request

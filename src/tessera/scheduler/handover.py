@@ -16,10 +16,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tessera.core.devices import MigSlot
 from tessera.core.grants import Placement
 
-Slice = tuple[str, int, int]
-"""uuid, memory, cores"""
+Slice = tuple[str, int, int, MigSlot | None]
+"""uuid, memory, cores, and the instance where the card is cut into some"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Shape:
     slices: tuple[tuple[Slice, ...], ...]
     """by container, only those that get devices"""
     alone: bool = False
-    """True where the plugin hands over one pod at a time, whatever its shape"""
+    """True where the plugin hands over one pod at a time, or the pod gets what no other of its shape does"""
 
     def conflicts(self, other: Shape) -> bool:
         """Whether an Allocate call could be meant for either pod and the answers would differ."""
@@ -43,7 +44,7 @@ class Shape:
 def shape_of(placement: Placement, *, alone: bool = False) -> Shape:
     """The shape of a placement's handover, over all vendors."""
     slices = tuple(
-        tuple((grant.uuid, grant.memory, grant.cores) for grant in grants)
+        tuple((grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants)
         for vendor in sorted(placement.grants)
         for grants in placement.grants[vendor]
         if grants

@@ -13,7 +13,7 @@ import structlog
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.identity import carries_identity
+from tessera.scheduler.admission.identity import carries_identity, is_uncontrolled
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
@@ -101,7 +101,7 @@ class PodKeeper:
         if phase in PHASES_OVER or pod.status.phase == RUNNING:
             self._turns.over(uid)
         elif phase == keys.PHASE_ALLOCATING:
-            self._turns.resume(facts, carries=self._carries(pod))
+            self._turns.resume(facts, carries=self._carries(pod), uncontrolled=is_uncontrolled(pod))
 
     def _carries(self, pod: Pod) -> bool:
         request = pod_request(pod, self._vendors)

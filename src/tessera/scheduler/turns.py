@@ -84,7 +84,7 @@ class Turns:
             return None
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout
-        shape = shape_of(placement, alone=self._alone(placement))
+        shape = shape_of(placement, alone=prepared.uncontrolled or self._alone(placement))
         owner = (args.pod_namespace, args.pod_name)
         # A lock that an earlier process took for this pod: whoever has the turn only to wait for it waits for this pod.
         locked = self._locks.owner(args.node) == owner and self._handover.holders(args.node) <= self._locking
@@ -128,11 +128,12 @@ class Turns:
         if args.pod_uid not in self._handover.holders(args.node):
             await self.give_back(args)
 
-    def resume(self, facts: PodFacts, *, carries: bool) -> None:
+    def resume(self, facts: PodFacts, *, carries: bool, uncontrolled: bool = False) -> None:
         """A pod in handover that this process did not bind itself."""
         placement = Placement(facts.node, facts.grants)
         if self.needs_turn(placement, carries=carries):
-            self._handover.resume(facts.node, facts.uid, shape_of(placement, alone=self._alone(placement)))
+            shape = shape_of(placement, alone=uncontrolled or self._alone(placement))
+            self._handover.resume(facts.node, facts.uid, shape)
 
     def over(self, uid: str) -> None:
         """The pod's handover ended; its plugin removed the lock."""

@@ -8,18 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
-from tessera.scheduler.handover import Handover, Shape, shape_of
+from tessera.scheduler.handover import Handover, Shape, Slice, shape_of
 from tests.support.looping import in_fake_time
 
 FORGET = 300.0
 TIMEOUT = 20.0
 
 
-def slices(*uuids: str) -> tuple[tuple[str, int, int], ...]:
-    return tuple((uuid, 1000, 10) for uuid in uuids)
+def slices(*uuids: str) -> tuple[Slice, ...]:
+    return tuple((uuid, 1000, 10, None) for uuid in uuids)
 
 
+INSTANCE = MigSlot("1g.10gb", MigPlacement(0, 1))
 ONE_ON_A = Shape((slices("a"),))
 ONE_ON_B = Shape((slices("b"),))
 TWO = Shape((slices("a", "b"),))
@@ -35,8 +37,9 @@ ALONE = Shape((slices("z", "y", "x"),), alone=True)
     [
         (ONE_ON_A, ONE_ON_A, False),
         (ONE_ON_A, ONE_ON_B, True),
-        (ONE_ON_A, Shape(((("a", 2000, 10),),)), True),
-        (ONE_ON_A, Shape(((("a", 1000, 20),),)), True),
+        (ONE_ON_A, Shape(((("a", 2000, 10, None),),)), True),
+        (ONE_ON_A, Shape(((("a", 1000, 20, None),),)), True),
+        (ONE_ON_A, Shape(((("a", 1000, 10, INSTANCE),),)), True),
         (ONE_ON_A, TWO, False),
         (ONE_AND_TWO, ONE_ON_A, True),
         (ONE_AND_TWO, TWO, True),
@@ -56,10 +59,10 @@ def test_a_shape_is_what_the_containers_with_devices_get() -> None:
         "n1",
         {
             "Z": ((Grant("z", "Z", 5, 6),), (), ()),
-            "A": ((), (Grant("a", "A", 1, 2), Grant("b", "A", 3, 4)), ()),
+            "A": ((), (Grant("a", "A", 1, 2), Grant("b", "A", 3, 4, mig=INSTANCE)), ()),
         },
     )
-    assert shape_of(placement) == Shape(((("a", 1, 2), ("b", 3, 4)), (("z", 5, 6),)))
+    assert shape_of(placement) == Shape(((("a", 1, 2, None), ("b", 3, 4, INSTANCE)), (("z", 5, 6, None),)))
     assert shape_of(placement, alone=True).alone
 
 

@@ -176,3 +176,8 @@ def test_init_containers_come_first_and_must_carry_theirs_too() -> None:
 )
 def test_a_pod_that_waits_for_annotations_is_recognised(entries: list[dict[str, Any]] | None, expected: bool) -> None:
     assert refers_to_slices(Pod(spec=PodSpec(init_containers=[container(entries)]))) is expected
+
+
+@pytest.mark.parametrize(("value", "carried"), [("true", False), ("1", False), ("false", True), ("yes", True)])
+def test_a_container_without_the_enforcing_library_depends_on_its_own_answer(value: str, carried: bool) -> None:
+    assert carries(([*env(), {"name": "CUDA_DISABLE_CONTROL", "value": value}], ONE)) is carried

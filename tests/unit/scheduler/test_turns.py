@@ -32,11 +32,13 @@ def args(pod: PodBuilder, on: str = "n1") -> BindingArgs:
     return BindingArgs(pod.name, pod.namespace, uid(pod), on)
 
 
-async def take(world: World, name: str, placement: Placement | None = None, *, carries: bool = False) -> str | None:
+async def take(
+    world: World, name: str, placement: Placement | None = None, *, carries: bool = False, uncontrolled: bool = False
+) -> str | None:
     built = gpu_pod(name)
     if f"default/{name}" not in world.api.pods:
         world.create(built)
-    prepared = Prepared(built.request(), carries)
+    prepared = Prepared(built.request(), carries, uncontrolled)
     return await world.turns.take(args(built), prepared, placement or granted())
 
 
@@ -111,6 +113,13 @@ async def test_our_agent_needs_a_turn_only_between_pods_it_could_mix_up() -> Non
     assert await take(world, "other", granted(uuid="n1-1")) == BUSY
     assert asyncio.get_running_loop().time() == pytest.approx(TURN, abs=0.01)
     assert world.api.writes == []
+
+
+@in_fake_time
+async def test_the_answer_of_a_pod_without_the_enforcing_library_is_for_nobody_else() -> None:
+    world = World(by_answer(node("n1").gpus(2)))
+    assert await take(world, "a", granted(uuid="n1-0")) is None
+    assert await take(world, "same", granted(uuid="n1-0"), uncontrolled=True) == BUSY
 
 
 @pytest.mark.parametrize("mode", [AUTO, NEVER])

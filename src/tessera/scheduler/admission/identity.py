@@ -17,6 +17,7 @@ from tessera.core.devices import MIG
 from tessera.core.grants import Placement
 from tessera.core.requests import ContainerAsk, PodRequest, Request
 from tessera.wire import keys
+from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Container, EnvVar, Pod
 
 MAX_DEVICES = 16
@@ -24,6 +25,8 @@ MAX_DEVICES = 16
 
 POD_UID = "TESSERA_POD_UID"
 """helper variable, for paths that hold the pod's uid"""
+
+DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
 
 ALL_THREADS = 100
 """per cent"""
@@ -106,10 +109,19 @@ def travels(request: Request, pod: PodRequest) -> bool:
     return request.vendor in CARRIED and MIG not in (pod.constraint(request.vendor).mode or "")
 
 
+def is_uncontrolled(pod: Pod) -> bool:
+    """Whether a container asks to be left without the enforcing library, which only Allocate's answer can do."""
+    return any(
+        entry.name == DISABLE_CONTROL and parse_bool(entry.value) is True
+        for container in (*pod.init_containers, *pod.app_containers)
+        for entry in container.env or ()
+    )
+
+
 def carries_identity(pod: Pod, request: PodRequest) -> bool:
     """Whether every container that gets devices has them by reference: then the order of Allocate does not matter."""
     containers = [*pod.init_containers, *pod.app_containers]
-    return all(
+    return not is_uncontrolled(pod) and all(
         _carries(container, position, ask)
         for position, (container, ask) in enumerate(zip(containers, request.containers, strict=True))
         if ask.requests
