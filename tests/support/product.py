@@ -191,7 +191,9 @@ class Product:
             warnings = [re.sub(r"\\(.)", r"\1", each[1]) for each in found if each is not None]
             return Answer(response.status, await response.json(), warnings)
 
-    async def register_webhook(self) -> None:
+    async def register_webhook(self, *, passing_by: Mapping[str, str] | None = None) -> None:
+        """`passing_by`: pods with one of these labels do not meet it."""
+        others = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in (passing_by or {}).items()]
         bundle = base64.b64encode(self.authority.cert_pem.bytes()).decode()
         configuration = {
             "apiVersion": "admissionregistration.k8s.io/v1",
@@ -208,6 +210,7 @@ class Product:
                         {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
                     ],
                     "admissionReviewVersions": ["v1", "v1beta1"],
+                    "objectSelector": {"matchExpressions": others},
                     "sideEffects": "None",
                     "failurePolicy": "Fail",
                     "timeoutSeconds": 5,
@@ -271,24 +274,40 @@ async def product(
     """A cluster with these nodes and a scheduler that is ready; `changes` are settings.
 
     Without `scheduling` there is no kube-scheduler before `start_scheduling`."""
+    async with (
+        ControlPlane(nodes=nodes) as plane,
+        scheduler_on(plane, folder, scheduling=scheduling, **changes) as cluster,
+    ):
+        yield cluster
+
+
+@asynccontextmanager
+async def scheduler_on(
+    plane: ControlPlane,
+    folder: Path,
+    *,
+    scheduling: bool = True,
+    passing_by: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> AsyncIterator[Product]:
+    """A scheduler that is ready, and its webhook, beside whatever else uses the control plane."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
     cert_file, key_file = folder / "tls.crt", folder / "tls.key"
     cert_file.write_bytes(certificate.cert_chain_pems[0].bytes())
     key_file.write_bytes(certificate.private_key_pem.bytes())
     settings = Settings(listeners=LISTENERS, tls=TlsFiles(str(cert_file), str(key_file)), **changes)
-    async with ControlPlane(nodes=nodes) as plane:
-        cluster = Product(plane, Replica(plane, settings), authority)
-        await cluster.start_scheduler()
-        try:
-            await cluster.register_webhook()
-            if scheduling:
-                await cluster.start_scheduling()
-            yield cluster
-        finally:
-            for replica in (cluster.scheduler, *cluster.others):
-                if replica.is_running:
-                    await replica.kill()
+    cluster = Product(plane, Replica(plane, settings), authority)
+    await cluster.start_scheduler()
+    try:
+        await cluster.register_webhook(passing_by=passing_by)
+        if scheduling:
+            await cluster.start_scheduling()
+        yield cluster
+    finally:
+        for replica in (cluster.scheduler, *cluster.others):
+            if replica.is_running:
+                await replica.kill()
 
 
 def leadership(host: str) -> Leadership:

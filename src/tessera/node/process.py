@@ -3,7 +3,7 @@
     start:    cards are watched -> the agent's parts run (`wiring`) -> ready
     SIGHUP, or a changed file:  read and check again -> parts end and start anew with it; a bad one changes nothing
     a fault of a part:          parts end and start anew after a pause that grows up to a bound
-    SIGTERM, SIGINT, SIGQUIT:   parts end, the socket is gone -> events are written -> exit 0
+    SIGTERM, SIGINT, SIGQUIT:   parts end, the socket is gone -> handovers and events are written -> exit 0
 
 What the driver reported of a card, and what containers have, outlives all of these but the last. Nothing here ends the
 process over cards, kubelet or the apiserver being away.
@@ -41,12 +41,16 @@ from tessera.wire.errors import WireError
 log = structlog.get_logger(__name__)
 
 COMPONENT = "tessera-device-plugin"
+LINK_COMPONENT = "hami-device-plugin"
+"""source of events about links between cards: whoever looks for them looks for HAMi's"""
+LINK_WINDOW_S = 3600.0
+"""equal events about links within this time are one"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 LOOK_AT_FILES_S = 5.0
 CLOSE_S = 3.0
 """for the driver to let go"""
 FLUSH_S = 3.0
-"""for events that were not written yet at the end"""
+"""for handovers, and again for events, that were not written yet at the end"""
 PAUSES = Backoff(initial=1.0, cap=60.0, floor=0.5)
 """after faults of the agent's parts"""
 SOUND_S = 300.0
@@ -88,7 +92,9 @@ class Process:
         self._reload = reload
         self._inventory = AskedInventory(hardware)
         self.watch = HardwareWatch(self._inventory, configuration.settings)
-        self.events = EventRecorder(client, component=COMPONENT, host=configuration.settings.node_name)
+        host = configuration.settings.node_name
+        self.events = EventRecorder(client, component=COMPONENT, host=host)
+        self.link_events = EventRecorder(client, component=LINK_COMPONENT, host=host, window=LINK_WINDOW_S)
         self.metrics = Metrics(self._seen)
         self._surroundings = Surroundings(
             configuration.settings,
@@ -97,6 +103,8 @@ class Process:
             fleet=self.watch.fleet,
             links=self._inventory.links,
             events=self.events,
+            link_events=self.link_events,
+            mark=self.watch.mark,
             registry=self.metrics.registry,
         )
         self.agent: Agent | None = None
@@ -106,6 +114,7 @@ class Process:
         self.stopping = asyncio.Event()
         self._look = asyncio.Event()
         self._renew = asyncio.Event()
+        self._parts_over = asyncio.Event()
         self._kept: str | None = None
 
     async def run(self) -> int:
@@ -136,6 +145,7 @@ class Process:
             await asyncio.wait([work, stop], return_when=asyncio.FIRST_COMPLETED)
             code = 0 if stop.done() else 1
             log.info("stopping")
+            await self._end_in_order(work)
         finally:
             work.cancel()
             stop.cancel()
@@ -143,13 +153,26 @@ class Process:
             await self._inventory.close()
         if isinstance(fault, Exception):
             log.error("a part of the agent failed", exc_info=fault)
-        log.info("stopped", events_lost=await self.events.flush(FLUSH_S))
+        lost = await asyncio.gather(self.events.flush(FLUSH_S), self.link_events.flush(FLUSH_S))
+        log.info("stopped", events_lost=sum(lost))
         return code
+
+    async def _end_in_order(self, work: asyncio.Task[None]) -> None:
+        """First nothing new is answered, then what was answered is written; what cannot be is a later agent's."""
+        self._renew.set()
+        over = asyncio.create_task(self._parts_over.wait())
+        await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not work.done():
+            left = await self._surroundings.handover.flush(FLUSH_S)
+            if left:
+                log.warning("handovers are not written", pods=left)
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.watch.run())
             group.create_task(self.events.run())
+            group.create_task(self.link_events.run())
             group.create_task(self._surroundings.run())
             group.create_task(self._watch_files())
             group.create_task(self._rounds())
@@ -165,7 +188,7 @@ class Process:
     async def _rounds(self) -> None:
         """Parts with one configuration after the other."""
         failures, rng, time = 0, random.Random(), asyncio.get_running_loop().time
-        while True:
+        while not self.stopping.is_set():
             self._renew.clear()
             self.agent = Agent(self.configuration.settings, self._surroundings)
             await self._keep_node_file()
@@ -181,6 +204,7 @@ class Process:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._renew.wait()
+        self._parts_over.set()
 
     async def _round(self, agent: Agent) -> Exception | None:
         """Until there is another configuration, or a fault, which is returned."""
@@ -265,7 +289,7 @@ class Process:
             missing=self.missing(),
             registered=agent is not None and agent.registered,
             registration_failures=0 if agent is None else agent.registrar.failures,
-            events_dropped=self.events.dropped,
+            events_dropped=self.events.dropped + self.link_events.dropped,
         )
 
 

@@ -1,13 +1,13 @@
 """Tells the sharing mode, again and again, who holds slices on this node, so that it lets go of what belongs to nobody.
 
 Only while every pod of the node is known and can be read: unknown is never nobody. A fault of the mode is logged and
-met again in the next round.
+met again in the next round. What the mode says of cards that it cannot share now is passed on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import Protocol
 
@@ -41,8 +41,17 @@ class Claims(Protocol):
 class Settling:
     """Of one sharing mode, after its start."""
 
-    def __init__(self, mode: SharingMode, claims: Claims, fleet: Current[Fleet]) -> None:
+    def __init__(
+        self,
+        mode: SharingMode,
+        claims: Claims,
+        fleet: Current[Fleet],
+        *,
+        mark: Callable[[Mapping[str, str]], None] = lambda _problems: None,
+    ) -> None:
+        """`mark` is told why cards cannot be shared, by uuid."""
         self._mode = mode
+        self._mark = mark
         self._claims = claims
         self._fleet = fleet
         self._news = asyncio.Event()
@@ -90,6 +99,8 @@ class Settling:
             self._is(f"{type(error).__name__}: {error}", fault=error)
         else:
             self._is("")
+        # Most modes have no such problems to tell.
+        self._mark(getattr(self._mode, "problems", {}))
 
     def _is(self, problem: str, *, fault: Exception | None = None) -> None:
         if problem and problem != self._problem:

@@ -10,7 +10,7 @@ there, nor an answer about a pod that is not known yet. It ends by cancellation;
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 
@@ -32,9 +32,12 @@ from tessera.node.modes.choosing import build_mode
 from tessera.node.modes.mig_annotations import MigAnnotations
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.registration.scoring import AskLinks
-from tessera.node.retiring import retire_mps
+from tessera.node.retiring import retire
 from tessera.node.settings import AgentSettings
 from tessera.node.settling import Settling
+from tessera.node.static_mig.assembly import build_static_mig, serves_instances
+from tessera.node.static_mig.serving import StaticMig
+from tessera.node.static_mig.watching import InstanceWatch
 
 log = structlog.get_logger(__name__)
 
@@ -100,13 +103,17 @@ class Surroundings:
         fleet: Current[Fleet],
         links: AskLinks,
         events: EventRecorder,
+        link_events: EventRecorder,
+        mark: Callable[[Mapping[str, str]], None],
         registry: CollectorRegistry,
     ) -> None:
+        """`mark` takes the cards that the sharing mode cannot share now."""
         self.client = client
         self.hardware = hardware
         self.fleet = fleet
         self.links = links
-        self.events = events
+        self.link_events = link_events
+        self.mark = mark
         self.holders = Holders()
         self.handover = NodeHandover(
             settings,
@@ -137,17 +144,21 @@ class Agent:
             around.fleet,
             settings,
             links=around.links,
-            events=around.events,
+            events=around.link_events,
             zone=datetime.now().astimezone().tzinfo or UTC,
         )
+        watch = InstanceWatch(around.hardware, around.fleet, strategy=settings.node.mig_strategy)
         self.mode = build_mode(
             settings,
             around.hardware,
             write=MigAnnotations(around.client).write,
             held=around.holders.held,
             known=lambda: handover.live_claims() if handover.pods.ready.is_set() else None,
+            instances=watch.instances,
         )
-        self.plugin = Plugin(settings, around.fleet, handover.allocator)
+        self.plugin: Plugin | StaticMig = Plugin(settings, around.fleet, handover.allocator)
+        if serves_instances(settings):
+            self.plugin = build_static_mig(settings, watch, fleet=around.fleet, mode=self.mode, shared=self.plugin)
 
     @property
     def registered(self) -> bool:
@@ -163,7 +174,8 @@ class Agent:
             return "the first list of this node's pods is not complete"
         if self.plugin.problem:
             return f"kubelet cannot use the plugin: {self.plugin.problem}"
-        return "the node is not registered with the scheduler" if self.registrar.failures else ""
+        written = self.registrar.done and not self.registrar.failures
+        return "" if written else "the node is not registered with the scheduler"
 
     async def run(self) -> None:
         """Until cancelled; a part that fails ends all."""
@@ -171,8 +183,7 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registrar.run())
             group.create_task(self._serve())
-            if self._settings.node.mode != "mps":
-                group.create_task(retire_mps(self._settings, self._around.hardware, self._around.handover))
+            group.create_task(retire(self._settings, self._around.hardware, self._around.handover))
 
     async def _serve(self) -> None:
         around = self._around
@@ -182,10 +193,11 @@ class Agent:
             await self.mode.start(around.fleet.value)
             around.handover.use(self._settings, self.mode)
             async with asyncio.TaskGroup() as group:
-                group.create_task(Settling(self.mode, around.handover, around.fleet).run())
+                group.create_task(Settling(self.mode, around.handover, around.fleet, mark=around.mark).run())
                 group.create_task(self.plugin.run())
         finally:
             around.handover.use(self._settings, NotStarted())
+            around.mark({})
             await self._stop_mode()
 
     async def _cards_known(self) -> None:

@@ -43,11 +43,14 @@ class ScriptedKubelet:
         """as asked for during each registration"""
         self.lists: list[dict[str, messages.Device]] = []
         """devices by id, in the order in which the lists came"""
+        self.latest: dict[str, dict[str, messages.Device]] = {}
+        """the last list of every resource"""
         self.ended: list[grpc.StatusCode] = []
         """how streams ended"""
         self._server: aio.Server | None = None
-        self._channel: aio.Channel | None = None
-        self._stream: asyncio.Task[None] | None = None
+        self._channels: dict[str, aio.Channel] = {}
+        """by resource, the one that registered last at the end"""
+        self._streams: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self._pin = -1
 
@@ -122,9 +125,11 @@ class ScriptedKubelet:
 
     # -- what it asks
 
-    async def allocate(self, *containers: list[str]) -> messages.AllocateResponse:
+    async def allocate(self, *containers: list[str], resource: str | None = None) -> messages.AllocateResponse:
+        """`resource`: of whose plugin; that of the one that registered last where it is not said."""
         requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
-        return await channels.unary(self.channel, methods.ALLOCATE)(
+        channel = self.channel if resource is None else self._channels[resource]
+        return await channels.unary(channel, methods.ALLOCATE)(
             messages.AllocateRequest(container_requests=requests), timeout=CALL_S
         )
 
@@ -142,8 +147,8 @@ class ScriptedKubelet:
     @property
     def channel(self) -> aio.Channel:
         """To the plugin that registered last."""
-        assert self._channel is not None, "no plugin is registered"
-        return self._channel
+        assert self._channels, "no plugin is registered"
+        return next(reversed(self._channels.values()))
 
     # -- its side of the protocol
 
@@ -156,19 +161,20 @@ class ScriptedKubelet:
             await context.abort(grpc.StatusCode.UNKNOWN, self.refusals.pop(0))
         channel = channels.open_channel(self.socket.parent / request.endpoint)
         self.options.append(await channels.unary(channel, methods.OPTIONS)(messages.Empty(), timeout=CALL_S))
-        await self._forget()
-        self._channel = channel
+        await self._forget(request.resource_name)
+        self._channels[request.resource_name] = channel
         if self.listens:
-            self._stream = asyncio.create_task(self._listen(channel))
+            self._streams[request.resource_name] = asyncio.create_task(self._listen(channel, request.resource_name))
         self.registrations.append(request)
         self._news.set()
         return messages.Empty()
 
-    async def _listen(self, channel: aio.Channel) -> None:
+    async def _listen(self, channel: aio.Channel, resource: str) -> None:
         call = channels.streaming(channel, methods.LIST_AND_WATCH)(messages.Empty())
         try:
             async for answer in call:
-                self.lists.append({device.ID: device for device in answer.devices})
+                self.latest[resource] = {device.ID: device for device in answer.devices}
+                self.lists.append(self.latest[resource])
                 self._news.set()
         except aio.AioRpcError as error:
             self.ended.append(error.code())
@@ -176,12 +182,14 @@ class ScriptedKubelet:
             self.ended.append(await call.code())
         self._news.set()
 
-    async def _forget(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await stream
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            await channel.close()
+    async def _forget(self, *resources: str) -> None:
+        """The plugins of these resources, or all."""
+        for resource in resources or tuple(self._channels):
+            stream = self._streams.pop(resource, None)
+            if stream is not None:
+                stream.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await stream
+            channel = self._channels.pop(resource, None)
+            if channel is not None:
+                await channel.close()

@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_read_is_said_and_tried_again(run: Run) -> None:
         with captured() as logs:
             task = run(node)
             await asyncio.sleep(AGAIN_S / 2)
-            assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["cards"])
+            assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["left"])
             node.fault = None
             await task
 

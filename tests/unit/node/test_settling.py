@@ -158,3 +158,18 @@ async def test_a_fault_of_the_mode_is_said_once_and_met_again_in_the_next_round(
             scene.mode.fault = OSError("no such card")
             await asyncio.sleep(EVERY_S + GAP_S)
             assert len(logs.of("slices are not settled")) == 2
+
+
+@in_fake_time
+async def test_cards_that_the_mode_cannot_share_are_passed_on_until_it_can() -> None:
+    said: list[dict[str, str]] = []
+    scene = Scene()
+    scene.mode.problems = {CARD: "its daemon does not begin"}  # type: ignore[attr-defined]
+    scene.settling = Settling(scene.mode, scene, scene.fleet, mark=lambda problems: said.append(dict(problems)))
+    async with scene:
+        scene.pods.synced()
+        await asyncio.sleep(GAP_S)
+        scene.mode.problems = {}  # type: ignore[attr-defined]
+        await asyncio.sleep(2 * EVERY_S)
+    assert said[0] == {CARD: "its daemon does not begin"}
+    assert said[-1] == {}

@@ -71,7 +71,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag(
         "mig-strategy",
         Group.CARDS,
-        "Only none is served; MIG instances are made on demand by operating mode mig. Default: none.",
+        "Hand out MIG instances that exist, as nvidia.com/gpu or as nvidia.com/mig-*. Default: none.",
         "none|single|mixed",
         env=("MIG_STRATEGY",),
     ),

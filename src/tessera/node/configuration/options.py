@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tessera.core.devices import MIG
 from tessera.node.configuration import values
 from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.configuration.device_file import ReadFile, read_device_file
@@ -195,8 +196,14 @@ def _surprises(told: Told, settings: AgentSettings) -> list[str]:
     """What is accepted, but not what somebody may expect of it."""
     said: list[str] = []
     node = settings.node
-    if node.mig_strategy != "none":
-        said.append(f"MIG strategy {node.mig_strategy}: instances made by hand are not served; see operating mode mig")
+    if node.mig_strategy != "none" and node.mode == "mig":
+        said.append(
+            f"MIG strategy {node.mig_strategy} has no effect: in operating mode mig all instances are the agent's"
+        )
+    if node.mode == MIG and settings.text_registration:
+        said.append(
+            "--text-registration has no MIG profiles: schedulers that read it place nothing on this node's cards"
+        )
     for what, value in {
         "device split count": node.split_count,
         "device memory scaling": node.memory_scaling,

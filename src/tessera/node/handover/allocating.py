@@ -83,7 +83,7 @@ class HandoverAllocator:
 
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
         """Devices of the cards that the next container's slices are on; none where nobody can say. Never raises."""
-        self._search.steering.withdraw()
+        self._search.steering.asked(available, must_include, count)
         found = self._search.now(count)
         # Where all that may ask carry their slices, the first to be bound is the best guess, and no more than a hint.
         claim = found.claim if isinstance(found, Meant) else found.among[0] if isinstance(found, Welcome) else None
@@ -91,7 +91,7 @@ class HandoverAllocator:
             return ()
         cards = [each.uuid for each in claim.slices]
         chosen = preferred(cards, available=available, must_include=must_include, count=count)
-        if chosen and isinstance(found, Meant):
+        if chosen and isinstance(found, Meant) and found.known:
             self._search.steering.propose(chosen, found, now=asyncio.get_running_loop().time())
         return chosen
 
@@ -122,6 +122,7 @@ class HandoverAllocator:
                 return
             await self._write(call)
         except Refused as refusal:
+            self._progress.shaken = True
             self._take_back(call)
             if not call.answer.done():
                 call.answer.set_exception(refusal)
@@ -137,18 +138,27 @@ class HandoverAllocator:
             raise Refused(f"the pods of node {self._pods.node} are not known yet")
         found = await self._search.find(ids, given=call.given)
         if isinstance(found, Meant):
-            given = self._progress.gave(ids, found.claim, found.among, certain=found.known)
-            if found.known:
-                self._records.add(given)
+            given = self._gave(ids, found.claim, found.among, certain=found.known)
             self._metrics.allocated(Result.HANDED_OVER if found.certain else Result.UNCERTAIN)
         elif isinstance(found, Welcome):
             claim = found.among[0] if len(found.among) == 1 else None
-            given = self._progress.gave(ids, claim, found.among, certain=claim is not None)
+            given = self._gave(ids, claim, found.among, certain=claim is not None)
             self._metrics.allocated(Result.WELCOMED)
         else:
             raise await self._refusal(found, len(ids))
         call.given.append(given)
-        return await self._answered(found, ids)
+        if not (isinstance(found, Meant) and found.known):
+            return await self._answered(found, ids)
+        # A later process must know of it as soon as kubelet does: it would answer the next container with this slice.
+        kept = asyncio.ensure_future(self._records.keep(given))
+        try:
+            return await self._answered(found, ids)
+        finally:
+            await asyncio.wait([kept])
+
+    def _gave(self, ids: Ids, claim: Claim | None, among: Sequence[Claim], *, certain: bool) -> Given:
+        pod = self._pods.get(claim.pod.uid) if claim is not None else None
+        return self._progress.gave(ids, claim, among, certain=certain, pod=pod)
 
     async def _answered(self, found: Meant | Welcome, ids: Ids) -> Answer:
         meant = found.claim if isinstance(found, Meant) and found.known else None

@@ -46,7 +46,12 @@ class NodeHandover:
         metrics = HandoverMetrics(registry)
         holdings = Holdings(resources)
         self.progress = Progress()
-        self.pods = NodePods(settings.node_name, on_first=self.progress.inherit, on_gone=self.progress.forget)
+        self.pods = NodePods(
+            settings.node_name,
+            on_first=self.progress.inherit,
+            on_ended=self.progress.ended,
+            on_gone=self.progress.forget,
+        )
         self.records = records if records is not None else Records(settings.paths.state)
         self._search = Search(self.pods, self.progress, holdings, travels=settings.travels)
         locks = NodeLockRelease(cluster, settings.node_name)
@@ -85,6 +90,10 @@ class NodeHandover:
         """Of every container that has or will have slices, for `SharingMode.settle`; None where that is unknown."""
         claims = self.pods.live_claims()
         return None if claims is None else self.records.live(claims, self.pods.is_alive)
+
+    async def flush(self, deadline: float) -> int:
+        """Write what was answered and not written yet; of how many pods that was not possible in so many seconds."""
+        return await self._writer.flush(deadline)
 
     async def run(self, client: KubeClient | None = None) -> None:
         """Until cancelled. `client` is for the watches; without one, somebody else feeds `pods`."""

@@ -97,10 +97,10 @@ def match(
     elif open_answers >= sum(len(claim.slices) == count for pod in waiting for claim in pod.claims):
         return NobodyWaits()
     begun = [claim for claim in found if claim.pod == underway]
-    return _chosen((confirmed and begun) or found, waiting, underway=underway, travels=travels)
+    return _chosen(begun if begun and confirmed else found, waiting, travels=travels)
 
 
-def _chosen(found: Sequence[Claim], waiting: Sequence[Waiting], *, underway: PodKey | None, travels: bool) -> Match:
+def _chosen(found: Sequence[Claim], waiting: Sequence[Waiting], *, travels: bool) -> Match:
     if not found:
         return NobodyWaits()
     dependent = [claim for claim in found if not (travels and claim.carried)]
@@ -111,10 +111,9 @@ def _chosen(found: Sequence[Claim], waiting: Sequence[Waiting], *, underway: Pod
     doubtful = {(pod.pod, position) for pod in waiting for position in pod.doubtful}
     # Each claim is answered once where that can be: two containers must not share one answer's folder.
     fresh = [claim for claim in dependent if (claim.pod, claim.position) not in doubtful] or dependent
-    begun = [claim for claim in fresh if claim.pod == underway]
     certain = len(dependent) == len(found)
-    known = certain and (bool(begun) or len({_rest(claim, waiting) for claim in dependent}) == 1)
-    return Meant((begun or fresh)[0], certain=certain, known=known, among=tuple(found))
+    known = certain and len({_rest(claim, waiting) for claim in dependent}) == 1
+    return Meant(fresh[0], certain=certain, known=known, among=tuple(found))
 
 
 def _rest(claim: Claim, waiting: Sequence[Waiting]) -> tuple[object, ...]:

@@ -33,14 +33,16 @@ class NodePods:
         node: str,
         *,
         on_first: Callable[[Iterable[str]], None] = lambda _uids: None,
+        on_ended: Callable[[str], None] = lambda _uid: None,
         on_gone: Callable[[str], None] = lambda _uid: None,
     ) -> None:
-        """`on_first` is told the uids of all pods of the first list, `on_gone` those that are not there any more."""
+        """All are told uids: `on_first` those of the first list, `on_ended` of pods that have ended, `on_gone` of those
+        that are not there any more."""
         self.node = node
         self.lock = LockView(self._tell)
         self.ready = asyncio.Event()
         """set when all pods are known"""
-        self._on_first, self._on_gone = on_first, on_gone
+        self._on_first, self._on_ended, self._on_gone = on_first, on_ended, on_gone
         self._pods: dict[str, BoundPod] = {}
         """by key of the reflector, namespace/name"""
         self._keys: dict[str, str] = {}
@@ -66,6 +68,8 @@ class NodePods:
         self._pods[key] = found
         self._keys[found.key.uid] = key
         self._log(found)
+        if found.terminal and not (known is not None and known.terminal):
+            self._on_ended(found.key.uid)
         if found != known:
             self._tell()
 

@@ -61,12 +61,25 @@ class Progress:
         """positions that wait although the API says that they were handed out"""
         self._failed: set[str] = set()
         self._inherited: set[str] = set()
+        self._restored: set[Spot] = set()
+        """answered by an earlier process, and no holder known"""
         self._last: Given | None = None
         self._underway: PodKey | None = None
+        self.shaken = False
+        """whether kubelet has just given a pod up, so that it may have freed what was answered"""
 
     # -- reading
 
-    def waiting(self, pods: Iterable[BoundPod]) -> list[Waiting]:
+    def waiting(self, pods: Iterable[BoundPod], *, taken_over: Collection[str] | None = None) -> list[Waiting]:
+        """What is left, by pod. kubelet gives a container the devices of its pod's init containers first: `taken_over`
+        are those of the container that asks, None where that is not known."""
+        known = list(pods)
+        if taken_over:
+            return self._following(known, taken_over) or self._waiting(known, afresh=False)
+        return self._waiting(known, afresh=taken_over is not None)
+
+    def _waiting(self, pods: Iterable[BoundPod], *, afresh: bool) -> list[Waiting]:
+        """`afresh`: nobody asks who has only had answers for init containers, or would take over their devices."""
         doubtful = {each for given in self._open for each in given.among}
         found: list[Waiting] = []
         for pod in pods:
@@ -76,14 +89,52 @@ class Progress:
             left = {claim.position: claim for claim in pod.claims if claim.position in again}
             left |= {claim.position: claim for claim in pod.left}
             done = self._done.get(pod.key.uid, set())
+            if afresh:
+                lost = self._lost(pod, done)
+                done = done - lost
+                left |= {claim.position: claim for claim in pod.claims if claim.position in lost}
             claims = tuple(left[position] for position in sorted(left.keys() - done))
             if claims:
-                unsure = frozenset(each.position for each in claims if spot(each) in doubtful)
-                found.append(Waiting(pod.key, claims, unsure))
+                unsure = {each.position for each in claims if spot(each) in doubtful}
+                found.append(Waiting(pod.key, claims, frozenset(unsure - pod.unlisted if afresh else unsure)))
         return found
 
-    def open_answers(self, count: int) -> int:
-        return sum(len(given.ids) == count for given in self._open)
+    def _following(self, pods: Sequence[BoundPod], taken_over: Collection[str]) -> list[Waiting]:
+        """What comes after the init container that had these devices, of every pod that it may belong to."""
+        last = next((each for each in reversed(self._given.values()) if not each.ids.isdisjoint(taken_over)), None)
+        if last is None:
+            return []
+        asked = {spot(last.claim)} if last.certain and last.claim is not None else last.among
+        after = {pod.key: at for pod in pods for uid, at in asked if uid == pod.key.uid and at in pod.unlisted}
+        found = []
+        for pod in self._waiting(pods, afresh=False):
+            claims = tuple(each for each in pod.claims if each.position > after.get(pod.pod, each.position))
+            if claims:
+                found.append(Waiting(pod.pod, claims, pod.doubtful))
+        return found
+
+    def _lost(self, pod: BoundPod, done: Collection[int]) -> set[int]:
+        """Init containers that an earlier process answered, where nothing shows that kubelet has got the answer."""
+        found = {at for at in pod.unlisted if (pod.key.uid, at) in self._restored}
+        return found if done and max(done) in found else set()
+
+    def taken_over(self, ids: Collection[str]) -> frozenset[str]:
+        """Those of these devices that may be an init container's."""
+        return frozenset(
+            each for given in self._given.values() if given.holder is None for each in given.ids.intersection(ids)
+        )
+
+    def open_answers(self, count: int, waiting: Iterable[Waiting] | None = None) -> int:
+        """Of this number of devices; only those that may have been for one of these."""
+        found = [given for given in self._open if len(given.ids) == count]
+        if waiting is None:
+            return len(found)
+        spots = {spot(claim) for pod in waiting for claim in pod.claims}
+        return sum(not given.among.isdisjoint(spots) for given in found)
+
+    @property
+    def has_restored(self) -> bool:
+        return bool(self._restored)
 
     @property
     def is_open(self) -> bool:
@@ -110,7 +161,16 @@ class Progress:
 
     # -- answering
 
-    def gave(self, ids: Sequence[str], claim: Claim | None, among: Sequence[Claim], *, certain: bool) -> Given:
+    def gave(
+        self,
+        ids: Sequence[str],
+        claim: Claim | None,
+        among: Sequence[Claim],
+        *,
+        certain: bool,
+        pod: BoundPod | None = None,
+    ) -> Given:
+        """`pod` is the claim's, where it is still there."""
         given = Given(frozenset(ids), frozenset(spot(each) for each in among), claim, certain)
         # kubelet has taken these devices from whoever had them.
         for old in [each for each in self._given if not each.isdisjoint(given.ids)]:
@@ -120,6 +180,9 @@ class Progress:
             del self._given[next(iter(self._given))]
         if certain and claim is not None:
             self._done.setdefault(claim.pod.uid, set()).add(claim.position)
+            self._restored.discard(spot(claim))
+            if pod is not None:
+                self._finish(pod, claim.position, settled=True)
         else:
             self._open.append(given)
         self._last = given
@@ -152,6 +215,8 @@ class Progress:
         given = Given(frozenset(ids), frozenset({spot(claim)}), claim, True, holder, holder is not None)
         self._given[given.ids] = given
         self._done.setdefault(claim.pod.uid, set()).add(claim.position)
+        if holder is None:
+            self._restored.add(spot(claim))
 
     def learn(self, held: Held, pods: Collection[BoundPod]) -> None:
         """kubelet says who holds which devices."""
@@ -168,13 +233,14 @@ class Progress:
                     self._finish(pod, position)
                 continue
             given.holder = given.holder or (pod.key.uid, position)
-            if given in self._open:
-                self._open.remove(given)
+            if not given.certain:
+                self._open = [each for each in self._open if each is not given]
                 self._finish(pod, position, settled=True)
                 if given is self._last:
                     self._underway = pod.key
         for given in self._given.values():
             given.looks += given.holder is None
+        self._restored = {each for each in self._restored if each[0] in {pod.key.uid for pod in pods}}
         self._prune(held, {pod.key.uid for pod in pods})
 
     def reopen_lost(self, held: Held, pods: Iterable[BoundPod], *, but: Collection[Given] = ()) -> None:
@@ -193,24 +259,35 @@ class Progress:
             if self._last is given:
                 self._underway = None
         unlisted = {(uid, at) for uid, pod in alive.items() for at in pod.unlisted}
-        self._open = [
-            each for each in self._open if each.ids in known or each in but or not each.among.isdisjoint(unlisted)
-        ]
+        for given in self._open:
+            if given.ids not in known and given not in but:
+                # Those that kubelet shows do not hold them.
+                given.among &= unlisted
+        self._open = [each for each in self._open if each.among]
 
     def finish(self, pod: BoundPod) -> None:
         """Every container of the pod has its devices, or needs none any more."""
         for claim in (*pod.left, *pod.claims):
             self._finish(pod, claim.position)
 
+    def ended(self, uid: str) -> None:
+        """The pod needs no devices any more: whoever lent it an answer has to get one again."""
+        self.shaken = True
+        self._left(uid)
+        served = {given.holder for given in self._given.values()}
+        for given in [each for each in self._given.values() if each.holder is not None and each.holder[0] == uid]:
+            del self._given[given.ids]
+            if given.claim is not None and given.claim.pod.uid != uid and spot(given.claim) not in served:
+                self._wait_again(given.claim)
+
     def forget(self, uid: str) -> None:
         """The pod is gone."""
+        self.ended(uid)
         for memory in (self._done, self._again):
             memory.pop(uid, None)
         self._failed.discard(uid)
         self._inherited.discard(uid)
-        self._left(uid)
-        for given in [each for each in self._given.values() if each.holder is not None and each.holder[0] == uid]:
-            del self._given[given.ids]
+        self._restored = {each for each in self._restored if each[0] != uid}
         # Some of the open answers were for this pod; keeping one too many would refuse another pod.
         for count in {len(each.ids) for each in self._open}:
             spent = next((g for g in self._open if len(g.ids) == count and uid in {u for u, _ in g.among}), None)
@@ -238,6 +315,7 @@ class Progress:
         One of the open answers was for each of them, and it does not matter which; `settled` where this one's is known.
         """
         done = self._done.setdefault(pod.key.uid, set())
+        self._restored = {each for each in self._restored if each[0] != pod.key.uid or each[1] > position}
         for at in sorted({each.position for each in (*pod.left, *pod.claims) if each.position <= position} - done):
             done.add(at)
             spent = next((given for given in self._open if (pod.key.uid, at) in given.among), None)

@@ -1,8 +1,9 @@
 """Which answer went to which container, on disk, so that a restarted agent knows.
 
 Pods of equal slices may take each other's answer. Then a pod's folder or instance serves another pod, and must stay as
-long as that one lives: `live` says so. Written ahead of the API; a file that cannot be read or written is logged and
-costs nothing but this knowledge.
+long as that one lives: `live` says so. An answer is in the journal before kubelet has it, which outlives this process;
+a file with all of them, which outlives the machine, replaces the journal ahead of every write to the API. What cannot
+be read or written is logged and costs nothing but this knowledge.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tessera.node.handover.progress import Given, Spot, spot
 log = structlog.get_logger(__name__)
 
 FILE = "handovers.json"
+JOURNAL = "handovers.journal"
+"""answers since the file was written, one a line; not forced to the disk, so that no answer waits for one"""
 MOST_RECORDS = 2048
 """some hundred bytes each"""
 MOST_BYTES = 16 * 1024 * 1024
@@ -50,6 +53,7 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
+        self._journal = folder / JOURNAL
         self._records: dict[tuple[str, ...], Record] = {}
         self._dirty = False
         # One thread: an older state never replaces a newer one.
@@ -66,6 +70,8 @@ class Records:
             log.warning("records of handovers cannot be read", path=str(self._path), error=str(error))
             found = []
         self._records = {record.ids: record for record in found[-MOST_RECORDS:]}
+        for record in await asyncio.to_thread(_read_journal, self._journal):
+            self._put(record)
         return list(self._records.values())
 
     def add(self, given: Given) -> None:
@@ -73,9 +79,24 @@ class Records:
         if given.claim is None:
             return
         record = Record(tuple(sorted(given.ids)), given.claim, given.holder)
-        if self._records.get(record.ids) == record:
+        if self._records.get(record.ids) != record:
+            self._put(record)
+
+    async def keep(self, given: Given) -> None:
+        """`add`, and see that a later process knows it; never raises."""
+        self.add(given)
+        record = self._records.get(tuple(sorted(given.ids)))
+        if record is None:
             return
-        for old in [ids for ids in self._records if not given.ids.isdisjoint(ids)]:
+        line = msgspec.json.encode(record) + b"\n"
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, _append, self._journal, line)
+        except OSError as error:
+            log.warning("records of handovers cannot be written", path=str(self._journal), error=str(error))
+
+    def _put(self, record: Record) -> None:
+        ids = set(record.ids)
+        for old in [each for each in self._records if not ids.isdisjoint(each)]:
             del self._records[old]
         self._records[record.ids] = record
         if len(self._records) > MOST_RECORDS:
@@ -112,7 +133,7 @@ class Records:
         data = msgspec.json.encode(list(self._records.values())) if self._dirty else None
         self._dirty = False
         try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, _write, self._path, data)
+            await asyncio.get_running_loop().run_in_executor(self._disk, _write, self._path, self._journal, data)
         except OSError as error:
             log.warning("records of handovers cannot be written", path=str(self._path), error=str(error))
 
@@ -129,7 +150,35 @@ def _read(path: Path) -> list[Record]:
     return msgspec.json.decode(data, type=list[Record])
 
 
-def _write(path: Path, data: bytes | None) -> None:
+def _read_journal(path: Path) -> list[Record]:
+    """Up to the first line that is not whole."""
+    found: list[Record] = []
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MOST_BYTES).split(b"\n")
+        for line in lines[:-1]:
+            found.append(msgspec.json.decode(line, type=Record))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("records of handovers cannot be read", path=str(path), error=str(error))
+    return found
+
+
+def _append(path: Path, line: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+def _write(path: Path, journal: Path, data: bytes | None) -> None:
     if data is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,3 +189,5 @@ def _write(path: Path, data: bytes | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
+    # All of it is in the file now.
+    journal.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ class Search:
 
     def now(self, count: int) -> Match:
         """By what is known at this moment."""
-        return self._match(count, confirmed=False)
+        return self._match(count, None, confirmed=False)
 
     async def synced(self) -> bool:
         """Whether all pods are known, after some waiting."""
@@ -63,13 +63,20 @@ class Search:
             return steered
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WATCH_BEHIND_S
-        asked = False
+        taken_over = self.steering.taken_over(ids)
+        if taken_over is None:
+            taken_over = self._progress.taken_over(ids)
+        asked = self._progress.shaken or self._in_doubt()
+        # What init containers have had is only worth something together with what the others hold.
+        told = await self._ask(given) if asked else False
+        taken_over = taken_over if told else None
         while True:
             version = self._pods.version
-            found: Match = NobodyWaits() if self._is_behind() else self._match(len(ids), confirmed=asked)
-            if isinstance(found, Meant | Welcome):
+            found: Match = NobodyWaits() if self._is_behind() else self._match(len(ids), taken_over, confirmed=asked)
+            unknown = isinstance(found, Ambiguous) or (isinstance(found, Meant) and found.certain and not found.known)
+            if isinstance(found, Meant | Welcome) and (asked or not unknown):
                 return found
-            if not asked and (isinstance(found, Ambiguous) or self._progress.is_open):
+            if not asked and (unknown or self._progress.is_open):
                 asked = True
                 await self._ask(given)
                 continue
@@ -79,7 +86,7 @@ class Search:
                 break
         # kubelet asks again for what it lost in a restart.
         await self._ask(given)
-        return self._match(len(ids), confirmed=True)
+        return self._match(len(ids), taken_over, confirmed=True)
 
     def unreadable(self) -> list[BoundPod]:
         """Pods in handover that nothing can be handed out to."""
@@ -92,22 +99,33 @@ class Search:
         owner = self._pods.lock.owner
         return steered if steered is not None and owner in (None, steered.claim.pod[:2]) else None
 
-    def _match(self, count: int, *, confirmed: bool) -> Match:
+    def _in_doubt(self) -> bool:
+        """Whether a container that depends on the answer may have had it, or had it from an earlier process."""
+        waiting = self._progress.waiting(self._pods.all())
+        return self._progress.has_restored or any(
+            pod.doubtful and not all(self.travels and claim.carried for claim in pod.claims) for pod in waiting
+        )
+
+    def _match(self, count: int, taken_over: Collection[str] | None, *, confirmed: bool) -> Match:
+        waiting = self._progress.waiting(self._pods.all(), taken_over=taken_over)
         return match(
-            self._progress.waiting(self._pods.all()),
+            waiting,
             count=count,
             travels=self.travels,
             owner=self._pods.lock.owner,
             underway=self._progress.underway,
             confirmed=confirmed,
-            open_answers=self._progress.open_answers(count),
+            open_answers=self._progress.open_answers(count, waiting),
         )
 
-    async def _ask(self, given: Collection[Given]) -> None:
+    async def _ask(self, given: Collection[Given]) -> bool:
+        """Whether kubelet answered."""
         held = await self._holdings.ask()
+        self._progress.shaken = False
         if held is not None:
             self._progress.learn(held, self._pods.all())
             self._progress.reopen_lost(held, self._pods.all(), but=given)
+        return held is not None
 
     def _is_behind(self) -> bool:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""

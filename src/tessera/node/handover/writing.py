@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import NamedTuple
 
 import structlog
 
@@ -29,7 +31,17 @@ AT_ONCE = 4
 """patches in flight"""
 ROUNDS = 3
 """patches of one pod in a row: each answer may show that another vendor finished meanwhile"""
-NOT_FOUND, CONFLICT, TOO_MANY = 404, 409, 429
+POD_IS_ANOTHER = frozenset({404, 409, 422})
+"""answers for a pod that is gone, or whose name another one has: its uid cannot be changed"""
+
+
+class _Written(NamedTuple):
+    """A patch that was taken."""
+
+    seen: BoundPod
+    """the very object that it was worked out from"""
+    changes: dict[str, str]
+    after: BoundPod
 
 
 class HandoverWriter:
@@ -57,6 +69,10 @@ class HandoverWriter:
         """uids that are queued or being written"""
         self._dirty: set[str] = set()
         """uids that changed while they were being written"""
+        self._written: dict[str, _Written] = {}
+        """the last patch of every pod that the watch has not shown since"""
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     def owe(self, uid: str) -> bool:
@@ -65,8 +81,16 @@ class HandoverWriter:
             self._dirty.add(uid)
             return False
         self._busy.add(uid)
+        self._idle.clear()
         self._queue.put_nowait(uid)
         return True
+
+    async def flush(self, deadline: float) -> int:
+        """Wait until nothing is owed, no longer than so many seconds; how many pods are left. `run` has to run."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                await self._idle.wait()
+        return len(self._busy)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -80,13 +104,23 @@ class HandoverWriter:
             changes = self._owed(pod)
             if not changes:
                 break
+            known = self._written.get(pod.key.uid)
+            if known is not None and known.seen is pod and known.changes == changes:
+                # The watch does not show it yet.
+                pod = known.after
+                continue
             if self._before is not None:
                 await self._before()
             answered = read_pod(await self._cluster.annotate_pod(pod.key, changes), self._pods.node)
             if answered is None:
                 break
+            self._remember(_Written(pod, changes, answered))
             pod = answered
         return pod
+
+    def _remember(self, written: _Written) -> None:
+        known = {uid: each for uid, each in self._written.items() if self._pods.get(uid) is each.seen}
+        self._written = {**known, written.seen.key.uid: written}
 
     def _owed(self, pod: BoundPod) -> dict[str, str]:
         uid = pod.key.uid
@@ -104,8 +138,8 @@ class HandoverWriter:
                     async with self._slots:
                         after = await self.write(pod)
                 except KubeError as error:
-                    if isinstance(error, ApiError) and error.status in (NOT_FOUND, CONFLICT):
-                        # Gone, or another pod of the same name: the watch will say so.
+                    if isinstance(error, ApiError) and error.status in POD_IS_ANOTHER:
+                        # The watch will say so.
                         return
                     failures += 1
                     log.warning("handover not written", pod=str(pod.key), error=str(error), failures=failures)
@@ -118,3 +152,5 @@ class HandoverWriter:
         finally:
             self._dirty.discard(uid)
             self._busy.discard(uid)
+            if not self._busy:
+                self._idle.set()

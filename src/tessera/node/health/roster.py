@@ -41,6 +41,8 @@ class Roster:
     def __init__(self, settings: AgentSettings) -> None:
         self._cards: dict[str, _Card] = {}
         self._problem = NOT_READ.problem
+        self.unfit: Mapping[str, str] = {}
+        """why cards that are well cannot be shared in the node's mode, by uuid; no fault of theirs"""
         self.strangers: Mapping[str, str] = {}
         """cards of the last scan of which nothing is known but why; by uuid or index"""
         self.use(settings)
@@ -60,7 +62,7 @@ class Roster:
     @property
     def fleet(self) -> Fleet:
         cards = sorted(self._cards.values(), key=lambda card: (card.facts.index, card.facts.uuid))
-        return Fleet(tuple(CardState(card.facts, card.health.problem) for card in cards), self._problem)
+        return Fleet(tuple(CardState(card.facts, self._problem_of(card)) for card in cards), self._problem)
 
     @property
     def is_well(self) -> bool:
@@ -131,6 +133,9 @@ class Roster:
         for card in cards:
             card.fault(problem, now)
         return bool(cards)
+
+    def _problem_of(self, card: _Card) -> str:
+        return card.health.problem or self.unfit.get(card.facts.uuid, "")
 
     def _read(self, uuid: str, facts: CardFacts, now: float) -> None:
         card = self._cards.setdefault(uuid, _Card(facts, now))

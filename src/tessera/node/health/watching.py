@@ -66,6 +66,12 @@ class HardwareWatch:
         self._publish()
         self._look_again.set()
 
+    def mark(self, unfit: Mapping[str, str]) -> None:
+        """These cards cannot be shared in the node's mode now, for these reasons; all others can."""
+        if unfit != self._roster.unfit:
+            self._roster.unfit = dict(unfit)
+            self._publish()
+
     async def run(self) -> None:
         """For ever, until cancelled."""
         async with asyncio.TaskGroup() as group:

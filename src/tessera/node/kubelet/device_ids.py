@@ -38,6 +38,9 @@ def replicas(fleet: Fleet, node: NodeSettings) -> tuple[Replica, ...]:
 
 
 def _times(card: CardState, node: NodeSettings) -> int:
+    if node.mig_strategy != "none" and node.mode != "mig" and card.facts.mig_enabled:
+        # Its instances are counted instead (`static_mig`).
+        return 0
     if node.mode == "none":
         return 1
     if node.mode == "mig":

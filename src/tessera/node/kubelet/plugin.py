@@ -18,12 +18,10 @@ from pathlib import Path
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.node.current import Current
-from tessera.node.fleet import Fleet
 from tessera.node.kubelet import encoding
 from tessera.node.kubelet.endpoint import GRACE_S, Endpoint, ServingError
 from tessera.node.kubelet.registering import REGISTER_S, RegisteringError, register
-from tessera.node.kubelet.service import Allocator, DevicePluginService
+from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService
 from tessera.node.kubelet.watching import LOOK_EVERY_S, FileId, Watching
 from tessera.node.settings import AgentSettings
 
@@ -56,11 +54,11 @@ class Plugin:
     """The device plugin of one resource."""
 
     def __init__(
-        self, settings: AgentSettings, fleet: Current[Fleet], allocator: Allocator, *, pace: Pace = _USUAL_PACE
+        self, settings: AgentSettings, counted: Counted, allocator: Allocator, *, pace: Pace = _USUAL_PACE
     ) -> None:
         self._kubelet = settings.paths.kubelet_socket
         self._pace = pace
-        self._service = DevicePluginService(settings, fleet, allocator)
+        self._service = DevicePluginService(settings, counted, allocator)
         self._endpoint = Endpoint(socket_path(settings), self._service, grace=pace.grace)
         self._registration = encoding.registration(settings, endpoint=self._endpoint.path.name)
         self._registered: FileId | None = None

@@ -30,6 +30,10 @@ ALLOCATE_S = 60.0
 """the longest an Allocate may take: kubelet itself waits for ever, and admits no other pod meanwhile"""
 
 
+Counted = Current[Fleet] | Current[tuple[Replica, ...]]
+"""cards, of which every one is many devices, or devices as they are"""
+
+
 class Allocator(Protocol):
     """Who decides what kubelet's containers get."""
 
@@ -48,9 +52,9 @@ class Allocator(Protocol):
 class DevicePluginService:
     """One resource. Used from the event loop only."""
 
-    def __init__(self, settings: AgentSettings, fleet: Current[Fleet], allocator: Allocator) -> None:
+    def __init__(self, settings: AgentSettings, counted: Counted, allocator: Allocator) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._counted = counted
         self._allocator = allocator
         self._listed: Current[tuple[Replica, ...] | None] = Current(None)
         """None while streams have to end"""
@@ -75,7 +79,8 @@ class DevicePluginService:
 
     def open(self) -> None:
         """From now on there is a list to be streamed."""
-        listed = replicas(self._fleet.value, self._settings.node)
+        counted = self._counted.value
+        listed = replicas(counted, self._settings.node) if isinstance(counted, Fleet) else counted
         self._known = frozenset(each.id for each in listed)
         self._listed.set(listed)
 
@@ -84,8 +89,8 @@ class DevicePluginService:
         self._listed.set(None)
 
     async def follow(self) -> None:
-        """Keep the list true to the fleet, until cancelled."""
-        async for _ in self._fleet.changes():
+        """Keep the list true to what is counted, until cancelled."""
+        async for _ in self._counted.changes():
             if self._listed.value is not None:
                 self.open()
 

@@ -21,6 +21,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.health.calling import CallThread, NoAnswer
 from tessera.node.inventory.cards import CardFacts, MigInstance
 from tessera.node.modes.cdi import Document, device_names, feature_document, gpu_document
+from tessera.node.modes.cdi_retiring import CdiRecord
 from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.modes.driver_files import find_driver_files
@@ -41,6 +42,7 @@ class CdiFiles:
     def __init__(self, settings: AgentSettings, *, specs: DeviceSpecs | None = None) -> None:
         self._settings = settings
         self._specs = specs or DeviceSpecs(settings.paths)
+        self._record = CdiRecord(settings.paths.state)
         self._thread = CallThread("cdi")
         self._seen: _Seen | None = None
         self._texts: dict[str, bytes] = {}
@@ -109,8 +111,16 @@ class CdiFiles:
         path = self._path(device_class)
         if _content(path) != text:
             path.parent.mkdir(parents=True, exist_ok=True)
+            self._write_down(path, text)
             _replace(path, text)
         self._texts[device_class] = text
+
+    def _write_down(self, path: Path, text: bytes) -> None:
+        try:
+            self._record.add(path, text)
+        except OSError as error:
+            # It only means that nobody takes the file away later.
+            log.warning("the record of CDI specs cannot be written", error=str(error))
 
     def _remove_all(self) -> None:
         for device_class in tuple(self._texts):

@@ -33,12 +33,13 @@ def build_mode(
     write: Write,
     held: Held = nobody_knows,
     known: Callable[[], Sequence[Claim] | None] = lambda: (),
+    instances: Callable[[], Sequence[MigInstance]] = lambda: NO_INSTANCES,
 ) -> SharingMode:
     """The mode that the settings name.
 
     `write` completes MIG reservations in a pod's annotation. `held` asks kubelet for the device ids of every container
     that holds some, or says None; without it, folders that may be in use stay. `known` are the live claims at start,
-    None where they are not known yet.
+    None where they are not known yet. `instances` are those that are handed out beside the mode, for the CDI specs.
     """
     specs = DeviceSpecs(settings.paths)
     files = CdiFiles(settings, specs=specs) if any(each.is_cdi for each in settings.strategies) else None
@@ -55,7 +56,7 @@ def build_mode(
     else:
         folders = ContainerFolders(Folders(home_of(settings)), held=held)
         mode = HamiCore(settings, lists, folders=folders)
-    return mode if files is None else WithCdi(mode, files, lambda: NO_INSTANCES)
+    return mode if files is None else WithCdi(mode, files, instances)
 
 
 def _mig(

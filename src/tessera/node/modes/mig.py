@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import structlog
@@ -30,7 +29,7 @@ from tessera.node.modes.mig_adopting import Adopting
 from tessera.node.modes.mig_annotations import NotWritten, Write
 from tessera.node.modes.mig_claims import wanted_of
 from tessera.node.modes.mig_making import InTheWay, Making, Realised, Wanted
-from tessera.node.modes.mig_records import Records
+from tessera.node.modes.mig_records import Records, boot_id
 from tessera.node.modes.mig_releasing import Holders, Releasing, holders_of
 from tessera.node.modes.mig_switching import Switching, shared_without_mig
 from tessera.node.settings import AgentSettings
@@ -47,7 +46,6 @@ STOP_S = 10.0
 """seconds for a job that is under way when the agent ends"""
 LEAVING_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """seconds between looks at a place that the instance of a pod that just ended still has"""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Lists(Protocol):
@@ -89,7 +87,7 @@ class Mig:
         self._known = known
         self._calls = calls or CallThread("mig")
         self._clock = clock
-        self._records = Records(settings.paths.state, boot=_boot_id() if boot is None else boot)
+        self._records = Records(settings.paths.state, boot=boot_id() if boot is None else boot)
         self._making = Making(hardware, self._records)
         self._releasing = Releasing(hardware, self._records)
         self._adopting = Adopting(hardware, self._records)
@@ -236,11 +234,3 @@ class Mig:
 
 def _uuids(fleet: Fleet) -> frozenset[str]:
     return frozenset(card.facts.uuid for card in fleet)
-
-
-def _boot_id() -> str:
-    """Empty where the machine does not tell."""
-    try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError):
-        return ""

@@ -21,6 +21,15 @@ log = structlog.get_logger(__name__)
 FILE = "mig.json"
 UNREADABLE = "mig.json.unreadable"
 """where a file that is no JSON is put aside for a person to look at"""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Another after every start of the machine; empty where the machine does not tell."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        return ""
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,7 +6,7 @@ that the specs list; one that makes an instance during a handover calls `refresh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
@@ -20,13 +20,19 @@ class WithCdi:
 
     def __init__(self, mode: SharingMode, files: CdiFiles, instances: Callable[[], Sequence[MigInstance]]) -> None:
         self.mode = mode
-        self._files = files
+        self.files = files
         self._instances = instances
         self._fleet = Fleet()
 
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why the mode cannot share cards now, by uuid."""
+        found: Mapping[str, str] = getattr(self.mode, "problems", {})
+        return found
+
     async def refresh(self) -> None:
         """With the cards and instances as they are now."""
-        await self._files.refresh(self._fleet, self._instances())
+        await self.files.refresh(self._fleet, self._instances())
 
     async def start(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -46,4 +52,4 @@ class WithCdi:
 
     async def stop(self) -> None:
         await self.mode.stop()
-        await self._files.stop()
+        await self.files.stop()

@@ -91,7 +91,9 @@ class NodeRegistrar:
         self._told: frozenset[tuple[str, str]] = frozenset()
         self._problem = ""
         self.failures = 0
-        """in a row; 0 = the node is as it should be"""
+        """in a row"""
+        self.done = False
+        """whether the node was made true at least once"""
 
     async def run(self) -> None:
         """For ever, until cancelled. The annotations stay: containers run on without the agent."""
@@ -127,7 +129,7 @@ class NodeRegistrar:
             return self._failed(str(error), at_least=asked_for)
         if self._problem:
             log.info("registration works again", node=self._settings.node_name, failures=self.failures)
-        self.failures, self._problem = 0, ""
+        self.failures, self._problem, self.done = 0, "", True
         return self._settings.register_every_s
 
     def _failed(self, problem: str, *, at_least: float) -> float:

@@ -491,7 +491,7 @@ ODD: list[tuple[dict[str, Any], str]] = [
     ({"yaml": "imex: {required: true}"}, "imex: has no effect"),
     ({"yaml": "flags: {mpsRoot: /x}"}, "flags.mpsRoot: has no effect"),
     ({"yaml": "flags: {plugin: {cdiFeatureFlags: x}}"}, "flags.plugin.cdiFeatureFlags: has no effect"),
-    ({"yaml": "flags: {migStrategy: mixed}"}, "MIG strategy mixed: instances made by hand are not served"),
+    ({"yaml": "flags: {migStrategy: mixed}", "json": node(operatingmode="mig")}, "MIG strategy mixed has no effect"),
     ({"IMEX_CHANNEL_IDS": "0"}, "--imex-channel-ids has no effect"),
     ({"json": node(devicesplitcount=0)}, "the device split count is 0"),
     ({"DEVICE_MEMORY_SCALING": "0"}, "the device memory scaling is 0"),
@@ -504,6 +504,13 @@ def test_what_has_no_effect_is_said_and_never_a_reason_to_stop(given: dict[str, 
     found = told(yaml=yaml, **given)
     (warning,) = found.warnings
     assert text in warning
+
+
+def test_cards_that_are_cut_by_mig_cannot_be_told_in_the_text_form() -> None:
+    given = {"yaml": "nvidia: {deviceCoreScaling: 1}", "json": node(operatingmode="mig")}
+    (warning,) = told("text-registration=true", **given).warnings
+    assert "--text-registration has no MIG profiles" in warning
+    assert told(**given).warnings == ()
 
 
 def test_what_asks_for_nothing_is_not_worth_a_word() -> None:

@@ -584,3 +584,24 @@ async def test_steering_gives_way_to_the_lock() -> None:
         world.api.put(bound("q", B))
         world.api.lock_for("q")
         assert (await world.ask("GPU-a::0"))["pod"] == "q"
+
+
+@in_fake_time
+async def test_init_containers_that_kubelet_does_not_show_are_not_taken_for_lost() -> None:
+    world = World(bound("p", A, B, inits=1), bound("q", A, B, inits=1, at=1))
+    async with world.running():
+        assert (await world.ask("GPU-a-0"))["container"] == "c0"
+        assert (await world.gets("p", "c1", "GPU-a-0"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_a_refusal_where_another_may_be_asking_fails_nobody() -> None:
+    world = World(bound("depends", A), bound("carries", B, carried=[0]))
+    world.mode.refusals["depends"] = "no such card"
+    async with world.running():
+        with pytest.raises(Refused, match="no such card"):
+            await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("depends") == "allocating"
+        world.mode.refusals.clear()
+        assert (await world.ask("GPU-a-0"))["pod"] == "depends"

@@ -17,7 +17,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.cluster import Annotations
-from tessera.node.handover.progress import Held
+from tessera.node.handover.progress import Given, Held
 from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.records import Record, Records
 from tessera.node.modes.answers import Answer, Refused
@@ -120,7 +120,7 @@ class Api:
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         there = self.fake.pods.get(str(pod))
         if there is not None and there.metadata.uid != pod.uid:
-            raise refused(409, "Conflict")
+            raise refused(422, "Invalid")
         await self.fake.annotate_pod(pod.namespace, pod.name, annotations)
         self.catch_up()
         return self.fake.pods[str(pod)]
@@ -240,6 +240,9 @@ class MemoryRecords(Records):
     async def load(self) -> Sequence[Record]:
         self._records = {record.ids: record for record in self._earlier}
         return self._earlier
+
+    async def keep(self, given: Given) -> None:
+        self.add(given)
 
     async def save(self) -> None:
         self.saves += 1

@@ -242,3 +242,17 @@ async def test_other_settings_hold_at_once_and_cards_keep_their_health() -> None
         world.watch.use(SETTINGS)
         await asyncio.sleep(5)
         assert list(world.problems) == ["GPU-a", "GPU-b"]
+
+
+@in_fake_time
+async def test_a_card_that_the_mode_cannot_share_takes_no_work_until_it_can() -> None:
+    async with watching(A, B) as world:
+        world.watch.mark({"GPU-a": "its MPS daemon does not begin"})
+        assert world.problems == {"GPU-a": "its MPS daemon does not begin", "GPU-b": ""}
+        world.inventory.events.put_nowait(CardEvent("GPU-a", xid=79))
+        await world.until({"GPU-a": "XID 79: the card has fallen off the bus", "GPU-b": ""})
+        world.watch.mark({"GPU-a": "its MPS daemon does not begin"})
+        await world.until({"GPU-a": "its MPS daemon does not begin", "GPU-b": ""})
+        world.watch.mark({})
+        assert world.problems == {"GPU-a": "", "GPU-b": ""}
+        assert world.watch.faults == {"GPU-a": 1, "GPU-b": 0}

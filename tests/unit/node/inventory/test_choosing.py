@@ -50,7 +50,8 @@ def test_auto_takes_nvml_where_it_can_be_loaded(tmp_path: Path, no_library: None
 
 def test_auto_says_why_there_are_no_cards(tmp_path: Path, no_library: None) -> None:
     with captured() as logs:
-        assert isinstance(choose_hardware(told(InventoryKind.AUTO, tmp_path), dlopen=missing), NullHardware)
+        chosen = choose_hardware(told(InventoryKind.AUTO, tmp_path), dlopen=missing)
+        assert (chosen.scan(), chosen.is_busy("GPU-a")) == ([], True)
     (said,) = logs.events
     assert "not here" in said["problem"]
 

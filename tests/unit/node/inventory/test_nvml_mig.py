@@ -52,6 +52,17 @@ def test_of_several_compute_instances_the_first_counts(attach: Attach) -> None:
     assert (found.compute_instance, found.mig_uuid) == (1, f"MIG-{UUID[4:]}-1-1")
 
 
+@pytest.mark.parametrize(("computes", "divided"), [((3,), False), ((1,), True), ((2, 1), True), ((), False)])
+def test_an_instance_is_divided_where_no_compute_instance_has_all_of_it(
+    attach: Attach, computes: tuple[int, ...], divided: bool
+) -> None:
+    card = on()
+    made = card.hold(1, 9, 0, compute=False)
+    made.computes += [ComputeInstance(made, number, slices) for number, slices in enumerate(computes)]
+    (found,) = attach(FakeNvml(card)).instances(UUID)
+    assert found.divided is divided
+
+
 def test_a_card_that_is_not_in_mig_mode_has_no_instances(attach: Attach) -> None:
     assert attach(FakeNvml(FakeCard(mig=[0, 0]))).instances(UUID) == []
     assert attach(FakeNvml(FakeCard())).instances(UUID) == []

@@ -397,7 +397,7 @@ async def test_a_reservation_that_names_somebody_elses_instance_is_refused(node:
 async def test_a_machine_that_does_not_tell_its_start_is_served(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tessera.node.modes.mig.BOOT_ID", tmp_path / "nowhere")
+    monkeypatch.setattr("tessera.node.modes.mig_records.BOOT_ID", tmp_path / "nowhere")
     mig = await node.started(boot=None)
     await mig.hand_over(claim(ONE), ["x"])
     again = await node.started(boot=None)

@@ -1,0 +1,70 @@
+"""What others do to an agent's node through the API, and what they see of it: a scheduler that locks and reads
+registrations, kubelet that ends a pod, and whoever counts the agent's writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from json import loads
+from typing import Any
+
+from tessera.kube.resources import NODES, PODS
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.pod_devices import DeviceEntry
+from tests.support.agent import NODE, PATIENCE_S, AgentNode
+
+REGISTER = "hami.io/node-nvidia-register"
+SCORES = "hami.io/node-nvidia-score"
+LOCKED_AT = "2026-11-15T10:00:00Z"
+AGENT = "tessera-device-plugin"
+
+Json = dict[str, Any]
+
+
+async def registered(node: AgentNode, predicate: Callable[[list[Json]], object] = bool) -> list[Json]:
+    """The cards as a scheduler reads them, as soon as they are such: the plain objects, with what is absent absent."""
+
+    def found() -> list[Json] | None:
+        cards = loads(node.annotations().get(REGISTER) or "[]")
+        return cards if predicate(cards) else None
+
+    return await node.plane.wait_for(found, PATIENCE_S, what="such a registration") or []
+
+
+async def take_lock(node: AgentNode, pod: str) -> str:
+    """The node's lock is this pod's, until somebody releases it."""
+    text = f"{LOCKED_AT},default,{pod}"
+    await node.plane.client.patch(NODES.path(name=NODE), {"metadata": {"annotations": {NODE_LOCK: text}}})
+    return text
+
+
+async def lock(node: AgentNode, pod: str) -> str:
+    """The lock is taken for a pod that waits on the node, and the agent has heard of it."""
+    text = await take_lock(node, pod)
+    await node.until(lambda: node.process._surroundings.handover.pods.lock.text == text, what="the lock to be heard of")
+    return text
+
+
+async def bound(node: AgentNode, name: str, slices: Sequence[Sequence[DeviceEntry]], **more: Any) -> Json:
+    """A pod as `bound_pod` makes it, and the agent has heard of it."""
+    pod = await node.bound_pod(name, slices, **more)
+    pods = node.process._surroundings.handover.pods
+    await node.until(lambda: pods.get(pod["metadata"]["uid"]), what=f"{name} to be heard of")
+    return pod
+
+
+async def unlocked(node: AgentNode) -> None:
+    await node.plane.wait_for(lambda: NODE_LOCK not in node.annotations(), PATIENCE_S, what="the lock to be gone")
+
+
+async def pod_ended(node: AgentNode, name: str, phase: str) -> None:
+    """As kubelet tells it; not the phase of handover."""
+    await node.plane.client.patch(f"{PODS.path('default', name)}/status", {"status": {"phase": phase}})
+
+
+def writes(node: AgentNode, path: str = "") -> list[tuple[str, str]]:
+    """Method and path of everything that the agent wrote so far and that was done."""
+    return [
+        (seen.method, seen.path)
+        for seen in node.plane.server.journal
+        if seen.writes and seen.agent == AGENT and path in seen.path and seen.status == 200
+    ]

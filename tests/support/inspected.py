@@ -1,0 +1,41 @@
+"""Inspected clusters for tests, made of the builders' objects as a live cluster would be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tessera.inspecting import reducing
+from tessera.inspecting.state import Json, Setup, State
+from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
+
+
+def quota(namespace: str, limits: Mapping[str, Any], name: str = "q") -> Json:
+    hard = {f"limits.{resource}": str(limit) for resource, limit in limits.items()}
+    return {"metadata": {"name": name, "namespace": namespace}, "spec": {"hard": hard}}
+
+
+def plain(thing: NodeBuilder | PodBuilder) -> Json:
+    """As JSON has it: every amount a text or a number."""
+    found: Json = json.loads(json.dumps(thing.manifest()))
+    return found
+
+
+def state_of(
+    nodes: Sequence[NodeBuilder],
+    pods: Sequence[PodBuilder] = (),
+    *,
+    quotas: Sequence[Json] = (),
+    setup: Setup | None = None,
+    taken: float = NOW,
+) -> State:
+    kept = reducing.domains(vendors())
+    return State(
+        "a test",
+        taken,
+        tuple(reducing.reduce_node(plain(node), kept) for node in nodes),
+        tuple(reducing.reduce_pod(plain(pod), kept) for pod in pods),
+        tuple(reducing.reduce_quota(one) for one in quotas),
+        setup or Setup(),
+    )
