@@ -12,8 +12,14 @@ from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
+    "demo": LazyCommand("tessera.cli.demo:command", "Try everything on this machine: no cluster, no GPU."),
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
+    "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to mend what is broken."),
+    "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
+    "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without doing it."),
+    "snapshot": LazyCommand("tessera.cli.snapshot:command", "Write the objects that decide to a file."),
+    "top": LazyCommand("tessera.cli.top:command", "Show cards, their slices and who holds them."),
 }
 """by name; only commands that work are listed"""
 

@@ -1,0 +1,263 @@
+"""Options that all inspecting commands share: where the cluster comes from, and how the answer is printed.
+
+Exit codes are the same everywhere: 0 the answer is good, 1 the answer is bad news, 2 there is no answer (wrong use, no
+access, unreadable file). Everything heavy is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tessera import __version__
+
+if TYPE_CHECKING:
+    from tessera.inspecting.showing.lines import Line
+    from tessera.inspecting.state import Setup, State
+    from tessera.kube.access import Access
+    from tessera.kube.client import KubeClient
+
+T = TypeVar("T")
+
+CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+USER_AGENT = f"tessera-cli/{__version__}"
+"""audit logs tell a person who looks from a scheduler that works"""
+COLUMNS = 100
+"""width of a terminal that does not say how wide it is"""
+BAD_NEWS = 1
+
+FILE = click.Path(exists=True, dir_okay=False, readable=True)
+
+
+class NoAnswer(click.ClickException):
+    """Why there is no answer; exit code 2."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the cluster comes from, as the command line says it."""
+
+    kubeconfig: str | None
+    context: str | None
+    request_timeout: float
+    snapshot: str | None
+    device_config_file: str | None
+    scheduler_flag: tuple[str, ...]
+    cluster_file: str | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.snapshot is None and self.cluster_file is None
+
+    def override(self, setup: Setup) -> Setup:
+        from tessera.cli.grouped import read_file
+        from tessera.inspecting.collecting import overridden
+        from tessera.inspecting.setups import given_flags
+
+        file = self.device_config_file
+        config = (read_file(file), file) if file else None
+        return overridden(setup, device_config=config, flags=given_flags(self.scheduler_flag))
+
+
+def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `Source`, which arrive as the argument `source`."""
+    options = [
+        click.option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
+        click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
+        click.option(
+            "--request-timeout", type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
+            help="For one request to the apiserver.",
+        ),
+        click.option("--snapshot", type=FILE, metavar="FILE", help="Ask a file of `tessera snapshot`, not a cluster."),
+        click.option(
+            "--device-config-file", type=FILE, metavar="FILE",
+            help="device-config.yaml to use instead of the cluster's ConfigMap or the chart's defaults.",
+        ),
+        click.option(
+            "--scheduler-flag", multiple=True, metavar="NAME=VALUE",
+            help="As if the scheduler was started with this flag; may be repeated.",
+        ),
+    ]  # fmt: skip
+
+    def run(
+        kubeconfig: str | None,
+        context: str | None,
+        request_timeout: float,
+        snapshot: str | None,
+        device_config_file: str | None,
+        scheduler_flag: tuple[str, ...],
+        **rest: Any,
+    ) -> Any:
+        if snapshot and (kubeconfig or context):
+            raise click.UsageError("--snapshot is a cluster of its own: leave out --kubeconfig and --context")
+        cluster_file = rest.pop("cluster_file", None)
+        source = Source(
+            kubeconfig, context, request_timeout, snapshot, device_config_file, scheduler_flag, cluster_file
+        )
+        return command(source=source, **rest)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in reversed(options):
+        option(run)
+    return run
+
+
+def output_option(*forms: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    return click.option(
+        "-o", "--output", type=click.Choice(["text", *forms, "json", "yaml"]), default="text", show_default=True,
+        help="How to print the answer.",
+    )  # fmt: skip
+
+
+def answer(work: Callable[[], Awaitable[T]]) -> T:
+    """Run the work of a command; every foreseeable fault becomes one message and exit code 2."""
+    import asyncio
+
+    from tessera.inspecting.state import InspectionError
+    from tessera.kube.errors import KubeError
+
+    _be_quiet()
+
+    async def main() -> T:
+        return await work()
+
+    try:
+        return asyncio.run(main())
+    except InspectionError as error:
+        raise NoAnswer(str(error)) from error
+    except KubeError as error:
+        raise NoAnswer(f"the cluster cannot be asked: {error}") from error
+    except KeyboardInterrupt as error:
+        raise click.exceptions.Exit(130) from error
+
+
+def _be_quiet() -> None:
+    """What the engine would log about nodes and pods is part of the answers; standard output is for those alone."""
+    import structlog
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger("error"),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+
+
+async def open_state(source: Source) -> State:
+    """The cluster, the snapshot or the description that the command line names."""
+    from tessera.inspecting.describing import describe
+    from tessera.inspecting.snapshots import decode_snapshot
+    from tessera.inspecting.state import InspectionError, Setup
+
+    try:
+        if source.cluster_file is not None:
+            text = Path(source.cluster_file).read_text(encoding="utf-8")
+            return describe(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
+        if source.snapshot is not None:
+            from dataclasses import replace
+
+            state = decode_snapshot(Path(source.snapshot).read_bytes(), file=source.snapshot)
+            return replace(state, setup=source.override(state.setup))
+    except (OSError, UnicodeError) as error:
+        raise InspectionError(str(error)) from error
+    return await with_client(source, lambda client, name: read_cluster(source, client, name))
+
+
+async def read_cluster(source: Source, client: KubeClient, name: str) -> State:
+    from tessera.inspecting.collecting import collect
+
+    return await collect(client, source=name, now=time.time, override=source.override)
+
+
+def load(source: Source) -> Access:
+    """The way to the apiserver that the command line names."""
+    from tessera.kube.access import load_access
+
+    return load_access(kubeconfig=source.kubeconfig, context=source.context, environ=os.environ)
+
+
+def namespace_of(source: Source, given: str) -> str:
+    """What was given; else the namespace of the kubeconfig's context, as kubectl has it."""
+    return given or (load(source).namespace if source.is_live else "default")
+
+
+async def with_client(source: Source, work: Callable[[KubeClient, str], Awaitable[T]]) -> T:
+    """Work with a client of the cluster and the cluster's name for people."""
+    from tessera.kube.client import KubeClient
+
+    access = load(source)
+    async with KubeClient(access, timeout=source.request_timeout, user_agent=USER_AGENT) as client:
+        return await work(client, f"cluster {access.server}")
+
+
+def print_lines(lines: Iterable[Line]) -> None:
+    """With colours on a terminal, plain elsewhere."""
+    from tessera.inspecting.showing.lines import Style
+
+    looks: dict[Style, dict[str, Any]] = {
+        Style.HEAD: {"bold": True},
+        Style.GOOD: {"fg": "green"},
+        Style.WARN: {"fg": "yellow"},
+        Style.BAD: {"fg": "red"},
+        Style.DIM: {"dim": True},
+    }
+    colour = False if "NO_COLOR" in os.environ else None
+    width = terminal_width()
+    for line in lines:
+        for text in _wrapped(line.text, width):
+            look = looks.get(line.style)
+            click.echo(click.style(text, **look) if text and look else text, color=colour)
+
+
+def _wrapped(text: str, width: int | None) -> list[str]:
+    """The text in lines of a terminal; what continues a line stands a little deeper."""
+    if width is None or len(text) <= width:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()))
+    words = textwrap.wrap(
+        text.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False
+    )
+    return words or [text]
+
+
+def print_document(kind: str, state: State | None, content: Any, form: str) -> None:
+    from tessera.inspecting.showing.documents import document, encode
+
+    click.echo(encode(document(kind, state, content), form), nl=False)
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal; None where the output goes elsewhere, and nothing is to be cut."""
+    return shutil.get_terminal_size((COLUMNS, 24)).columns if sys.stdout.isatty() else None
+
+
+def ascii_only() -> bool:
+    """Whether the output cannot show blocks."""
+    try:
+        "█░".encode(sys.stdout.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return True
+    return False
+
+
+def finish(good: bool) -> None:
+    """End with 0 or with bad news."""
+    click.get_current_context().exit(0 if good else BAD_NEWS)
+
+
+def examples(lines: Sequence[tuple[str, str]], codes: str, more: str = "") -> str:
+    """The epilog of a command's help; `more` is printed as it is."""
+    shown = "\n".join(f"  {command}\n      {what}" for command, what in lines)
+    rest = f"\n\n\b\n{textwrap.dedent(more).strip()}" if more else ""
+    return f"\b\nExamples:\n{shown}\n\n\b\nExit codes:\n{codes}{rest}"

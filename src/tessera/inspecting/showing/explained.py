@@ -1,0 +1,178 @@
+"""An explanation, and a verdict, as a page for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from tessera.inspecting.asking import Understood
+from tessera.inspecting.explaining import Explanation, Status
+from tessera.inspecting.showing.lines import Column, Line, Style, counted, listed, table
+from tessera.inspecting.showing.topped import model
+from tessera.inspecting.showing.words import in_words
+from tessera.inspecting.slices import Slice
+from tessera.inspecting.state import State
+from tessera.inspecting.verdicts import CardVerdict, Fits, FitsNowhere, Group
+
+CARDS = 16
+"""cards named with their scores"""
+HOLDERS = 5
+"""pods named as holders of a card"""
+
+STYLES = {
+    Status.PLACED: Style.GOOD,
+    Status.FITS: Style.GOOD,
+    Status.REFUSED: Style.BAD,
+    Status.INVALID: Style.BAD,
+    Status.UNACCOUNTED: Style.BAD,
+}
+
+
+def explained(found: Explanation, *, width: int | None = None) -> Iterator[Line]:
+    yield Line(f"{found.namespace}/{found.name}: {_headline(found)}", STYLES.get(found.status, Style.PLAIN))
+    for note in found.notes:
+        yield Line(f"note: {note}", Style.WARN)
+    if found.problem:
+        yield Line(found.problem, Style.BAD).indented()
+    if found.request is not None:
+        yield from asked(found.request)
+    if found.status is Status.PLACED:
+        yield from _placed(found)
+    elif isinstance(found.verdict, Fits):
+        yield from _would_go(found.verdict)
+    elif found.verdict is not None:
+        yield from refused(found.verdict, found.kept_off, width=width)
+    if found.said and found.status in (Status.FITS, Status.REFUSED, Status.INVALID):
+        yield from _section("kube-scheduler last said", [Line(found.said)])
+
+
+def made_from(state: State) -> Iterator[Line]:
+    """What the answer rests on; the last lines of every page."""
+    known = f"flags of {state.setup.flags_from}" if state.setup.flags_from else "the scheduler's flags are not known"
+    yield Line()
+    yield Line(f"from {state.source}; device configuration: {state.setup.device_config_from}; {known}", Style.DIM)
+    for text in state.unseen:
+        yield Line(f"not seen: {text}", Style.DIM)
+
+
+def asked(request: Understood) -> Iterator[Line]:
+    lines = [Line(one.text) for one in request.asked]
+    yield from _section("Asks for", [*lines, Line("; ".join(wish.text for wish in request.wishes))])
+
+
+def refused(
+    verdict: FitsNowhere, kept_off: Sequence[Group], *, width: int | None, what: str = "Why not"
+) -> Iterator[Line]:
+    """Why there is no place, and what would help."""
+    asked_about = sum(len(group.nodes) for group in verdict.groups)
+    heading = f"{what}, on {counted(asked_about, 'node')}" if asked_about else f"{what}: no node is left to ask about"
+    yield from _section(heading, _groups(verdict.groups))
+    if kept_off:
+        yield from _section("Ruled out by kube-scheduler's own rules, before Tessera is asked", _groups(kept_off))
+    if verdict.near_miss:
+        holders = listed([holder.text for holder in verdict.holders], HOLDERS)
+        held = [Line(f"that card is held by {holders}")] if holders else []
+        yield from _section("Nearest", [Line(verdict.near_miss, Style.WARN), *held])
+    if verdict.changes:
+        changes = [Line(change.text, Style.GOOD) for change in verdict.changes]
+        yield from _section("The smallest changes that would fit, each alone", changes)
+    if verdict.cards:
+        yield from _section("Card by card", _cards(verdict.cards, width))
+    if not verdict.near_miss and not verdict.changes and asked_about:
+        yield from _section("What would help", [Line("no smaller request would fit: see the reasons above")])
+
+
+def slice_text(one: Slice) -> str:
+    size = f"{one.memory_mib} MiB" if one.memory_mib else "no share of memory"
+    cores = f", {one.cores} cores" if one.cores else ""
+    mig = f", MIG {one.mig}" if one.mig else ""
+    where = ", ".join(filter(None, (one.card, model(one.model) if one.model else "")))
+    return f"container {one.container}: card {one.index}, {size}{cores}{mig} ({where})"
+
+
+def _headline(found: Explanation) -> str:
+    match found.status:
+        case Status.PLACED:
+            return f"placed on {found.node}"
+        case Status.FITS:
+            node = found.verdict.node if isinstance(found.verdict, Fits) else "?"
+            return f"not placed yet; it fits on {node}"
+        case Status.REFUSED:
+            return "pending: it fits on no node"
+        case Status.INVALID:
+            return "pending: its request cannot be honoured on any node"
+        case Status.UNACCOUNTED:
+            return f"on {found.node}, but without an allocation"
+        case Status.NO_DEVICES:
+            return "asks for no devices; Tessera has no say in it"
+        case Status.ENDED:
+            return f"ended ({found.phase}); it holds nothing"
+
+
+def _placed(found: Explanation) -> Iterator[Line]:
+    yield from _section("Holds", [Line(slice_text(one)) for one in found.slices])
+    if not isinstance(found.verdict, Fits):
+        if found.verdict is not None:
+            text = "it would not fit again: the cluster has changed since it was placed"
+            yield from _section("Why there", [Line(text, Style.WARN)])
+        return
+    lines = [*_scores(found.verdict)]
+    if found.verdict.node != found.node:
+        lines.append(
+            Line(f"today it would go to {found.verdict.node} instead: other pods have come or gone since", Style.DIM)
+        )
+    yield from _section("Why there (the choice as it looks now, without this pod)", lines)
+
+
+def _would_go(verdict: Fits) -> Iterator[Line]:
+    yield from _section("Would get", [Line(slice_text(one)) for one in verdict.slices])
+    yield from _section("Why there", _scores(verdict))
+
+
+def _scores(verdict: Fits) -> Iterator[Line]:
+    more = f", {verdict.fitting - len(verdict.best)} more" if verdict.fitting > len(verdict.best) else ""
+    nodes = ", ".join(f"{one.node} ({one.score:.2f})" for one in verdict.best)
+    yield Line(f"nodes that fit, best first by the node policy, with their scores: {nodes}{more}")
+    cards = ", ".join(f"{one.index} ({one.score:.2f})" for one in verdict.cards[:CARDS])
+    yield Line(f"cards of {verdict.cards_of}, best first by the card policy, with their scores: {cards}")
+
+
+def _groups(groups: Iterable[Group]) -> Iterator[Line]:
+    for group in groups:
+        yield Line(f"{counted(len(group.nodes), 'node')}: {group.reason}", Style.WARN)
+        words = "; ".join(filter(None, (in_words(group.reason), group.detail)))
+        if words:
+            yield Line(f"  {words}")
+        yield Line(f"  {listed(group.nodes)}", Style.DIM)
+
+
+def _cards(cards: Sequence[CardVerdict], width: int | None) -> list[Line]:
+    columns = [
+        Column("NODE"),
+        Column("CARD", right=True),
+        Column("REASON"),
+        Column("ASKED", right=True),
+        Column("FREE", right=True),
+        Column("TOTAL", right=True),
+        Column("HELD BY"),
+    ]
+    rows = [
+        (
+            (
+                card.node,
+                str(card.index),
+                card.reason,
+                *("-" if number is None else str(number) for number in (card.asked, card.free, card.total)),
+                listed([holder.text for holder in card.holders], HOLDERS) or "-",
+            ),
+            Style.PLAIN,
+        )
+        for card in cards
+    ]
+    return table(columns, rows, width=None if width is None else width - 2)
+
+
+def _section(title: str, lines: Iterable[Line]) -> Iterator[Line]:
+    yield Line()
+    yield Line(title, Style.HEAD)
+    for line in lines:
+        yield line.indented()

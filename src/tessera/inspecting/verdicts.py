@@ -1,0 +1,222 @@
+"""The scheduler's verdict on a pod, in plain values: a placement with its scores, or why not, node by node.
+
+Asks `selector.select` for the choice, `fit_pod` for the cards and `advice` for what would help: the functions
+that decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.core.advice import Change, advise
+from tessera.core.fitting import fit_pod, make_ask
+from tessera.core.ledger import Ledger
+from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.near_misses import NearMiss, quick_near_miss
+from tessera.core.requests import PodRequest
+from tessera.core.scoring import device_score
+from tessera.core.selection import Refused, Selected, Selector
+from tessera.core.wording import failure_texts, success_text
+from tessera.inspecting.slices import Holder, Slice, holders_of, slices_of
+
+BEST = 5
+"""nodes listed with their scores"""
+DETAILS = 3
+"""nodes of a group about which more is said"""
+
+
+@dataclass(frozen=True, slots=True)
+class CardVerdict:
+    """Why one card does not serve."""
+
+    node: str
+    card: str
+    index: int
+    model: str
+    reason: str
+    asked: int | None
+    free: int | None
+    total: int | None
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Nodes that refuse for the same reason."""
+
+    reason: str
+    """the text that kube-scheduler is told"""
+    nodes: tuple[str, ...]
+    detail: str = ""
+    """more about some of them"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredNode:
+    """A node with its score: how much of it is in use, before the pod."""
+
+    node: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCard:
+    """A card with its score: how much of it would be in use with the pod."""
+
+    card: str
+    index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The pod has a place."""
+
+    node: str
+    slices: tuple[Slice, ...]
+    best: tuple[ScoredNode, ...]
+    """nodes that fit, best first"""
+    fitting: int
+    """how many nodes fit"""
+    cards: tuple[ScoredCard, ...]
+    """of `cards_of`, in the order in which the policy tries them for the first request"""
+    cards_of: str
+    """a node: the chosen one, or the one where the pod is"""
+    event: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FitsNowhere:
+    """The pod has no place: why, and what would help."""
+
+    groups: tuple[Group, ...]
+    near_miss: str
+    holders: tuple[Holder, ...]
+    """of the nearest card"""
+    changes: tuple[Change, ...]
+    event: tuple[str, ...]
+    """what the scheduler's event says"""
+    cards: tuple[CardVerdict, ...] = ()
+
+
+def judge(
+    selector: Selector,
+    request: PodRequest,
+    names: Sequence[str],
+    *,
+    cards: bool = False,
+    advice: bool = True,
+    cards_of: str = "",
+) -> Fits | FitsNowhere:
+    """The verdict on these candidates. With `cards`, every refused card is listed; `cards_of` names the node whose
+    cards are shown with their scores, where that is not the chosen one."""
+    answer = selector.select(request, list(names))
+    if isinstance(answer, Selected):
+        return _fits(selector.ledger, request, answer, cards_of or answer.placement.node)
+    return _fits_nowhere(selector, request, names, answer, cards=cards, advice=advice)
+
+
+def _fits(ledger: Ledger, request: PodRequest, answer: Selected, cards_of: str) -> Fits:
+    names = [container.name for container in request.containers]
+    best = tuple(ScoredNode(name, round(score, 4)) for name, score in reversed(answer.best(BEST)))
+    return Fits(
+        answer.placement.node,
+        slices_of(ledger, answer.placement, names),
+        best,
+        len(answer.rows),
+        _card_order(ledger, request, cards_of),
+        cards_of,
+        (success_text(answer),),
+    )
+
+
+def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard, ...]:
+    view = ledger.node(node)
+    first = next((r for container in pod.containers for r in container.requests), None)
+    if view is None or first is None:
+        return ()
+    ask = make_ask(view, pod, first, view.cards, container=0)
+    return tuple(
+        ScoredCard(card.device.uuid, card.device.index, round(device_score(card, first, pod.weights), 4))
+        for card in ask.cards
+    )
+
+
+def _fits_nowhere(
+    selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused, *, cards: bool, advice: bool
+) -> FitsNowhere:
+    ledger = selector.ledger
+    found = advise(ledger, request, names) if advice else None
+    near = found.near_miss if found is not None else None
+    return FitsNowhere(
+        _groups(ledger, refused),
+        near.text if near is not None else "",
+        holders_of(ledger, near.node, near.card.uuid) if isinstance(near, NearMiss) else (),
+        found.changes if found is not None else (),
+        _event(selector, request, names, refused),
+        tuple(_cards(ledger, request, names)) if cards else (),
+    )
+
+
+def _event(selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused) -> tuple[str, ...]:
+    """As the scheduler's filter tells it: there is less time there, so that its near miss may be missing."""
+    near = quick_near_miss(selector.ledger, request, selector.candidates(list(names)).rows)
+    return (*failure_texts(refused), *([near.text] if near is not None else []))
+
+
+def _groups(ledger: Ledger, refused: Refused) -> tuple[Group, ...]:
+    """The largest first; grouped by the text, as kube-scheduler counts them."""
+    nodes: dict[str, list[str]] = {}
+    for name, misfit in sorted(refused.misfits.items()):
+        nodes.setdefault(misfit.text, []).append(name)
+    groups = []
+    for text, names in nodes.items():
+        details = [(name, _detail(ledger, name, refused.misfits[name])) for name in names]
+        said = [f"{name} {detail}" for name, detail in details if detail][:DETAILS]
+        groups.append(Group(text, tuple(names), "; ".join(said)))
+    return tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.reason)))
+
+
+def _detail(ledger: Ledger, name: str, misfit: Misfit) -> str:
+    if misfit.detail:
+        return f"({misfit.detail})"
+    reasons = {reason for reason, _ in misfit.counts}
+    if Reason.NODE_INSUFFICIENT_DEVICE in reasons:
+        return f"has {misfit.total or 'none'} of {misfit.vendor}"
+    if Reason.CARD_NOT_HEALTHY in reasons:
+        view = ledger.node(name)
+        return next((card.held for card in view.cards if card.held), "") if view is not None else ""
+    return ""
+
+
+def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[CardVerdict]:
+    rooms = ledger.rooms(request.namespace, request.vendors)
+    found = []
+    for name in names:
+        view = ledger.node(name)
+        answer = fit_pod(view, request, ledger.rules, rooms) if view is not None else None
+        if view is None or not isinstance(answer, Misfit):
+            continue
+        devices = {card.device.uuid: card.device for card in view.cards}
+        for refusal in _whole(answer, list(devices)):
+            device = devices[refusal.uuid]
+            found.append(
+                CardVerdict(
+                    name,
+                    refusal.uuid,
+                    device.index,
+                    device.model,
+                    refusal.reason.value,
+                    refusal.asked,
+                    refusal.free,
+                    refusal.total,
+                    holders_of(ledger, name, refusal.uuid),
+                )
+            )
+    return found
+
+
+def _whole(misfit: Misfit, uuids: Sequence[str]) -> list[CardMisfit]:
+    """The refused cards in the order of registration."""
+    return sorted((card for card in misfit.cards if card.uuid in uuids), key=lambda card: uuids.index(card.uuid))

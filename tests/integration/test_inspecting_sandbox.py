@@ -1,0 +1,244 @@
+"""The operator's commands beside the running scheduler: they must never say anything else than it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.inspecting.checks.findings import Finding, Severity
+from tessera.inspecting.collecting import collect, collect_with
+from tessera.inspecting.diagnosing import diagnose
+from tessera.inspecting.explaining import Status, explain
+from tessera.inspecting.hashing import hash_names
+from tessera.inspecting.installation import find_installation
+from tessera.inspecting.manifests import Manifest
+from tessera.inspecting.simulating import simulate
+from tessera.inspecting.snapshots import decode_snapshot, encode_snapshot
+from tessera.inspecting.state import InspectionError, State
+from tessera.inspecting.trial import Trial
+from tessera.inspecting.verdicts import FitsNowhere
+from tessera.inspecting.world import World
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, RESOURCE_QUOTAS
+from tessera.sandbox.api.faults import Fail
+from tessera.sandbox.nodes.cards import gpu_cards
+from tessera.sandbox.nodes.node import SimulatedNode
+from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
+
+US = "tessera-inspecting"
+
+Json = dict[str, Any]
+
+
+def nodes() -> list[SimulatedNode]:
+    return [
+        SimulatedNode("a100", gpu_cards("a100", 4, linked=2, numa_nodes=2)),
+        SimulatedNode("l4", gpu_cards("l4", 2, model="NVIDIA L4", memory=23034)),
+        SimulatedNode("few-slots", gpu_cards("few-slots", 1, slots=2)),
+        SimulatedNode("tainted", gpu_cards("tainted", 8), taints=[{"key": "k", "effect": "NoSchedule"}]),
+        SimulatedNode("plain"),
+    ]
+
+
+@asynccontextmanager
+async def client_of(cluster: Product) -> AsyncIterator[KubeClient]:
+    access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
+    async with KubeClient(access, user_agent=US) as client:
+        yield client
+
+
+async def state_of(cluster: Product) -> State:
+    async with client_of(cluster) as client:
+        return await collect(client, source="sandbox", now=time.time)
+
+
+async def diagnosed(cluster: Product) -> list[Finding]:
+    access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
+    async with client_of(cluster) as client, Trial(access, timeout=10, user_agent=US) as trial:
+        installation = await find_installation(client)
+        world = World(await collect_with(client, installation, source="sandbox", now=time.time))
+        return await diagnose(client, trial, installation, world, namespace="default")
+
+
+async def told(cluster: Product, name: str, texts: set[str]) -> None:
+    """Wait until the scheduler's events say all this."""
+    await cluster.plane.wait_for(
+        lambda: texts <= {event["message"] for event in cluster.plane.events("default", name)},
+        what=f"events about {name} that say {texts}",
+    )
+
+
+PODS: list[Json] = [
+    gpu_pod("one", gpu=1, mem=20000, cores=20),
+    gpu_pod("two", gpu=2, mem=40000, annotations={"hami.io/gpu-scheduler-policy": "topology-aware"}),
+    gpu_pod("whole", gpu=1),
+    gpu_pod("spread", gpu=1, mem=1000, annotations={"hami.io/node-scheduler-policy": "spread"}),
+    pod(
+        "several",
+        container("a", gpu=1, mem=3000),
+        container("b", gpu=1, mem=5000),
+        init=[container("i", gpu=1, mem=9000)],
+    ),
+    pod("sidecars", container("a", gpu=2, mem=100), init=[sidecar("s", gpu=1, mem=200)]),
+    gpu_pod("model", gpu=1, mem=9000, annotations={"nvidia.com/use-gputype": "L4"}),
+    gpu_pod("greedy", gpu=1, mem=81921),
+    gpu_pod("many", gpu=5, mem=100),
+    gpu_pod("no-such-model", gpu=1, mem=100, annotations={"nvidia.com/use-gputype": "H100"}),
+    gpu_pod("numa", gpu=3, mem=100, annotations={"nvidia.com/numa-bind": "true"}),
+    gpu_pod("mutex", gpu=4, mem=100, annotations={"hami.io/gpu-scheduler-policy": "mutex"}),
+]
+"""one after the other: some fit, some do not"""
+
+
+async def test_simulate_and_explain_say_what_the_scheduler_does(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        for manifest in PODS:
+            name = manifest["metadata"]["name"]
+            predicted = simulate(World(await state_of(cluster)), Manifest("default", name, manifest, 1))
+            await cluster.plane.create_pod(manifest)
+            if predicted.all_fit:
+                await cluster.running_pods(name)
+                found = explain(World(await state_of(cluster)), f"default/{name}")
+                assert (found.status, found.node) == (Status.PLACED, predicted.placed[0].node), name
+                assert found.slices == predicted.placed[0].slices, name
+                continue
+            message = await cluster.refused(name)
+            found = explain(World(await state_of(cluster)), f"default/{name}", cards=True)
+            assert found.status is Status.REFUSED, name
+            assert isinstance(found.verdict, FitsNowhere)
+            assert predicted.stop is not None
+            assert predicted.stop.verdict is not None
+            assert predicted.stop.verdict.groups == found.verdict.groups
+            for group in (*found.verdict.groups, *found.kept_off):
+                assert f"{len(group.nodes)} {group.reason}" in message, name
+            assert found.said == message
+            await told(cluster, name, set(found.verdict.event))
+
+
+async def test_a_snapshot_hashed_or_not_answers_as_the_cluster_does(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        for manifest in PODS[:4]:
+            await cluster.plane.create_pod(manifest)
+        await cluster.running_pods(*(manifest["metadata"]["name"] for manifest in PODS[:4]))
+        await cluster.plane.create_pod(gpu_pod("greedy", gpu=1, mem=81921))
+        await cluster.refused("greedy")
+        state = await state_of(cluster)
+    asked = Manifest("default", "p", gpu_pod("p", gpu=1, mem=7000), 1)
+    live = simulate(World(state), asked)
+    again = decode_snapshot(encode_snapshot(state), file="s.json")
+    assert simulate(World(again), asked) == live
+    assert explain(World(again), "default/greedy") == explain(World(state), "default/greedy")
+    hashed = simulate(World(hash_names(state, b"key")), asked)
+    assert hashed.fits_in_all == live.fits_in_all
+    assert [one.card for one in hashed.placed[0].slices] == [one.card for one in live.placed[0].slices]
+
+
+async def test_the_configuration_of_the_cluster_decides(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        text = "nvidia: {resourceCountName: example.com/gpu, resourceMemoryName: example.com/mem}\n"
+        body = {
+            "metadata": {"name": "tessera-scheduler-device", "namespace": "kube-system"},
+            "data": {"device-config.yaml": text},
+        }
+        await cluster.plane.client.create(CONFIG_MAPS.path("kube-system"), body)
+        state = await state_of(cluster)
+    assert state.setup.device_config_from == "ConfigMap kube-system/tessera-scheduler-device"
+    assert World(state).vendors["NVIDIA"].names.count == "example.com/gpu"
+
+
+async def test_who_may_not_read_quotas_and_configuration_is_told_what_is_missing(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        for path in ("/resourcequotas", "/configmaps", "/mutatingwebhookconfigurations"):
+            cluster.plane.server.faults.next(Fail(403), method="GET", path=path, agent=US, times=100)
+        state = await state_of(cluster)
+        findings = await diagnosed(cluster)
+        assert any("quotas" in text for text in state.unseen)
+        assert any("ConfigMap" in text for text in state.unseen)
+        assert not [each for each in findings if each.severity is Severity.BROKEN], findings
+        assert any(each.severity is Severity.UNSEEN and each.area == "webhook" for each in findings)
+        cluster.plane.server.faults.next(Fail(403), method="GET", path="/nodes", agent=US)
+        with pytest.raises(InspectionError, match="you may not list nodes"):
+            await state_of(cluster)
+
+
+async def test_a_doctor_without_the_right_to_list_nodes_still_tries_the_webhook(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        cluster.plane.server.faults.next(Fail(403), method="GET", path="/nodes", agent="^tessera-cli/", times=2)
+        code, text = await run(cluster, "doctor")
+        assert code == 0, text
+        assert "unseen   cluster: you may not list nodes" in text
+        assert "fine     webhook: it answers" in text
+        for path in ("/nodes", "/mutatingwebhookconfigurations", "/pods"):
+            cluster.plane.server.faults.next(Fail(403), path=path, agent="^tessera-cli/", times=9)
+        cluster.plane.server.faults.next(Fail(403), path="accessreviews", agent="^tessera-cli/", times=99)
+        code, text = await run(cluster, "doctor")
+        assert code == 2, text
+        assert "nothing could be checked" in text
+
+
+async def test_a_good_installation_has_no_findings_and_the_trial_leaves_nothing_behind(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        findings = await diagnosed(cluster)
+        assert not [each for each in findings if each.severity in (Severity.BROKEN, Severity.WARNING)], findings
+        assert any("it answers" in each.what for each in findings)
+        assert cluster.plane.pods() == []
+        assert {seen.method for seen in cluster.requests(US)} <= {"GET", "POST"}
+
+
+async def test_a_webhook_that_is_gone_or_does_not_answer_is_found(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        await cluster.stop_scheduler()
+        [dead] = [each for each in await diagnosed(cluster) if each.severity is Severity.BROKEN]
+        assert "the apiserver cannot call it" in dead.what
+        await cluster.plane.client.delete(MUTATING_WEBHOOKS.path(name="tessera-webhook"))
+        [gone] = [each for each in await diagnosed(cluster) if each.severity is Severity.BROKEN]
+        assert "no MutatingWebhookConfiguration" in gone.what
+
+
+async def test_a_plugin_that_has_gone_is_found(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        await cluster.plane.nodes["a100"].stop_plugin()
+        [found] = [each for each in await diagnosed(cluster) if each.severity is Severity.BROKEN]
+        assert "a100: the plugin of NVIDIA is gone" in found.what
+
+
+async def run(cluster: Product, *arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tessera", *arguments, "--kubeconfig", str(cluster.plane.kubeconfig)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode()
+
+
+async def test_the_commands_themselves_work_against_a_cluster(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        quota = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "90000"}}}
+        await cluster.plane.client.create(RESOURCE_QUOTAS.path("default"), quota)
+        await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=20000))
+        await cluster.running_pods("p")
+        code, text = await run(cluster, "explain", "p")
+        assert code == 0, text
+        assert "default/p: placed on" in text
+        code, text = await run(cluster, "top", "-o", "json")
+        assert code == 0, text
+        assert sum(len(card["pods"]) for card in json.loads(text)["items"]) == 1
+        code, text = await run(cluster, "doctor")
+        assert code == 0, text
+        assert "0 broken" in text
+        file = tmp_path / "p.yaml"
+        file.write_text(json.dumps(gpu_pod("q", gpu=1, mem=30000)))
+        code, text = await run(cluster, "simulate", "pod", "-f", str(file), "--count", "3")
+        assert code == 1, text
+        assert "exceeding resource quota" in text
