@@ -31,7 +31,7 @@ COVERAGE := 95
 COVERED = $(addprefix tests/unit/,core wire vendors golden bugs) tests/property
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 comma := ,
-TYPED = src tests $(if $(wildcard bench/*.py),bench) $(if $(wildcard examples/*.py),examples)
+TYPED = src tests $(if $(wildcard bench/*.py),bench)
 
 define heading
 @printf '\n==> %s\n' "$(1)"
@@ -43,8 +43,8 @@ help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## place pods on simulated GPU nodes and show who got which slice, or why not
-	@$(BIN)/python -m examples.first_slices
+demo: $(READY) ## try everything without a cluster or a GPU (ARGS=--once ends after the story)
+	@$(BIN)/tessera demo $(ARGS)
 
 test: $(READY) ## run the tests on all cores, with the branch coverage of core, wire and vendors
 	$(call heading,core$(comma) wire and vendors)

@@ -75,6 +75,8 @@ class NodeSpec:
 class SimulatedNode:
     """One node. `connect` before use; `run` it together with a watch that calls `kubelet.seen` and `gone`."""
 
+    resource = RESOURCE  # nodes with other cards or a real agent override this, `registration` and `agent_of`
+
     def __init__(self, name: str | NodeSpec, cards: Sequence[Device] = (), **more: Any) -> None:
         """A spec, or the fields of one."""
         self.spec = name if isinstance(name, NodeSpec) else NodeSpec(name, tuple(cards), **more)
@@ -109,28 +111,31 @@ class SimulatedNode:
         kubelet = self._kubelet = Kubelet(
             client,
             ids=self._ids,
-            resource=RESOURCE,
+            resource=self.resource,
             pace=self.pace,
             faults=self.faults,
             shuffled=self.spec.shuffled,
             rng=self._rng,
             now=now,
         )
+        self._agent = self.agent_of(client, kubelet)
+
+    def agent_of(self, client: KubeClient, kubelet: Kubelet) -> Agent:
+        """The plugin that this node's kubelet asks."""
         if self.spec.agent == "hami":
-            self._agent = HamiPlugin(client, self.name, rng=self._rng)
-        else:
-            self._agent = TesseraAgent(
-                self.name,
-                by_environment=self.spec.agent == "env",
-                pods=kubelet.waiting_pods,
-                everybody=kubelet.pods,
-                wrong_pod=lambda: self.faults.wrong_pod,
-                rng=self._rng,
-            )
+            return HamiPlugin(client, self.name, rng=self._rng)
+        return TesseraAgent(
+            self.name,
+            by_environment=self.spec.agent == "env",
+            pods=kubelet.waiting_pods,
+            everybody=kubelet.pods,
+            wrong_pod=lambda: self.faults.wrong_pod,
+            rng=self._rng,
+        )
 
     async def register(self) -> None:
         """Create the node, or bring the one that is there up to date."""
-        self._ids.offer(self._listed())
+        self._offer()
         document = self.document()
         try:
             await self._api.create(NODES.path(), document)
@@ -153,9 +158,13 @@ class SimulatedNode:
 
     async def set_cards(self, cards: Sequence[Device]) -> None:
         """The cards are others now, or other in some way."""
+        await self.list_cards(cards)
+        await self._annotate(self.registration())
+
+    async def list_cards(self, cards: Sequence[Device]) -> None:
+        """What the plugin lists to kubelet from now on; the registration is somebody else's."""
         self.cards = tuple(cards)
         await self._plugin_lists()
-        await self._annotate(self._registration())
 
     async def set_health(self, uuid: str, healthy: bool) -> None:
         await self.set_cards([replace(card, healthy=healthy) if card.uuid == uuid else card for card in self.cards])
@@ -168,7 +177,7 @@ class SimulatedNode:
     async def start_plugin(self) -> None:
         self.plugin_is_up = True
         await self._plugin_lists()
-        await self._annotate(self._registration())
+        await self._annotate(self.registration())
 
     async def restart_kubelet(self, *, away_s: float = 0.0) -> None:
         """Nothing is admitted meanwhile, and there are no devices until the plugin has registered again."""
@@ -192,7 +201,7 @@ class SimulatedNode:
             "metadata": {
                 "name": spec.name,
                 "labels": {"kubernetes.io/hostname": spec.name, "kubernetes.io/os": "linux", **spec.labels},
-                "annotations": self._registration(),
+                "annotations": self.registration(),
             },
             "spec": {"taints": [dict(taint) for taint in spec.taints]} if spec.taints else {},
             "status": {
@@ -212,7 +221,8 @@ class SimulatedNode:
             },
         }
 
-    def _registration(self) -> dict[str, str]:
+    def registration(self) -> dict[str, str]:
+        """The annotations that the agent keeps on the node."""
         if not self.cards:
             return {}
         encode = encode_registration_text if self.spec.text_registration else encode_registration_json
@@ -235,8 +245,8 @@ class SimulatedNode:
             return {"capacity": common, "allocatable": common}
         known = sum(card.slots for card in self.cards)
         return {
-            "capacity": common | {RESOURCE: str(known)},
-            "allocatable": common | {RESOURCE: str(self._ids.offered)},
+            "capacity": common | {self.resource: str(known)},
+            "allocatable": common | {self.resource: str(self._ids.offered)},
         }
 
     @staticmethod
@@ -258,12 +268,11 @@ class SimulatedNode:
             raise RuntimeError(f"node {self.name} is not connected")
         return self._client
 
-    def _listed(self) -> Sequence[Device]:
-        """What the plugin tells kubelet."""
-        return self.cards if self.plugin_is_up else ()
+    def _offer(self) -> None:
+        self._ids.offer(self.cards if self.plugin_is_up else ())
 
     async def _plugin_lists(self) -> None:
-        self._ids.offer(self._listed())
+        self._offer()
         await self._report({"status": self._amounts()})
 
     async def _heartbeat(self) -> None:

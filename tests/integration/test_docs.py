@@ -1,0 +1,195 @@
+"""Every YAML block of the documents does what its page says, on the demo's cluster with the real scheduler.
+
+Objects are applied: their pods, and those of workloads' templates, run. A comment before the block says otherwise:
+
+    <!-- expect: Pending -->            it is taken and fits nowhere
+    <!-- expect: refused: TEXT -->      it is not taken, and the reason has TEXT
+
+What is no object of the API is read by whoever reads it in the product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from tessera.demo.running import SWITCHES, DemoCluster, demo_cluster
+from tessera.demo.story import STORY
+from tessera.demo.viewing import look
+from tessera.inspecting.describing import describe
+from tessera.inspecting.manifests import read_manifests
+from tessera.inspecting.state import Setup
+from tessera.kube.errors import ApiError
+from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS, Resource
+from tessera.node.inventory.simulated_file import load_description
+from tessera.sandbox.reading import condition_of, name_of
+from tessera.vendors.registry import build_vendors
+
+Json = dict[str, Any]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(
+    r"(?:<!-- expect: (?P<expected>[^\n]*) -->\n)?^```ya?ml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+STORED: dict[str, Resource] = {
+    "Namespace": NAMESPACES,
+    "ResourceQuota": RESOURCE_QUOTAS,
+    "MutatingWebhookConfiguration": MUTATING_WEBHOOKS,
+}
+PLACES: dict[str, set[tuple[str, int]]] = {
+    "this-one": {("l4-1", 1)},
+    "isolated": {("mig-1", 0)},
+    "ocr": {("ascend-1", 1)},
+    "trainer": {("h100-1", index) for index in range(4, 8)},
+}
+"""cards that the page says, or that follow from it; on an empty cluster"""
+WORKLOADS = ("Deployment", "StatefulSet", "Job", "DaemonSet")
+
+
+@dataclass(frozen=True)
+class Block:
+    place: str
+    text: str
+    expected: str
+
+    @property
+    def documents(self) -> list[Json]:
+        return [each for each in yaml.safe_load_all(self.text) if each is not None]
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("text"))
+        yield Block(f"{page.relative_to(ROOT)}:{line + 1}", found["text"], found["expected"] or "Running")
+
+
+APPLIED = [block for page in PAGES for block in blocks(page) if all("kind" in each for each in block.documents)]
+READ = [block for page in PAGES for block in blocks(page) if not all("kind" in each for each in block.documents)]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[DemoCluster]:
+    async with demo_cluster(tmp_path) as running:
+        yield running
+
+
+async def test_every_manifest_of_the_documents_does_what_its_page_says(cluster: DemoCluster) -> None:
+    assert len(APPLIED) > 15, "the documents have lost their examples"
+    for block in APPLIED:
+        try:
+            await apply(cluster, block)
+        except Exception as error:
+            raise AssertionError(f"{block.place}: {error}") from error
+        finally:
+            await clear(cluster)
+
+
+async def apply(cluster: DemoCluster, block: Block) -> None:
+    pods: list[Json] = []
+    for document in block.documents:
+        kind = document["kind"]
+        if kind in STORED:
+            namespace = document["metadata"].get("namespace") if STORED[kind].namespaced else None
+            if kind == "MutatingWebhookConfiguration":
+                # The cluster has one of this name; a second one beside it does no harm until it is gone again.
+                document["metadata"]["name"] += "-example"
+            await cluster.plane.client.create(STORED[kind].path(namespace), document)
+        elif kind == "KubeSchedulerConfiguration":
+            check_scheduler_configuration(document)
+        else:
+            assert kind == "Pod" or kind in WORKLOADS, f"nobody knows how to try a {kind}"
+            (found,) = read_manifests(yaml.safe_dump(document), file=block.place, namespace="default", count=None)
+            pods += [_numbered(found.pod, number) for number in range(found.count)]
+    for pod in pods:
+        refusal = await refused(cluster, pod)
+        wanted, _, text = block.expected.partition(": ")
+        assert (wanted == "refused") == (refusal is not None), refusal or f"{name_of(pod)} was taken"
+        assert text in (refusal or "")
+    if not block.expected.startswith("refused"):
+        await cluster.until(
+            lambda: all(is_as_expected(cluster, pod, block.expected) for pod in pods), f"pods to be {block.expected}"
+        )
+    for name in PLACES.keys() & {name_of(pod) for pod in pods if block.place.startswith("docs/user-guide")}:
+        cards = [card for card in look(cluster).cards if name in [one.pod for one in card.slices]]
+        assert {(card.node, card.index) for card in cards} == PLACES[name]
+
+
+async def refused(cluster: DemoCluster, pod: Json) -> str | None:
+    """Create the pod; why it was not taken."""
+    try:
+        await cluster.apply(pod)
+    except ApiError as error:
+        return error.message
+    return None
+
+
+def is_as_expected(cluster: DemoCluster, pod: Json, expected: str) -> bool:
+    found = cluster.plane.pod(pod["metadata"]["namespace"], name_of(pod)) or {}
+    if expected == "Pending":
+        return (condition_of(found, "PodScheduled") or {}).get("status") == "False"
+    return bool(found.get("status", {}).get("phase") == expected)
+
+
+def check_scheduler_configuration(document: Json) -> None:
+    """There is no kube-scheduler here to read it: what it says of Tessera must be true."""
+    (extender,) = document["extenders"]
+    names = {name for vendor in build_vendors(None, SWITCHES).values() for name in vendor.names.all}
+    assert {each["name"] for each in extender["managedResources"]} <= names
+    assert (extender["filterVerb"], extender["bindVerb"], extender["nodeCacheCapable"]) == ("filter", "bind", True)
+
+
+async def clear(cluster: DemoCluster) -> None:
+    """Nothing of the block is left."""
+    for pod in cluster.pods():
+        await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_seconds=0)
+    client = cluster.plane.client
+    for quota in (await client.list(RESOURCE_QUOTAS.path(), dict[str, Any])).items:
+        await client.delete(RESOURCE_QUOTAS.path(quota["metadata"]["namespace"], name_of(quota)))
+    for hook in (await client.list(MUTATING_WEBHOOKS.path(), dict[str, Any])).items:
+        if name_of(hook).endswith("-example"):
+            await client.delete(MUTATING_WEBHOOKS.path(name=name_of(hook)))
+    await cluster.until(lambda: not cluster.pods() and not cluster.ledger.pods(), "the pods to be gone")
+
+
+def _numbered(pod: Json, number: int) -> Json:
+    """The pod of a replica; the first keeps the name."""
+    return pod | {"metadata": pod["metadata"] | {"name": f"{name_of(pod)}-{number}"}} if number else pod
+
+
+@pytest.mark.parametrize("block", READ, ids=lambda block: block.place)
+def test_what_is_no_object_is_read_by_its_reader(block: Block, tmp_path: Path) -> None:
+    (document,) = block.documents
+    if "cards" in document:
+        (tmp_path / "cards.yaml").write_text(block.text)
+        assert load_description(tmp_path / "cards.yaml").cards
+        return
+    if "nodes" in document:
+        assert describe(block.text, file=block.place, now=0.0, setup=Setup()).nodes
+        return
+    values = yaml.safe_load((ROOT / "charts/tessera/values.yaml").read_text(encoding="utf-8"))
+    unknown = document.keys() - values.keys()
+    assert not unknown, f"{block.place}: no file of cards, no cluster and no values of the chart"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", page.read_text(encoding="utf-8"))
+    local = [target for target in targets if "://" not in target]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_picture_in_the_readme_shows_the_story_of_today() -> None:
+    text = (ROOT / "docs/images/demo.svg").read_text(encoding="utf-8")
+    shown = "".join(ElementTree.fromstring(text).itertext()).replace("\xa0", " ")
+    until = next(number for number, step in enumerate(STORY) if step.picture)
+    for number, step in enumerate(STORY[: until + 1], 1):
+        assert f"{number}. {step.title}" in shown, "make demo ARGS='--once --picture docs/images/demo.svg'"
