@@ -28,10 +28,10 @@ FUZZ_SECONDS ?= 20
 # Per cent of lines and branches of core, wire and vendors that the tests must reach.
 COVERAGE := 95
 
-COVERED = $(addprefix tests/unit/,core wire vendors golden bugs) tests/property
+COVERED = $(addprefix tests/unit/,core wire vendors golden bugs) $(filter-out tests/property/node,$(wildcard tests/property/*))
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 comma := ,
-TYPED = src tests $(if $(wildcard bench/*.py),bench)
+TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
@@ -51,7 +51,7 @@ test: $(READY) ## run the tests on all cores, with the branch coverage of core, 
 	@$(BIN)/python -m pytest $(PARALLEL) $(COVERED) --cov=tessera.core --cov=tessera.wire --cov=tessera.vendors \
 		--cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE)
 	$(call heading,the services on the embedded control plane$(comma) and 100000 random steps of the model)
-	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/contract tests/integration tests/model \
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/property tests/contract tests/integration tests/model \
 		$(addprefix --ignore=,$(COVERED))
 
 check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
@@ -91,6 +91,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.core --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
+	@$(BIN)/python -m bench.allocate --check
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.webhook --check
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e import summary
 from tests.e2e.control_plane import ControlPlane
 from tools.kubernetes import build
 
@@ -27,10 +28,11 @@ Tell = Callable[[str], None]
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     told = config.stash.get(TOLD, [])
-    if told:
-        terminalreporter.section("real Kubernetes")
-        for line in told:
-            terminalreporter.write_line(line)
+    for title, said in (("real Kubernetes", told), ("what ran", summary.lines(terminalreporter.stats))):
+        if said:
+            terminalreporter.section(title)
+            for line in said:
+                terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session")

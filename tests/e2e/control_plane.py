@@ -82,6 +82,11 @@ class ControlPlane:
     def url(self) -> str:
         return f"https://127.0.0.1:{self._port}"
 
+    @property
+    def programs(self) -> dict[str, Program]:
+        """All of it, by name."""
+        return {program.name: program for program in self._programs}
+
     def start(self) -> None:
         """All of it serves when this returns."""
         self.logs.mkdir()

@@ -106,7 +106,7 @@ class Replica:
         self, plane: ControlPlane, *flags: str, label: str, certificates: Certificates, host: str = ""
     ) -> None:
         extender, self.webhook_port, metrics = free_ports(3)
-        self.extender_url, self._metrics_url = f"http://127.0.0.1:{extender}", f"http://127.0.0.1:{metrics}"
+        self.extender_url, self.metrics_url = f"http://127.0.0.1:{extender}", f"http://127.0.0.1:{metrics}"
         lead = (f"--leader-elect-resource-name={LEASE}", f"--leader-elect-resource-namespace={ACCOUNTS}")
         self.tessera = Program(
             f"tessera-{label}",
@@ -123,8 +123,10 @@ class Replica:
             folder=plane.logs,
             environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}),
         )
+        self.configuration = self._configuration(plane, elects=bool(host))
+        """kube-scheduler's"""
         file = plane.folder / f"kube-scheduler-{label}.yaml"
-        file.write_text(yaml.safe_dump(self._configuration(plane, elects=bool(host))))
+        file.write_text(yaml.safe_dump(self.configuration))
         self.kube_scheduler = plane.program(
             f"kube-scheduler-{label}", "kube-scheduler", f"--config={file}", "--secure-port=0", "--v=2", host=host
         )
@@ -138,7 +140,7 @@ class Replica:
         await until(self._is_ready, what=f"{self.tessera.name} to be ready")
 
     async def scrape(self) -> Scrape:
-        async with aiohttp.ClientSession() as session, session.get(f"{self._metrics_url}/metrics") as answer:
+        async with aiohttp.ClientSession() as session, session.get(f"{self.metrics_url}/metrics") as answer:
             return Scrape(await answer.text())
 
     async def stop_tessera(self) -> int:
@@ -154,7 +156,7 @@ class Replica:
     async def _is_ready(self) -> bool:
         assert self.tessera.is_running, f"{self.tessera.name} ended:\n{self.tessera.words()}"
         try:
-            async with aiohttp.ClientSession() as session, session.get(f"{self._metrics_url}/readyz") as answer:
+            async with aiohttp.ClientSession() as session, session.get(f"{self.metrics_url}/readyz") as answer:
                 return answer.status == 200
         except aiohttp.ClientError:
             return False

@@ -441,8 +441,12 @@ async def test_the_installed_scheduler_serves_pods_with_the_rights_and_settings_
             path = PODS.path("serving", "p1")
             granted = (await metadata_of(tenant, path))["annotations"]
             assert granted["tessera.io/c0.memory-limit-0"] == "2000m"
-            wider = await tenant.patch(path, annotated({"tessera.io/c0.memory-limit-0": "80000m"}))
-            assert wider.status == 403, wider.body
+            # Bound and running: no way is open any more.
+            for way, change in CHANGES.items():
+                for key in ("tessera.io/c0.memory-limit-0", "tessera.io/c0.visible-devices", ALLOCATED):
+                    wider = await change(tenant, path, key)
+                    assert wider.status == 403, (way, wider.body)
+            assert (await metadata_of(tenant, path))["annotations"] == granted
         finally:
             tessera.stop()
             kube_scheduler.stop()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tessera.kube.resources import RESOURCE_QUOTAS
+from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS
 from tessera.sandbox.api.kinds import Json
 from tessera.sandbox.nodes.cards import gpu_cards
 from tessera.sandbox.nodes.kubelet import RUN_SECONDS
@@ -80,6 +80,25 @@ async def test_kubectl_shows_what_to_write_instead(plane: ControlPlane, tmp_path
         assert applied.returncode == 1
         assert 'admission webhook "vgpu.hami.io" denied the request' in applied.stderr
         assert said in applied.stderr
+
+
+async def test_a_deployment_shows_why_its_pods_are_refused(plane: ControlPlane) -> None:
+    """Nobody sees the pod that was not created: kubectl shows the reason on what should have made it."""
+    template = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [container("main", gpu=1, mem="2Gi")]}}
+    spec = {"replicas": 1, "selector": {"matchLabels": {"app": "a"}}, "template": template}
+    async with cluster(plane, [node()], scheduling=False) as found:
+        body = {"metadata": {"name": "serve"}, "spec": spec}
+        answer = await found.tenant.post(DEPLOYMENTS.path(found.namespace), body)
+        assert answer.status == 201, answer.body
+
+        async def is_told() -> bool:
+            described = await asyncio.to_thread(
+                plane.kubectl, f"--namespace={found.namespace}", "describe", "replicasets", user="tenant"
+            )
+            return "FailedCreate" in described and "denied the request" in described and "2048" in described
+
+        await until(is_told, what="the reason")
+        assert found.pods == []
 
 
 # -- when there is room

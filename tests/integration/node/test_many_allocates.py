@@ -78,7 +78,7 @@ class Traffic:
         self._running.append(name)
 
     async def _leave(self, name: str) -> None:
-        self.wrong += [each for each in self._cluster.kubelet.wrong_slices() if each.startswith(f"{name}/")]
+        self.wrong += self._cluster.kubelet.wrong_slices(name)
         self._running.remove(name)
         await self._cluster.kubelet.end(name)
 

@@ -38,7 +38,7 @@ BY_MIG: Json = {"node": {"operatingmode": "mig"}}
 WAYS = {"by environment": BY_ENVIRONMENT, "by answer": BY_ANSWER, "by mig": BY_MIG}
 MOMENTS = ("before", "during", "between", "after")
 AGENT = "tessera-device-plugin"
-WRITES_POD = {"method": "PATCH", "path": "/pods/p$", "agent": AGENT}
+WRITES_POD: Json = {"method": "PATCH", "path": "/pods/p$", "agent": AGENT}
 CARDS = {"cards": [{"model": "A100-SXM4-80GB", "count": 4}], "state": "state.json"}
 
 

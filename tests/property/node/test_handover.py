@@ -30,7 +30,9 @@ class Plan:
     @property
     def shape(self) -> Shape:
         entries = (tuple(each.split("/") for each in text.split()) for text in self.containers if text)
-        return Shape(tuple(tuple((card, int(memory), int(cores)) for card, memory, cores in one) for one in entries))
+        return Shape(
+            tuple(tuple((card, int(memory), int(cores), None) for card, memory, cores in one) for one in entries)
+        )
 
 
 class Kubelet:

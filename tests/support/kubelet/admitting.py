@@ -114,11 +114,11 @@ class Admission:
         spec = next(each for each in containers_of(pod) if each["name"] == container)
         return environment_of(pod, spec, given.answer.envs)
 
-    def wrong_slices(self) -> list[str]:
-        """Containers that would see anything but exactly what their pod was granted."""
+    def wrong_slices(self, *names: str) -> list[str]:
+        """Containers of these pods, or of all, that would see anything but exactly what their pod was granted."""
         return [
             f"{name_of(pod)}/{container['name']}: sees {seen}, granted {granted}"
-            for pod in self.node.plane.pods("default")
+            for pod in (map(self.node.pod, names) if names else self.node.plane.pods("default"))
             for position, container in enumerate(containers_of(pod))
             if (uid_of(pod), container["name"]) in self.checkpoint
             and (seen := self._seen(pod, container["name"])) != (granted := self._granted(pod, position))

@@ -507,7 +507,7 @@ def test_what_has_no_effect_is_said_and_never_a_reason_to_stop(given: dict[str, 
 
 
 def test_cards_that_are_cut_by_mig_cannot_be_told_in_the_text_form() -> None:
-    given = {"yaml": "nvidia: {deviceCoreScaling: 1}", "json": node(operatingmode="mig")}
+    given: dict[str, Any] = {"yaml": "nvidia: {deviceCoreScaling: 1}", "json": node(operatingmode="mig")}
     (warning,) = told("text-registration=true", **given).warnings
     assert "--text-registration has no MIG profiles" in warning
     assert told(**given).warnings == ()

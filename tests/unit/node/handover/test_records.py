@@ -123,10 +123,11 @@ async def test_a_journal_is_read_up_to_the_line_that_is_not_whole(tmp_path: Path
     records = Records(tmp_path)
     await records.keep(given("a"))
     await records.keep(given("b", claim=Q))
-    journal = tmp_path / JOURNAL
+    journal = tmp_path / f"{JOURNAL}.0"
     journal.write_bytes(journal.read_bytes()[:-5])
     again = Records(tmp_path)
     assert await again.load() == [Record(("a",), P)]
+    (tmp_path / f"{JOURNAL}.old").touch()
     journal.write_bytes(b"{\n" + journal.read_bytes())
     with captured() as logs:
         assert await again.load() == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.modes.answers import Refused
-from tessera.node.modes.directories import Folders, cache_of, folder_of, folder_of_ids, share_folder
+from tessera.node.modes.directories import SPARES, Folders, cache_of, folder_of, folder_of_ids, share_folder
 from tests.support.sharing import claim
 
 NAME = "uid-1_main"
@@ -269,3 +269,29 @@ def test_a_shared_folder_that_somebody_put_elsewhere_is_refused(tmp_path: Path, 
     with pytest.raises(Refused, match="on the host is"):
         share_folder(path)
     assert is_untouched(outside)
+
+
+@pytest.mark.usefixtures("_umask")
+def test_a_folder_made_ahead_is_like_one_that_is_made_at_once(folders: Folders, base: Path) -> None:
+    folders.stock()
+    ahead = {each.stat().st_ino for each in (base / "spare").iterdir()}
+    assert len(ahead) == SPARES
+    for number in range(SPARES + 1):
+        made = folders.recreate(f"uid-{number}_main").stat()
+        assert stat.S_IMODE(made.st_mode) == 0o777
+        assert (made.st_ino in ahead) is (number < SPARES)
+    assert list((base / "spare").iterdir()) == []
+    folders.stock()
+    folders.stock()
+    assert len(list((base / "spare").iterdir())) == SPARES
+
+
+def test_what_an_earlier_process_made_ahead_is_not_trusted(base: Path, folders: Folders) -> None:
+    (base / "spare").mkdir(parents=True)
+    (base / "spare" / "half-made").mkdir(mode=0o700)
+    (base / "spare" / "half-made" / "file").touch()
+    folders.stock()
+    made = folders.recreate(NAME)
+    assert list(made.iterdir()) == []
+    assert stat.S_IMODE(made.stat().st_mode) == 0o777
+    assert folders.empty().finished

@@ -1,0 +1,142 @@
+"""The wire between one scheduler and the real apiserver: it can be held in either direction, cut and refused.
+
+It passes bytes on and understands none of them: both ends speak TLS with each other. A request that is held has not
+reached the apiserver; an answer that is held has had its effect. What is held is lost when the wire is cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import yaml
+
+from tests.e2e.control_plane import ControlPlane
+
+CHUNK = 1 << 16
+"""bytes"""
+
+
+@dataclass
+class Call:
+    """One connection. Its first answer belongs to the handshake; held, it would keep the request from being sent."""
+
+    is_answered: bool = False
+    asks: bool = False
+
+
+class Wire:
+    """Everything that the scheduler says and hears goes through here."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._streams: set[asyncio.StreamWriter] = set()
+        self._requests, self._answers = asyncio.Event(), asyncio.Event()
+        self._refusing = False
+        self.held = asyncio.Event()
+        """something has arrived that is not passed on"""
+        self.calls = 0
+        """connections so far"""
+        self.flow()
+
+    def hold_requests(self) -> None:
+        self._requests.clear()
+        self.held.clear()
+
+    def hold_answers(self) -> None:
+        self._answers.clear()
+        self.held.clear()
+
+    def flow(self) -> None:
+        """Both ways, and for everybody who calls."""
+        self._refusing = False
+        self._requests.set()
+        self._answers.set()
+
+    def cut(self) -> None:
+        """All connections, by force."""
+        for stream in tuple(self._streams):
+            stream.transport.abort()
+
+    def refuse(self) -> None:
+        """Cut, and let nobody in until it flows again."""
+        self._refusing = True
+        self.cut()
+
+    def kubeconfig(self, account: str = "tessera-scheduler") -> Path:
+        """Of an account of rbac.yaml, which finds the apiserver at the end of this wire."""
+        config = yaml.safe_load(self._plane.kubeconfig_of_account(account).read_text())
+        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.port}"
+        path = self._plane.folder / f"wire-{self.port}.kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        path.chmod(0o600)
+        return path
+
+    async def open(self) -> asyncio.Server:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(server.sockets[0].getsockname()[1])
+        return server
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._refusing:
+            writer.transport.abort()
+            return
+        self.calls += 1
+        port = urlsplit(self._plane.url).port
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.transport.abort()
+            return
+        self._streams |= {writer, back}
+        call = Call()
+        try:
+            async with asyncio.TaskGroup() as ways:
+                ways.create_task(self._pass_requests(call, reader, back))
+                ways.create_task(self._pass_answers(call, there, writer))
+        except* OSError:
+            pass
+        finally:
+            self._streams -= {writer, back}
+            for stream in (writer, back):
+                stream.transport.abort()
+
+    async def _pass_requests(self, call: Call, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(CHUNK):
+            await self._wait_for(self._requests)
+            call.asks = call.is_answered
+            sink.write(data)
+            await sink.drain()
+        # The other way has nobody to speak to any more.
+        raise ConnectionResetError
+
+    async def _pass_answers(self, call: Call, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(CHUNK):
+            if call.asks:
+                await self._wait_for(self._answers)
+            call.is_answered = True
+            sink.write(data)
+            await sink.drain()
+        raise ConnectionResetError
+
+    async def _wait_for(self, flows: asyncio.Event) -> None:
+        if not flows.is_set():
+            self.held.set()
+            await flows.wait()
+
+
+@asynccontextmanager
+async def wire(plane: ControlPlane) -> AsyncIterator[Wire]:
+    found = Wire(plane)
+    server = await found.open()
+    try:
+        yield found
+    finally:
+        server.close()
+        found.flow()
+        found.cut()
+        await server.wait_closed()
