@@ -3,8 +3,12 @@
     python -m bench.allocate --rounds 2000 --json
     python -m bench.allocate --check
 
-The service runs in a process of its own, the client is blocking gRPC. Nothing leaves this machine. `allocating` says
-what is behind the service: what it costs to find the pod and to make its answer is measured with it.
+The service runs in a process of its own, the client is blocking gRPC. Nothing leaves this machine. Behind the service
+is the agent's own handover in mode hami-core with a folder on disk (`bench.allocating`), in both ways of working:
+
+    env       the container carries its slice
+    answer    the answer has it, and is written down before kubelet has it
+    nothing   no work at all, for comparison
 """
 
 from __future__ import annotations
@@ -18,26 +22,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 
 import grpc
 import uvloop
 
+from bench.allocating import WAYS, Node, settings
 from bench.measuring import CALL_SECONDS, Budget, in_turns, percentile, progress, table
 from tessera.node.current import Current
-from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.kubelet.endpoint import Endpoint
-from tessera.node.kubelet.service import Allocator, DevicePluginService
-from tessera.node.modes.answers import Answer, Mount
-from tessera.node.settings import AgentSettings
+from tessera.node.kubelet.service import DevicePluginService
 from tessera.wire.kubelet import device_plugin_pb2 as messages
-from tessera.wire.kubelet.methods import ALLOCATE, PRE_START, Method, Request, Response
+from tessera.wire.kubelet.methods import ALLOCATE, PRE_START, PREFERRED_ALLOCATION, Method, Request, Response
 
-CARDS = 8
 READY = "ready"
 WARM_UP_ROUNDS = 200
 MOST_RATIO = 3.0
@@ -54,59 +53,27 @@ class Failure(Exception):
 # -- the service, in its own process
 
 
-class SameForAll:
-    """As much answer as hami-core gives, for no work at all."""
-
-    ANSWER = Answer(
-        env={
-            "NVIDIA_VISIBLE_DEVICES": "GPU-00000000-207a-2038-9b45-23cac89cb67a",
-            "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
-            "CUDA_DEVICE_SM_LIMIT": "30",
-            "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/4a0a9f6e-7a3f-4a0e-9a55-7e7c0f3c2f11.cache",
-        },
-        mounts=tuple(Mount(f"/container/{number}", f"/host/{number}") for number in range(6)),
-    )
-
-    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
-        return [self.ANSWER for _ in containers]
-
-    def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
-        return ()
-
-
-def fleet() -> Fleet:
-    facts = [CardFacts(f"GPU-{n:08x}-207a-2038-9b45-23cac89cb67a", n, "NVIDIA H200") for n in range(CARDS)]
-    return Fleet(tuple(CardState(each) for each in facts))
-
-
-def allocating() -> Allocator:
-    return SameForAll()
-
-
-def settings() -> AgentSettings:
-    return AgentSettings(node_name="bench")
-
-
-async def serve(socket: Path) -> None:
+async def serve(socket: Path, way: str) -> None:
     """Until standard input ends."""
-    endpoint = Endpoint(socket, DevicePluginService(settings(), Current(fleet()), allocating()))
-    await endpoint.serve()
-    try:
-        print(READY, flush=True)
-        await asyncio.to_thread(sys.stdin.read)
-    finally:
-        await endpoint.stop()
+    async with Node(socket.parent, way) as node:
+        endpoint = Endpoint(socket, DevicePluginService(node.settings, Current(node.fleet), node))
+        await endpoint.serve()
+        try:
+            print(READY, flush=True)
+            await asyncio.to_thread(sys.stdin.read)
+        finally:
+            await endpoint.stop()
 
 
 # -- the measuring
 
 
 @contextmanager
-def served() -> Iterator[Path]:
+def served(way: str) -> Iterator[Path]:
     """The socket of a service that answers."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         socket = Path(folder, "plugin.sock")
-        command = [sys.executable, "-m", "bench.allocate", "--serve", str(socket)]
+        command = [sys.executable, "-m", "bench.allocate", "--way", way, "--serve", str(socket)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdin is not None
             assert process.stdout is not None
@@ -119,35 +86,49 @@ def served() -> Iterator[Path]:
                 process.wait(CALL_SECONDS)
 
 
-def stopwatch(
-    channel: grpc.Channel, method: Method[Request, Response], requests: Iterator[Request]
-) -> Callable[[], float]:
+def calling(channel: grpc.Channel, method: Method[Request, Response]) -> Callable[[Request], Response]:
     call = channel.unary_unary(
         method.path,
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.response.FromString,
     )
+    return lambda request: call(request, timeout=CALL_SECONDS)
+
+
+def allocation(channel: grpc.Channel, ids: Sequence[str]) -> Callable[[], float]:
+    """One container's devices as kubelet gets them: a preference, which is not measured, and then Allocate."""
+    prefer, allocate = calling(channel, PREFERRED_ALLOCATION), calling(channel, ALLOCATE)
+    wanted = messages.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=1)
+    question = messages.PreferredAllocationRequest(container_requests=[wanted])
 
     def timed() -> float:
-        request = next(requests)
+        (chosen,) = prefer(question).container_responses
+        request = messages.AllocateRequest(
+            container_requests=[messages.ContainerAllocateRequest(devices_ids=chosen.deviceIDs or ids[:1])]
+        )
         began = time.perf_counter()
-        call(request, timeout=CALL_SECONDS)
+        allocate(request)
         return time.perf_counter() - began
 
     return timed
 
 
-def measure(rounds: int) -> Figures:
-    ids = [replica.id for replica in replicas(fleet(), settings().node)]
-    allocations = [
-        messages.AllocateRequest(container_requests=[messages.ContainerAllocateRequest(devices_ids=[each])])
-        for each in ids
-    ]
-    with served() as socket, grpc.insecure_channel(channels.target(socket)) as channel:
-        acts = {
-            "allocate": stopwatch(channel, ALLOCATE, cycle(allocations)),
-            "empty": stopwatch(channel, PRE_START, cycle([messages.PreStartContainerRequest()])),
-        }
+def nothing(channel: grpc.Channel) -> Callable[[], float]:
+    call, request = calling(channel, PRE_START), messages.PreStartContainerRequest()
+
+    def timed() -> float:
+        began = time.perf_counter()
+        call(request)
+        return time.perf_counter() - began
+
+    return timed
+
+
+def measure(way: str, rounds: int) -> Figures:
+    with served(way) as socket, grpc.insecure_channel(channels.target(socket)) as channel:
+        told = settings(socket.parent, way)
+        ids = [replica.id for replica in replicas(Node.FLEET, told.node)]
+        acts = {"allocate": allocation(channel, ids), "empty": nothing(channel)}
         in_turns(acts, WARM_UP_ROUNDS)
         taken = in_turns(acts, rounds)
     allocate, empty = (percentile(taken[name], 50) for name in ("allocate", "empty"))
@@ -160,20 +141,24 @@ def measure(rounds: int) -> Figures:
     }
 
 
-def best_of(attempts: int, rounds: int) -> Figures:
-    found = [measure(rounds)]
+def best_of(attempts: int, way: str, rounds: int) -> Figures:
+    found = [measure(way, rounds)]
     while len(found) < attempts and found[-1]["allocate_per_empty"] > MOST_RATIO:
-        found.append(measure(rounds))
+        found.append(measure(way, rounds))
     return min(found, key=lambda figures: figures["allocate_per_empty"])
 
 
-def budgets(found: Figures) -> list[Budget]:
-    return [Budget("Allocate p50 / empty call p50", found["allocate_per_empty"], MOST_RATIO)]
+def budgets(found: dict[str, Figures]) -> list[Budget]:
+    return [
+        Budget(f"Allocate ({way}) p50 / empty call p50", figures["allocate_per_empty"], MOST_RATIO)
+        for way, figures in found.items()
+    ]
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.allocate", description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=2000, help="of one call of each kind, default %(default)s")
+    parser.add_argument("--way", choices=(*WAYS, "nothing"), help="default: all that an agent has")
     parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 where it is broken")
     parser.add_argument("--json", action="store_true", help="figures for programs")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
@@ -182,11 +167,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
+    ways = [options.way] if options.way else WAYS
     if options.serve is not None:
-        uvloop.run(serve(options.serve))
+        uvloop.run(serve(options.serve, ways[0]))
         return 0
     try:
-        found = best_of(ATTEMPTS if options.check else 1, options.rounds)
+        found = {way: best_of(ATTEMPTS if options.check else 1, way, options.rounds) for way in ways}
     except (Failure, OSError, grpc.RpcError) as error:
         progress(f"not measured: {error}")
         return 2
@@ -196,7 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
     elif options.check:
         print(table(checked))
     else:
-        print("\n".join(f"{name:<20} {value:>10}" for name, value in found.items()))
+        for way, figures in found.items():
+            print("\n".join(f"{way:<8} {name:<20} {value:>10}" for name, value in figures.items()))
     return 1 if options.check and not all(budget.kept for budget in checked) else 0
 
 

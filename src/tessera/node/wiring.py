@@ -156,7 +156,9 @@ class Agent:
             known=lambda: handover.live_claims() if handover.pods.ready.is_set() else None,
             instances=watch.instances,
         )
-        self.plugin: Plugin | StaticMig = Plugin(settings, around.fleet, handover.allocator)
+        self.plugin: Plugin | StaticMig = Plugin(
+            settings, around.fleet, handover.allocator, on_registered=handover.progress.kubelet_is_new
+        )
         if serves_instances(settings):
             self.plugin = build_static_mig(settings, watch, fleet=around.fleet, mode=self.mode, shared=self.plugin)
 

@@ -204,6 +204,22 @@ async def the_next_pod_is_served(cluster: ScheduledNode, way: str) -> None:
     await cluster.handed_over("q")
 
 
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_answer_that_kubelet_had_no_time_to_write_down_is_given_again(tmp_path: Path, way: str) -> None:
+    async with scheduled_node(tmp_path, cards=CARDS, **WAYS[way]) as cluster:
+        await cluster.create(the_pod(way))
+        await cluster.kubelet.bound("p")
+        await cluster.kubelet.ask("p", 0)
+        cluster.kubelet.checkpoint.clear()
+        await cluster.node.kubelet.restart()
+        await cluster.node.kubelet.registered(times=2)
+        await cluster.node.kubelet.listed()
+        assert await cluster.kubelet.admit("p")
+        await cluster.handed_over("p")
+        assert cluster.kubelet.wrong_slices() == []
+        await cluster.nothing_is_left()
+
+
 # -- really killed
 
 

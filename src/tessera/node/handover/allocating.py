@@ -91,7 +91,7 @@ class HandoverAllocator:
             return ()
         cards = [each.uuid for each in claim.slices]
         chosen = preferred(cards, available=available, must_include=must_include, count=count)
-        if chosen and isinstance(found, Meant) and found.known:
+        if chosen and isinstance(found, Meant) and found.known and not self._search.in_doubt():
             self._search.steering.propose(chosen, found, now=asyncio.get_running_loop().time())
         return chosen
 
@@ -148,6 +148,9 @@ class HandoverAllocator:
             raise await self._refusal(found, len(ids))
         call.given.append(given)
         if not (isinstance(found, Meant) and found.known):
+            return await self._answered(found, ids)
+        self._records.add(given)
+        if self._search.is_shown(found.claim):
             return await self._answered(found, ids)
         # A later process must know of it as soon as kubelet does: it would answer the next container with this slice.
         kept = asyncio.ensure_future(self._records.keep(given))

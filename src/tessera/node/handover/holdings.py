@@ -32,6 +32,11 @@ class Holdings:
         self._resources = resources
         self._silent = False
 
+    @property
+    def speaks(self) -> bool:
+        """Whether kubelet would say who holds what, as far as is known."""
+        return self._resources is not None and not self._silent
+
     async def ask(self) -> Held | None:
         if self._resources is None:
             return None

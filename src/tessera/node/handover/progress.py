@@ -62,7 +62,7 @@ class Progress:
         self._failed: set[str] = set()
         self._inherited: set[str] = set()
         self._restored: set[Spot] = set()
-        """answered by an earlier process, and no holder known"""
+        """answered by an earlier process or to an earlier kubelet, and no holder known"""
         self._last: Given | None = None
         self._underway: PodKey | None = None
         self.shaken = False
@@ -217,6 +217,12 @@ class Progress:
         self._done.setdefault(claim.pod.uid, set()).add(claim.position)
         if holder is None:
             self._restored.add(spot(claim))
+
+    def kubelet_is_new(self) -> None:
+        """It may have lost the answers that it was about to write down."""
+        self.shaken = True
+        alone = [each.claim for each in self._given.values() if each.certain and each.holder is None]
+        self._restored |= {spot(claim) for claim in alone if claim is not None}
 
     def learn(self, held: Held, pods: Collection[BoundPod]) -> None:
         """kubelet says who holds which devices."""

@@ -1,9 +1,9 @@
 """Which answer went to which container, on disk, so that a restarted agent knows.
 
 Pods of equal slices may take each other's answer. Then a pod's folder or instance serves another pod, and must stay as
-long as that one lives: `live` says so. An answer is in the journal before kubelet has it, which outlives this process;
-a file with all of them, which outlives the machine, replaces the journal ahead of every write to the API. What cannot
-be read or written is logged and costs nothing but this knowledge.
+long as that one lives: `live` says so. A file with all answers is written ahead of every write to the API. An answer
+that kubelet would never show again is in a journal before kubelet has it. What cannot be read or written is logged and
+costs nothing but this knowledge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 
 FILE = "handovers.json"
 JOURNAL = "handovers.journal"
-"""answers since the file was written, one a line; not forced to the disk, so that no answer waits for one"""
+"""answers since the file was written, one a line; not forced to the disk, so that no answer waits for one. Numbered:
+while the file is being written, answers go to the next one"""
 MOST_RECORDS = 2048
 """some hundred bytes each"""
 MOST_BYTES = 16 * 1024 * 1024
@@ -53,11 +54,13 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
-        self._journal = folder / JOURNAL
+        self._journal = 0
+        """number of the one that is written to"""
         self._records: dict[tuple[str, ...], Record] = {}
         self._dirty = False
-        # One thread: an older state never replaces a newer one.
+        # One thread each: an older state never replaces a newer one, and no answer waits for a whole file.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="records")
+        self._pen = ThreadPoolExecutor(1, thread_name_prefix="records-journal")
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._records.values())
@@ -70,8 +73,11 @@ class Records:
             log.warning("records of handovers cannot be read", path=str(self._path), error=str(error))
             found = []
         self._records = {record.ids: record for record in found[-MOST_RECORDS:]}
-        for record in await asyncio.to_thread(_read_journal, self._journal):
-            self._put(record)
+        journals = await asyncio.to_thread(_journals, self._path.parent)
+        for number in sorted(journals):
+            for record in await asyncio.to_thread(_read_journal, journals[number]):
+                self._put(record)
+        self._journal = max(journals, default=0) + 1
         return list(self._records.values())
 
     def add(self, given: Given) -> None:
@@ -83,16 +89,20 @@ class Records:
             self._put(record)
 
     async def keep(self, given: Given) -> None:
-        """`add`, and see that a later process knows it; never raises."""
+        """Add it, and see that a later process knows it also if this one ends at once; never raises."""
         self.add(given)
         record = self._records.get(tuple(sorted(given.ids)))
         if record is None:
             return
         line = msgspec.json.encode(record) + b"\n"
         try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, _append, self._journal, line)
+            await asyncio.get_running_loop().run_in_executor(self._pen, _append, self._journal_path, line)
         except OSError as error:
-            log.warning("records of handovers cannot be written", path=str(self._journal), error=str(error))
+            log.warning("records of handovers cannot be written", path=str(self._journal_path), error=str(error))
+
+    @property
+    def _journal_path(self) -> Path:
+        return self._path.with_name(f"{JOURNAL}.{self._journal}")
 
     def _put(self, record: Record) -> None:
         ids = set(record.ids)
@@ -132,13 +142,15 @@ class Records:
         """Write what changed, and wait for what is being written; never raises."""
         data = msgspec.json.encode(list(self._records.values())) if self._dirty else None
         self._dirty = False
+        self._journal += data is not None
         try:
-            await asyncio.get_running_loop().run_in_executor(self._disk, _write, self._path, self._journal, data)
+            await asyncio.get_running_loop().run_in_executor(self._disk, _write, self._path, data, self._journal)
         except OSError as error:
             log.warning("records of handovers cannot be written", path=str(self._path), error=str(error))
 
     def close(self) -> None:
         self._disk.shutdown(wait=False)
+        self._pen.shutdown(wait=False)
 
 
 def _read(path: Path) -> list[Record]:
@@ -178,7 +190,16 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-def _write(path: Path, journal: Path, data: bytes | None) -> None:
+def _journals(folder: Path) -> dict[int, Path]:
+    try:
+        found = {each.suffix[1:]: each for each in folder.glob(f"{JOURNAL}.*")}
+    except OSError:
+        return {}
+    return {int(number): path for number, path in found.items() if number.isascii() and number.isdecimal()}
+
+
+def _write(path: Path, data: bytes | None, journal: int) -> None:
+    """`journal` is the first whose answers are not all in `data`."""
     if data is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,5 +210,6 @@ def _write(path: Path, journal: Path, data: bytes | None) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
-    # All of it is in the file now.
-    journal.unlink(missing_ok=True)
+    for number, older in _journals(path.parent).items():
+        if number < journal:
+            older.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+from tessera.node.handover.claims import Claim
 from tessera.node.handover.holdings import Holdings
 from tessera.node.handover.matching import Ambiguous, Match, Meant, NobodyWaits, Welcome, match
 from tessera.node.handover.pods import NodePods
@@ -58,15 +59,16 @@ class Search:
 
     async def find(self, ids: Sequence[str], *, given: Collection[Given] = ()) -> Match:
         """`given` are answers to the same call, which kubelet has not got yet."""
+        # A question is for one call, whatever becomes of it.
+        taken_over = self.steering.taken_over(ids)
         steered = self._steered(ids)
         if steered is not None:
             return steered
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WATCH_BEHIND_S
-        taken_over = self.steering.taken_over(ids)
         if taken_over is None:
             taken_over = self._progress.taken_over(ids)
-        asked = self._progress.shaken or self._in_doubt()
+        asked = self._progress.shaken or self.in_doubt()
         # What init containers have had is only worth something together with what the others hold.
         told = await self._ask(given) if asked else False
         taken_over = taken_over if told else None
@@ -88,6 +90,11 @@ class Search:
         await self._ask(given)
         return self._match(len(ids), taken_over, confirmed=True)
 
+    def is_shown(self, claim: Claim) -> bool:
+        """Whether kubelet tells a later process that the container has its devices."""
+        pod = self._pods.get(claim.pod.uid)
+        return self._holdings.speaks and pod is not None and claim.position not in pod.unlisted
+
     def unreadable(self) -> list[BoundPod]:
         """Pods in handover that nothing can be handed out to."""
         return [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
@@ -99,7 +106,7 @@ class Search:
         owner = self._pods.lock.owner
         return steered if steered is not None and owner in (None, steered.claim.pod[:2]) else None
 
-    def _in_doubt(self) -> bool:
+    def in_doubt(self) -> bool:
         """Whether a container that depends on the answer may have had it, or had it from an earlier process."""
         waiting = self._progress.waiting(self._pods.all())
         return self._progress.has_restored or any(

@@ -52,6 +52,11 @@ class CallThread:
             raise NoAnswer(f"no answer within {deadline:g} s") from None
         return future.result()
 
+    def follow_up(self, work: Callable[[], object]) -> None:
+        """Run it after the calls so far, with nobody waiting; what it raises is lost. Not before the first call."""
+        if self._thread is not None:
+            self._calls.put((Future(), work))
+
     async def close(self, *, patience: float) -> None:
         """End the thread, waiting no longer than `patience` seconds for what it is doing."""
         if self._thread is None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,8 +55,16 @@ class Plugin:
     """The device plugin of one resource."""
 
     def __init__(
-        self, settings: AgentSettings, counted: Counted, allocator: Allocator, *, pace: Pace = _USUAL_PACE
+        self,
+        settings: AgentSettings,
+        counted: Counted,
+        allocator: Allocator,
+        *,
+        pace: Pace = _USUAL_PACE,
+        on_registered: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_registered` is called whenever kubelet begins anew."""
+        self._on_registered = on_registered
         self._kubelet = settings.paths.kubelet_socket
         self._pace = pace
         self._service = DevicePluginService(settings, counted, allocator)
@@ -129,6 +138,7 @@ class Plugin:
         if kubelet != self._registered:
             await register(self._kubelet, self._registration, deadline=self._pace.register)
             self._registered, self._heard_at = kubelet, asyncio.get_running_loop().time()
+            self._on_registered()
             log.info("registered", resource=self._registration.resource_name, endpoint=self._registration.endpoint)
         self._is("")
 

@@ -74,7 +74,10 @@ class ContainerFolders:
             first = after()
             return self._folders.recreate(name), first
 
-        return await self.ask(work)
+        try:
+            return await self.ask(work)
+        finally:
+            self._thread.follow_up(self._folders.stock)
 
     async def ask(self, work: Callable[[], T]) -> T:
         """The result of something that blocks. Raises Refused."""

@@ -7,6 +7,7 @@ is asked only for the driver's own control nodes, because the agent may not see 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,8 @@ class DeviceSpecs:
         self._paths = paths
         self._here = here
         """the root below which the agent sees /dev"""
+        # As texts, because every answer needs them.
+        self._root, self._root_here = (f"{each}".rstrip("/") for each in (paths.dev_root, here))
 
     def control(self) -> tuple[DeviceNode, ...]:
         """What every container with a card needs besides it."""
@@ -80,10 +83,10 @@ class DeviceSpecs:
         return tuple(self.node("/" + str(each.relative_to(self._here))) for each in found)
 
     def is_here(self, path: str) -> bool:
-        return (self._here / path.lstrip("/")).exists()
+        return os.path.exists(f"{self._root_here}{path}")
 
     def node(self, path: str) -> DeviceNode:
-        return DeviceNode(container_path=path, host_path=str(self._paths.dev_root / path.lstrip("/")))
+        return DeviceNode(container_path=path, host_path=f"{self._root}{path}")
 
     def _capabilities(self) -> Mapping[Capability, int]:
         try:

@@ -1,9 +1,10 @@
 """The folders on the host that containers may write to, made and removed as if every tenant were hostile.
 
 Below `<hook>/vgpu`, which belongs to the agent: `containers/<folder>` is mounted into one container and writable by it;
-`discarded/` holds what is on its way out. A folder is replaced by moving the old one aside, whatever its size, so a
-handover never waits for somebody's million files. Nothing is ever reached through a link: every step goes from an open
-folder to an entry of it, and only files and folders of these two trees are unlinked.
+`discarded/` holds what is on its way out, `spare/` folders made ahead, because making one is what takes longest. A
+folder is replaced by moving the old one aside, whatever its size, so a handover never waits for somebody's million
+files. Nothing is ever reached through a link: every step goes from an open
+folder to an entry of it, and only files and folders of these trees are unlinked.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ IDS_PREFIX = "ids-"
 `_` that HAMi's monitor looks for, which would remove them as a dead pod's"""
 IDS_DIGITS = 16
 CACHE_SUFFIX = ".cache"
+SPARES = 4
+"""folders made ahead; kubelet asks for one container after the other"""
 EMPTYING_STEPS = 2_000
 """entries that one round of removing looks at, a few seconds on a slow disk; the rest waits for the next"""
 
@@ -80,14 +83,32 @@ class Folders:
         self._base = base
         """`<hook>/vgpu`"""
         self._new_name = new_name
+        self._spares: list[str] | None = None
+        """None until those of an earlier process, which may be half made, were moved aside"""
 
     def recreate(self, name: str) -> Path:
         """An empty folder of that name that everybody may write to. What was there is moved aside."""
         with self._tree("containers") as containers:
             if _is_folder(containers, name):
                 self._set_aside(containers, name)
-            _make(containers, name, EVERYBODY)
+            if self._spares:
+                with self._tree("spare") as spare:
+                    os.rename(self._spares.pop(), name, src_dir_fd=spare, dst_dir_fd=containers)
+            else:
+                _make(containers, name, EVERYBODY)
         return self._base / "containers" / name
+
+    def stock(self) -> None:
+        """Make folders ahead."""
+        with self._tree("spare") as spare:
+            if self._spares is None:
+                for name in list(_entries(spare)):
+                    self._set_aside(spare, name)
+                self._spares = []
+            while len(self._spares) < SPARES:
+                name = self._new_name()
+                _make(spare, name, EVERYBODY)
+                self._spares.append(name)
 
     def names(self) -> list[str]:
         """Folders that are named as ours are, in order."""
@@ -147,7 +168,7 @@ class Folders:
 
     @contextmanager
     def _tree(self, name: str) -> Iterator[int]:
-        """One of the two folders that only the agent writes to."""
+        """One of the folders that only the agent writes to."""
         self._base.mkdir(mode=OURS, parents=True, exist_ok=True)
         # The base itself may be a link: where it leads is the administrator's choice.
         base = os.open(self._base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

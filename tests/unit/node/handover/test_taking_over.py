@@ -66,6 +66,50 @@ async def test_answers_of_an_earlier_process_for_pods_that_are_gone_are_forgotte
         assert not world.agent.progress.has_restored
 
 
+@in_fake_time
+async def test_an_init_container_whose_answer_a_restarted_kubelet_lost_gets_it_again() -> None:
+    p = bound("p", A, B, inits=1)
+    init, app = claims(p)
+    async with World(p).running() as world:
+        assert await whose(world, "i") == repr(init.what)
+        world.agent.progress.kubelet_is_new()
+        assert await whose(world, "j") == repr(init.what)
+        assert await whose(world, "j") == repr(app.what)
+
+
+@in_fake_time
+async def test_a_restarted_kubelet_that_kept_the_answer_goes_on_with_its_devices() -> None:
+    p = bound("p", A, B, inits=1)
+    init, app = claims(p)
+    async with World(p).running() as world:
+        assert await whose(world, "i") == repr(init.what)
+        world.agent.progress.kubelet_is_new()
+        assert await whose(world, "i") == repr(app.what)
+
+
+@in_fake_time
+async def test_the_question_before_one_container_says_nothing_of_the_next() -> None:
+    p = bound("p", A, B, inits=1)
+    init, app = claims(p)
+    async with World(p).running() as world:
+        (chosen,) = world.prefer("GPU-a::0", "GPU-a::1")
+        assert await whose(world, chosen) == repr(init.what)
+        world.agent.progress.kubelet_is_new()
+        assert await whose(world, chosen) == repr(app.what)
+
+
+@in_fake_time
+async def test_nobody_is_steered_while_it_is_not_known_whether_kubelet_has_the_last_answer() -> None:
+    p = bound("p", A, B, inits=1)
+    init, app = claims(p)
+    async with World(p).running() as world:
+        assert await whose(world, "i") == repr(init.what)
+        world.agent.progress.kubelet_is_new()
+        (chosen,) = world.prefer("GPU-a::0", "GPU-a::1")
+        assert await whose(world, chosen) == repr(init.what)
+        assert await whose(world, chosen) == repr(app.what)
+
+
 QUESTIONS = [
     ((["a", "b"], [], 1), ["a"], frozenset()),
     ((["a", "b", "c"], ["c"], 2), ["c", "a"], frozenset({"c"})),
