@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,8 +21,14 @@ OVER_S = 60.0
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Iterator[Identity]:
+    os.mkfifo(tmp_path / "console")
+    heard = os.open(tmp_path / "console", os.O_RDONLY | os.O_NONBLOCK)
     who = spawn(WAIT, environ={PIPES: str(tmp_path)}, console=tmp_path / "console")
     assert who is not None
+    # Until a process runs its own program, it has no environment.
+    assert select.select([heard], [], [], OVER_S)[0]
+    assert os.read(heard, 100) == b"here\n"
+    os.close(heard)
     yield who
     with suppress(ProcessLookupError):
         os.kill(who.pid, signal.SIGKILL)

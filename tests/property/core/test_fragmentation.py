@@ -1,0 +1,172 @@
+"""The policy `fragmentation` against a plain account of the loss, card by card, without arrays and without memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from math import sqrt
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.core.cards import NodeView
+from tessera.core.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.fitting import fit_pod
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.outlook import GRAIN, Load, Outlook, Slice
+from tessera.core.policies.fragmentation import GROUP, SCARCE, UNSERVED, Remembered, growth
+from tessera.core.policies.fragmentation_waste import NOBODY
+from tessera.core.requests import ContainerAsk, HostAsk, PodRequest, Request, Role
+from tessera.core.selection import Refused, Selected, Selector
+from tests.support.builders import vendors
+
+NVIDIA = "NVIDIA"
+MODELS = ("small", "large")
+
+PARTS = st.sampled_from((1, 10, 20, 25, 47, 50, 81, 100))
+SLICES = st.builds(Slice, PARTS, PARTS, st.sampled_from((0.1, 0.5, 1.0)))
+LOADS = st.builds(
+    Load, st.sampled_from((0.25, 0.75)), st.sampled_from((500.0, 4000.0)), st.sampled_from((64.0, 9000.0))
+)
+OUTLOOKS = st.builds(
+    Outlook,
+    slices=st.lists(SLICES, max_size=4).map(tuple),
+    loads=st.lists(LOADS, max_size=2).map(tuple),
+    groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
+    pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
+    memory_part=st.sampled_from((0.0, 0.5, 0.8)),
+)
+
+
+@st.composite
+def nodes(draw: st.DrawFn) -> list[tuple[NodeFacts, HostAsk | None]]:
+    made = []
+    for number in range(draw(st.integers(1, 4))):
+        model, memory = draw(st.sampled_from(MODELS)), draw(st.sampled_from((1000, 1024, 24576)))
+        cards = tuple(
+            Device(f"n{number}-{i}", NVIDIA, i, 10, memory, model=model, mode=HAMI_CORE)
+            for i in range(draw(st.integers(1, 4)))
+        )
+        host = draw(st.sampled_from((None, HostAsk(8_000, 32_768), HostAsk(64_000, 262_144))))
+        made.append((NodeFacts(f"n{number}", cards), host))
+    return made
+
+
+@st.composite
+def pods(draw: st.DrawFn) -> PodRequest:
+    part = draw(PARTS)
+    request = Request(
+        NVIDIA, draw(st.sampled_from((1, 1, 1, 2, 4))), percent=part, cores=draw(st.sampled_from((0, part, 100)))
+    )
+    host = draw(st.sampled_from((None, HostAsk(2_000, 4_096))))
+    return PodRequest(
+        "", "default", "", (ContainerAsk("c", Role.APP, (request,)),), host=host,
+        node_policy="fragmentation", device_policy="fragmentation",
+    )  # fmt: skip
+
+
+def ledger_of(made: list[tuple[NodeFacts, HostAsk | None]]) -> Ledger:
+    ledger = Ledger(vendors())
+    for facts, host in made:
+        ledger.observe_node(facts)
+        if host is not None:
+            ledger.arrays.tell_host(facts.name, cpu=host.cpu, memory=host.memory)
+    return ledger
+
+
+def plain_loss(view: NodeView, host: HostAsk | None, outlook: Outlook) -> float:
+    """The four parts, from their definitions."""
+
+    @cache
+    def waste(memory: int, cores: int) -> float:
+        fitting = [s for s in outlook.slices if s.memory <= memory and s.cores <= cores]
+        chance = NOBODY + sum(s.weight for s in fitting)
+        later = sum(s.weight * waste(memory - s.memory, cores - s.cores) for s in fitting)
+        return (NOBODY * outlook.worth(memory, cores) + later) / chance
+
+    free = [
+        (c.free_memory * GRAIN // c.device.memory, c.free_cores * GRAIN // c.device.cores, c.device.model)
+        for c in view.cards
+    ]
+    idle = sum(outlook.worth(memory, cores) for memory, cores, _ in free)
+    loss = sum(waste(memory, cores) for memory, cores, _ in free)
+    loss += SCARCE * sum(outlook.pressure.get(model, 0.0) * (1.0 - outlook.worth(m, c)) for m, c, model in free)
+    if host is not None:
+        for load in outlook.loads:
+            served = min(host.cpu / load.cpu, host.memory / load.memory)
+            loss += UNSERVED * load.weight * max(idle - served, 0.0)
+    whole = sum(card.used == 0 for card in view.cards)
+    for size, part in outlook.groups:
+        if len(view.cards) >= size:
+            loss -= GROUP * sqrt(part) * size * (whole // size)
+    return loss
+
+
+def after(host: HostAsk | None, pod: PodRequest) -> HostAsk | None:
+    asked = pod.host or HostAsk()
+    return None if host is None else HostAsk(host.cpu - asked.cpu, host.memory - asked.memory)
+
+
+@settings(max_examples=150, deadline=None)
+@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=6), outlook=OUTLOOKS)
+def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
+    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: Outlook
+) -> None:
+    ledger = ledger_of(made)
+    hosts = {facts.name: host for facts, host in made}
+    remembered = {place: Remembered(replace(pod, outlook=outlook)) for place, pod in enumerate(wanted)}
+    for place, pod in enumerate(wanted):
+        asked = replace(pod, uid=f"u{place}", outlook=outlook)
+        grown = remembered[place].growth(ledger.arrays)
+        for other in remembered.values():
+            columns = np.arange(len(ledger.arrays.names))
+            fresh = growth(ledger.arrays, other._pod, columns)
+            assert other.growth(ledger.arrays).tolist() == fresh.tolist()
+        answer = Selector(ledger).select(asked, ledger.node_names())
+        if isinstance(answer, Refused):
+            continue
+        name = answer.placement.node
+        before = ledger.node(name)
+        assert before is not None
+        old = plain_loss(before, hosts[name], outlook)
+        ledger.reserve(asked, answer.placement, deadline=1.0)
+        hosts[name] = after(hosts[name], asked)
+        if (host := hosts[name]) is not None:
+            ledger.arrays.tell_host(name, cpu=max(host.cpu, 0), memory=max(host.memory, 0))
+        now = ledger.node(name)
+        assert now is not None
+        if host is None or min(host.cpu, host.memory) >= 0:
+            assert abs(float(grown[ledger.arrays.row(name)]) - (plain_loss(now, host, outlook) - old)) < 1e-5
+
+
+@settings(max_examples=150, deadline=None)
+@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=8), outlook=OUTLOOKS)
+def test_no_pod_that_fits_somewhere_is_refused(
+    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: Outlook
+) -> None:
+    ledger = ledger_of(made)
+    selector = Selector(ledger)
+    for place, pod in enumerate(wanted):
+        asked = replace(pod, uid=f"u{place}", outlook=outlook)
+        views = [view for name in ledger.node_names() if (view := ledger.node(name)) is not None]
+        fits = any(isinstance(fit_pod(view, asked, ledger.rules, {}), Placement) for view in views)
+        answer = selector.select(asked, ledger.node_names())
+        assert isinstance(answer, Selected) == fits
+        if isinstance(answer, Selected):
+            ledger.reserve(asked, answer.placement, deadline=1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(made=nodes(), pod=pods(), outlook=OUTLOOKS, order=st.randoms(use_true_random=False))
+def test_the_order_of_registration_and_of_the_candidates_does_not_matter(
+    made: list[tuple[NodeFacts, HostAsk | None]], pod: PodRequest, outlook: Outlook, order: Random
+) -> None:
+    asked = replace(pod, outlook=outlook)
+    shuffled = list(made)
+    order.shuffle(shuffled)
+    answers = [Selector(ledger_of(each)).select(asked, [facts.name for facts, _ in each]) for each in (made, shuffled)]
+    found = [answer.placement.node if isinstance(answer, Selected) else None for answer in answers]
+    assert found[0] == found[1]

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tessera.core.outlook import PRIOR, Load, Outlook, Slice
+from tessera.core.policies.fragmentation_waste import waste_table
+from tessera.core.requests import HostAsk, PodRequest
+from tessera.core.workload import FIRST, MEMORY, Workload
+from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
+
+AHEAD = {"node": "fragmentation", "device": "fragmentation"}
+
+
+def chosen(
+    world: Cluster, pod: PodBuilder, outlook: Outlook = PRIOR, host: HostAsk | None = None
+) -> tuple[str, list[str]]:
+    """Node and cards."""
+    request = replace(pod.policy(**AHEAD).request(), outlook=outlook, host=host)
+    answer = world.selector.select(request, world.ledger.node_names())
+    placement = answer.placement  # type: ignore[union-attr]
+    return placement.node, [grant.uuid for grant in placement.grants["NVIDIA"][0]]
+
+
+def test_a_slice_goes_into_the_gap_that_it_fills() -> None:
+    world = cluster().add(node("n1").gpus(1, memory=100), node("n2").gpus(1, memory=100))
+    world.place(gpu_pod("a", mem=81, cores=81), ["n1"])
+    outlook = Outlook(slices=(Slice(81, 81, 0.5), Slice(16, 16, 0.1), Slice(100, 100, 0.4)))
+    assert chosen(world, gpu_pod("b", mem=16, cores=16), outlook)[0] == "n1"
+
+
+def test_a_card_is_chosen_by_what_would_be_left_of_it() -> None:
+    world = cluster().add(node("n1").gpus(3, memory=100))
+    for name, mem in (("a", 30), ("b", 65)):
+        world.place(gpu_pod(name, mem=mem, cores=mem).policy(device="spread"))
+    used = {uuid: use[1] for uuid, use in world.cards().items()}
+    outlook = Outlook(slices=(Slice(100, 100, 0.5), Slice(65, 65, 0.3), Slice(32, 32, 0.2)))
+    _, cards = chosen(world, gpu_pod("c", mem=32, cores=32), outlook)
+    assert used[cards[0]] == 65
+
+
+def test_a_pod_that_takes_any_model_leaves_the_scarce_one_alone() -> None:
+    world = cluster().add(node("a-scarce").gpus(1, model="T4"), node("b-plenty").gpus(1, model="A100"))
+    assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a-scarce"
+    outlook = replace(PRIOR, pressure={"T4": 0.8, "A100": 0.1})
+    assert chosen(world, gpu_pod(percent=100, cores=100), outlook)[0] == "b-plenty"
+
+
+def test_a_pod_with_much_cpu_goes_where_cards_do_not_need_it() -> None:
+    world = cluster().add(node("a-lean").gpus(4), node("b-rich").gpus(4))
+    world.ledger.arrays.tell_host("a-lean", cpu=48_000, memory=400_000)
+    world.ledger.arrays.tell_host("b-rich", cpu=104_000, memory=400_000)
+    outlook = replace(PRIOR, loads=(Load(1.0, 12_000.0, 40_000.0),))
+    heavy = HostAsk(32_000, 40_000)
+    assert chosen(world, gpu_pod(percent=100, cores=100), outlook, heavy)[0] == "b-rich"
+    assert chosen(world, gpu_pod(percent=100, cores=100), outlook)[0] == "a-lean"
+
+
+def test_whole_groups_are_broken_last() -> None:
+    world = cluster().add(node("a-whole").gpus(8), node("b-broken").gpus(8))
+    world.place(gpu_pod("first", percent=100, cores=100), ["b-broken"])
+    assert chosen(world, gpu_pod("second", percent=100, cores=100))[0] == "b-broken"
+
+
+def test_equal_nodes_are_decided_by_name() -> None:
+    world = cluster().add(node("n2").gpus(2), node("n1").gpus(2), node("n3").gpus(2))
+    assert chosen(world, gpu_pod(mem=1000))[0] == "n1"
+
+
+def test_cores_count_beside_memory() -> None:
+    world = cluster().add(node("n1").gpus(2, memory=100))
+    world.place(gpu_pod("a", mem=50, cores=90).policy(device="binpack"))
+    world.place(gpu_pod("b", mem=50, cores=50).policy(device="spread"))
+    used = {uuid: use[2] for uuid, use in world.cards().items()}
+    outlook = Outlook(slices=(Slice(50, 50, 1.0), Slice(50, 10, 0.5)))
+    _, cards = chosen(world, gpu_pod("c", mem=50, cores=10), outlook)
+    assert used[cards[0]] == 90
+
+
+class TestWaste:
+    def test_a_part_that_nobody_fits_is_all_waste(self) -> None:
+        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),)))
+        assert table[49, 49] == pytest.approx(0.49)
+
+    def test_a_part_that_is_filled_exactly_is_hardly_waste(self) -> None:
+        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),)))
+        assert table[50, 50] < 0.02
+        assert table[100, 100] < 0.05
+
+    def test_memory_without_cores_is_waste_by_its_worth(self) -> None:
+        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),), memory_part=0.25))
+        assert table[80, 0] == pytest.approx(0.2)
+
+    def test_nothing_free_is_no_waste(self) -> None:
+        assert waste_table(PRIOR)[0, 0] == 0.0
+
+
+def requests(count: int, **asks: int) -> list[PodRequest]:
+    return [gpu_pod(f"p{i}", **asks).request() for i in range(count)]
+
+
+class TestWorkload:
+    def learn(self, world: Cluster, pods: list[PodRequest], workload: Workload | None = None) -> Workload:
+        workload = workload or Workload()
+        for pod in pods:
+            workload.observe(pod, world.ledger.arrays, world.ledger.rules)
+        return workload
+
+    def test_the_prior_holds_until_enough_pods_came(self) -> None:
+        world = cluster().add(node().gpus(1))
+        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).outlook is PRIOR
+
+    def test_slices_are_parts_of_the_largest_card(self) -> None:
+        world = cluster().add(node().gpus(1, memory=10_000))
+        outlook = self.learn(world, requests(FIRST, mem=2_500, cores=30)).outlook
+        assert outlook.slices == (Slice(25, 30, 1.0),)
+
+    def test_several_cards_are_a_group_and_no_slice(self) -> None:
+        world = cluster().add(node().gpus(8))
+        outlook = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).outlook
+        assert outlook.slices == ()
+        assert outlook.groups == ((4, 1.0),)
+
+    def test_pods_that_take_one_model_only_put_pressure_on_it(self) -> None:
+        world = cluster().add(node("n1").gpus(1, model="T4"), node("n2").gpus(3, model="A100"))
+        picky = [
+            gpu_pod(f"p{i}", percent=100, cores=100).annotate(("nvidia.com/use-gputype", "T4")).request()
+            for i in range(FIRST // 2)
+        ]
+        outlook = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).outlook
+        assert outlook.pressure == {"T4": 2.0}
+
+    def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
+        world = cluster().add(node().gpus(1))
+        pods = [
+            replace(pod, host=HostAsk(cpu, 8_000))
+            for pod, cpu in zip(requests(FIRST, percent=50, cores=50), [1_000, 9_000] * (FIRST // 2), strict=True)
+        ]
+        loads = self.learn(world, pods).outlook.loads
+        assert [load.cpu for load in loads] == [2_000.0, 18_000.0]
+        assert sum(load.weight for load in loads) == pytest.approx(1.0)
+
+    def test_the_outlook_stays_the_same_object_between_renewals(self) -> None:
+        world = cluster().add(node().gpus(1))
+        workload = self.learn(world, requests(FIRST, percent=30, cores=30))
+        first = workload.outlook
+        self.learn(world, requests(FIRST - 1, percent=60, cores=60), workload)
+        assert workload.outlook is first
+        self.learn(world, requests(1, percent=60, cores=60), workload)
+        assert workload.outlook is not first
+
+    def test_what_is_not_asked_for_any_more_fades(self) -> None:
+        world = cluster().add(node().gpus(1))
+        old, new = requests(1, percent=30, cores=30), requests(1, percent=60, cores=60)
+        workload = self.learn(world, old * MEMORY)
+        self.learn(world, new * (3 * MEMORY), workload)
+        weights = {part.memory: part.weight for part in workload.outlook.slices}
+        assert weights[60] > 4 * weights[30]
+
+    def test_pods_without_devices_teach_nothing(self) -> None:
+        world = cluster().add(node().gpus(1))
+        plain = PodRequest("u", "default", "p", ())
+        assert self.learn(world, [plain] * (2 * FIRST)).outlook is PRIOR
+
+
+def test_hosts_are_told_before_and_after_a_node_registers() -> None:
+    world = cluster()
+    world.ledger.arrays.tell_host("n1", cpu=4_000, memory=100)
+    world.add(node("n1").gpus(1), node("n2").gpus(1))
+    arrays = world.ledger.arrays
+    rows = arrays.rows(["n1", "n2"])
+    assert arrays.free_cpu[rows].tolist() == [4_000, -1]
+    arrays.tell_host("n2", cpu=5, memory=6)
+    assert arrays.free_memory[rows].tolist() == [100, 6]
+    world.ledger.forget_node("n1")
+    world.add(node("n1").gpus(1))
+    assert arrays.free_cpu[arrays.rows(["n1"])].tolist() == [-1]
