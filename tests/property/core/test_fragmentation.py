@@ -17,7 +17,8 @@ from tessera.core.fitting import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.outlook import GRAIN, Load, Outlook, Slice
-from tessera.core.policies.fragmentation import GROUP, SCARCE, UNSERVED, Remembered, growth
+from tessera.core.policies.fragmentation import Remembered
+from tessera.core.policies.fragmentation_loss import GROUP, SCARCE, UNSERVED, growth
 from tessera.core.policies.fragmentation_waste import NOBODY
 from tessera.core.requests import ContainerAsk, HostAsk, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector

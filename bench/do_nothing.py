@@ -1,0 +1,110 @@
+"""The anchor of the cluster's budget: an extender that takes the next name of the list, binds, and decides nothing.
+
+    python -m bench.do_nothing --port 20000 --kubeconfig FILE
+
+As little as an extender can be in the product's own language: aiohttp on uvloop, plain HTTP in, one Binding out. It
+keeps no state of the cluster, watches nothing and writes no events. It ends by a signal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import uvloop
+import yaml
+from aiohttp import web
+
+from bench.measuring import HOST
+
+MOST_BYTES = 8 << 20
+"""of a request: thousands of names"""
+
+
+class Asked(msgspec.Struct, gc=False):
+    """A filter request, as far as it matters here."""
+
+    names: list[str] = msgspec.field(name="NodeNames")
+
+
+class Bound(msgspec.Struct, gc=False):
+    """A bind request."""
+
+    pod: str = msgspec.field(name="PodName")
+    namespace: str = msgspec.field(name="PodNamespace")
+    uid: str = msgspec.field(name="PodUID")
+    node: str = msgspec.field(name="Node")
+
+
+@dataclass(slots=True)
+class DoNothing:
+    """The routes; `session` reaches the apiserver."""
+
+    session: aiohttp.ClientSession
+    asked: int = 0
+    _filter: msgspec.json.Decoder[Asked] = field(default_factory=lambda: msgspec.json.Decoder(Asked))
+    _bind: msgspec.json.Decoder[Bound] = field(default_factory=lambda: msgspec.json.Decoder(Bound))
+
+    def application(self) -> web.Application:
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.add_routes([web.post("/filter", self.filter), web.post("/bind", self.bind), web.get("/readyz", self.ready)])
+        return app
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def filter(self, request: web.Request) -> web.Response:
+        names = self._filter.decode(await request.read()).names
+        self.asked += 1
+        return _json({"NodeNames": [names[self.asked % len(names)]]})
+
+    async def bind(self, request: web.Request) -> web.Response:
+        bound = self._bind.decode(await request.read())
+        body = {
+            "metadata": {"name": bound.pod, "namespace": bound.namespace, "uid": bound.uid},
+            "target": {"kind": "Node", "name": bound.node},
+        }
+        path = f"/api/v1/namespaces/{bound.namespace}/pods/{bound.pod}/binding"
+        headers = {"Content-Type": "application/json"}
+        async with self.session.post(path, data=msgspec.json.encode(body), headers=headers) as answer:
+            said = await answer.text()
+            return _json({"Error": "" if answer.ok else said})
+
+
+def _json(body: object) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), content_type="application/json")
+
+
+async def serve(port: int, kubeconfig: Path) -> None:
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
+    trust = ssl.create_default_context(cafile=cluster["certificate-authority"])
+    async with aiohttp.ClientSession(
+        cluster["server"],
+        headers={"Authorization": f"Bearer {user['token']}", "User-Agent": "do-nothing"},
+        connector=aiohttp.TCPConnector(ssl=trust),
+    ) as session:
+        runner = web.AppRunner(DoNothing(session).application(), access_log=None, keepalive_timeout=120.0)
+        await runner.setup()
+        await web.TCPSite(runner, HOST, port).start()
+        gc.collect()
+        gc.freeze()
+        await asyncio.Event().wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.do_nothing", description=__doc__.split("\n")[0])
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    options = parser.parse_args()
+    uvloop.run(serve(options.port, options.kubeconfig))
+
+
+if __name__ == "__main__":
+    main()
