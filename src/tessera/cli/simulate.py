@@ -8,6 +8,7 @@ from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
     "pod": LazyCommand("tessera.cli.simulate_pod:command", "Where pods would go, how many fit, what stops the next."),
+    "trace": LazyCommand("tessera.cli.simulate_trace:command", "Compare policies on a trace of pods."),
 }
 """by name"""
 

@@ -9,65 +9,25 @@ only list them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.core.cards import Card
+from tessera.core.columns import Column, Kind, Sums
 from tessera.core.devices import MIG, Device
-from tessera.core.scoring import use_score
 
 MAX_DEVICES = 64
 """cards a node; the largest machines sold have 16, a wider array would be mostly padding"""
 LOG_LIMIT = 100_000
 """entries; a reader further behind starts afresh"""
 
+UNKNOWN = -1
+"""free CPU and memory of a host that nobody told about"""
+
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-@dataclass(slots=True)
-class Sums:
-    """A node's totals over all its cards: what its score is made of."""
-
-    used: int = 0
-    slots: int = 0
-    used_cores: int = 0
-    cores: int = 0
-    used_memory: int = 0
-    memory: int = 0
-
-    def score(self) -> float:
-        return use_score(
-            used=self.used,
-            slots=self.slots,
-            used_cores=self.used_cores,
-            cores=self.cores,
-            used_memory=self.used_memory,
-            memory=self.memory,
-        )
-
-
-@dataclass(slots=True)
-class Column:
-    """Where a node is, and what is needed to change its column card by card."""
-
-    row: int
-    places: dict[str, int]
-    """uuid -> device position; empty for nodes that are too wide"""
-    sums: Sums = field(default_factory=Sums)
-    charged: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    """uuid -> (slots, cores, memory) in use as the sums have them"""
-
-
-@dataclass(slots=True)
-class Kind:
-    """Cards that every rule about models and modes treats alike."""
-
-    vendor: str
-    sample: Device
 
 
 class CardArrays:
@@ -92,6 +52,7 @@ class CardArrays:
         self._places_by_uuid: dict[str, set[str]] = {}
         """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
         self._ranks: tuple[int, Ints] | None = None
+        self._hosts: dict[str, tuple[int, int]] = {}
         self._allocate(devices, nodes)
 
     def _allocate(self, devices: int, nodes: int) -> None:
@@ -109,6 +70,8 @@ class CardArrays:
         self.odd: Bools = np.zeros(nodes, dtype=np.bool_)
         self.unavailable: Bools = np.zeros(nodes, dtype=np.bool_)
         self.score: npt.NDArray[np.float64] = np.zeros(nodes, dtype=np.float64)
+        self.free_cpu: Ints = np.full(nodes, UNKNOWN, dtype=np.int64)
+        self.free_memory: Ints = np.full(nodes, UNKNOWN, dtype=np.int64)
 
     # -- reading
 
@@ -139,6 +102,11 @@ class CardArrays:
             for name in self._places_by_uuid.get(uuid, ())
         ]
         return np.array([d for d, _ in found], dtype=np.int64), np.array([n for _, n in found], dtype=np.int64)
+
+    def kind_counts(self) -> list[int]:
+        """Cards of every kind, by its number."""
+        counts: list[int] = np.bincount(self.kind[self.kind >= 0], minlength=len(self.kinds)).tolist()
+        return counts
 
     @property
     def ranks(self) -> Ints:
@@ -181,7 +149,16 @@ class CardArrays:
         self.present[row] = True
         self.odd[row] = wide or any(card.device.mode == MIG for card in cards)
         self.unavailable[row] = unavailable
+        self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
         self._write_use(column, cards)
+
+    def tell_host(self, name: str, *, cpu: int, memory: int) -> None:
+        """What a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
+        self._hosts[name] = cpu, memory
+        row = self.row(name)
+        if row >= 0 and (self.free_cpu[row] != cpu or self.free_memory[row] != memory):
+            self.free_cpu[row], self.free_memory[row] = cpu, memory
+            self._record(row)
 
     def update(self, name: str, cards: Iterable[Card]) -> None:
         """Write the use of some cards of a node that is there."""
@@ -189,6 +166,7 @@ class CardArrays:
 
     def remove(self, name: str) -> None:
         """Free a node's column."""
+        self._hosts.pop(name, None)
         self._forget_places(name)
         column = self._columns.pop(name, None)
         if column is not None:
@@ -268,6 +246,7 @@ class CardArrays:
         self.cordoned[:, row] = False
         self.present[row] = self.odd[row] = self.unavailable[row] = False
         self.score[row] = 0.0
+        self.free_cpu[row] = self.free_memory[row] = UNKNOWN
 
     def _grow(self, devices: int, nodes: int) -> None:
         """Larger arrays with the same content; powers of two, so that growth is rare."""
@@ -282,5 +261,5 @@ class CardArrays:
 
 _ARRAYS = (
     "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores",
-    "sick", "cordoned", "present", "odd", "unavailable", "score",
+    "sick", "cordoned", "present", "odd", "unavailable", "score", "free_cpu", "free_memory",
 )  # fmt: skip

@@ -16,7 +16,6 @@ from tessera.core.grants import Grants, Placement, Span
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
 from tessera.core.requests import PodRequest, Request, Role
 from tessera.core.rules import UNLIMITED, Ask, Room, Rules
-from tessera.core.scoring import device_score
 
 Rooms = Mapping[str, Room]
 """what quotas leave the pod's namespace, by vendor; vendors without limits are left out"""
@@ -67,7 +66,7 @@ def make_ask(
         [card for card in cards if card.device.vendor == request.vendor],
         pod.device_policy,
         numa_bind=pod.numa_bind,
-        score=lambda card: device_score(card, request, pod.weights),
+        score=policies.card_score(pod, request),
     )
     return Ask(
         request=request,

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from tessera.core.outlook import Outlook
+
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
 
@@ -82,6 +84,16 @@ class Weights:
     memory: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class HostAsk:
+    """What a pod asks of its node beside devices: kube-scheduler's business, known here to those who look ahead."""
+
+    cpu: int = 0
+    """thousandths of a core"""
+    memory: int = 0
+    """MiB"""
+
+
 @dataclass(frozen=True)
 class PodRequest:
     """A pod as placement sees it. Without slots, so that what follows from it is worked out once."""
@@ -97,6 +109,10 @@ class PodRequest:
     node_policy: str = "binpack"
     device_policy: str = "spread"
     weights: Weights = Weights()
+    host: HostAsk | None = None
+    """set only where the policy looks at hosts, since it makes more shapes"""
+    outlook: Outlook | None = None
+    """set only where the policy looks ahead"""
 
     @cached_property
     def asks_for_devices(self) -> bool:
@@ -112,4 +128,5 @@ class PodRequest:
     @cached_property
     def shape(self) -> Hashable:
         asks = tuple((c.role, c.requests) for c in self.containers)
-        return asks, self.constraints, self.numa_bind, self.node_policy, self.device_policy, self.weights
+        policies = self.node_policy, self.device_policy, self.weights, self.host, self.outlook
+        return asks, self.constraints, self.numa_bind, *policies

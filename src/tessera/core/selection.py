@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -83,6 +83,8 @@ class Memory:
 
     evaluation: Evaluation
     refusal: tuple[Candidates, int, Refused] | None = None
+    policy: dict[str, object] = field(default_factory=dict)
+    """what the node policy wants to find again"""
 
 
 class Selector:
@@ -128,7 +130,7 @@ class Selector:
                 return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
             rooms = self._binding(pod, rooms)
         rows = candidates.rows[evaluation.possible[candidates.rows]]
-        chosen = self._choose(pod, candidates, evaluation, rows, rooms)
+        chosen = self._choose(pod, candidates, memory, rows, rooms)
         if chosen is not None:
             return chosen
         return self._refuse(pod, candidates, memory, rooms)
@@ -136,16 +138,16 @@ class Selector:
     # -- choosing
 
     def _choose(
-        self, pod: PodRequest, candidates: Candidates, evaluation: Evaluation, rows: Ints, rooms: Rooms
+        self, pod: PodRequest, candidates: Candidates, memory: Memory, rows: Ints, rooms: Rooms
     ) -> Selected | None:
-        arrays = self.ledger.arrays
+        arrays, evaluation = self.ledger.arrays, memory.evaluation
         scores: Floats = arrays.score[rows]
         if evaluation.scored:
             scores = scores + np.array(
                 [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()], dtype=np.float64
             )
         rank = policies.node_rank(pod.node_policy)
-        preference = rank(Ranking(pod, rows, scores, arrays))
+        preference = rank(Ranking(pod, rows, scores, arrays, memory.policy))
         failed: list[int] = []
         for i in _best_first(preference, arrays.ranks[rows]):
             row = int(rows[i])

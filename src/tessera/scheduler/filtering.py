@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import Raw
 
+from tessera.core import policies
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry, State
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import failure_texts, success_text
+from tessera.core.workload import Workload
 from tessera.scheduler.admission.identity import (
     carries_identity,
     is_uncontrolled,
@@ -26,6 +28,7 @@ from tessera.scheduler.admission.identity import (
     refers_to_slices,
 )
 from tessera.scheduler.card_modes import with_modes
+from tessera.scheduler.hosts import host_ask
 from tessera.scheduler.name_lists import NameLists
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
@@ -90,6 +93,7 @@ class Filter:
         self._on_decision = on_decision
         self._on_refusal = on_refusal
         self._names = NameLists(selector)
+        self._workload = Workload()
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
         self.prepared: dict[str, Prepared] = {}
         """by uid, pods with a reservation: what bind needs to write down"""
@@ -133,6 +137,8 @@ class Filter:
         narrowed = with_modes(request, by_reference=by_reference)
         if isinstance(narrowed, BadPod):
             return narrowed
+        if policies.looks_ahead(narrowed.node_policy, narrowed.device_policy):
+            narrowed = replace(narrowed, host=host_ask(pod), outlook=self._workload.outlook)
         return Prepared(narrowed, by_reference and carries_identity(pod, request), is_uncontrolled(pod))
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
@@ -145,8 +151,11 @@ class Filter:
         if isinstance(answer, Refused):
             self._on_refusal(answer)
             if self._waiting.refused(request, candidates):
+                self._workload.observe(request, self._ledger.arrays, self._vendors)
                 self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
             return self._encode(answer)
+        if request.uid not in self._waiting:
+            self._workload.observe(request, self._ledger.arrays, self._vendors)
         self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
         self._on_decision(FilterEvent(request, True, partial(_found, answer)))

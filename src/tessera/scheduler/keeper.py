@@ -14,6 +14,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.identity import carries_identity, is_uncontrolled
+from tessera.scheduler.hosts import Hosts
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
@@ -42,7 +43,9 @@ class PodKeeper:
         on_room: Callable[[], None],
         on_settled: Callable[[str], None] = lambda _uid: None,
         on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
+        hosts: Hosts | None = None,
     ) -> None:
+        self._hosts = hosts
         self._ledger = ledger
         self._vendors = vendors
         self._turns = turns
@@ -62,6 +65,8 @@ class PodKeeper:
         if self._uids.get(key, uid) != uid:
             self.drop(key)
         self._uids[key] = uid
+        if self._hosts is not None:
+            self._hosts.put_pod(pod)
         facts = pod_facts(pod, self._vendors)
         if facts is not None:
             self._bound(pod, facts)
@@ -75,6 +80,8 @@ class PodKeeper:
     def drop(self, key: str) -> None:
         uid = self._uids.pop(key, None)
         if uid is not None:
+            if self._hosts is not None:
+                self._hosts.drop_pod(uid)
             self._gone(uid)
 
     def synced(self) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 import structlog
 
 from tessera.core.ledger import Ledger
+from tessera.core.policies import looks_ahead
 from tessera.core.selection import Refused, Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.binding import NOT_LEADING, Binder, BindEvent
 from tessera.scheduler.cluster import Cluster
 from tessera.scheduler.filtering import Filter, FilterEvent
 from tessera.scheduler.handover import Handover
+from tessera.scheduler.hosts import Hosts
 from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
 from tessera.scheduler.node_locks import NodeLocks
 from tessera.scheduler.registering import Patch, Registrar
@@ -28,7 +30,7 @@ from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
 
@@ -91,6 +93,13 @@ class Engine:
             leads=leads,
             on_bind=on_bind,
         )
+        hosts = Hosts(self.ledger.arrays) if looks_ahead(settings.policies.node, settings.policies.device) else None
+
+        def seen(node: Node) -> None:
+            self.turns.seen(node)
+            if hosts is not None:
+                hosts.put_node(node)
+
         self.pods = PodKeeper(
             self.ledger,
             self.vendors,
@@ -99,6 +108,7 @@ class Engine:
             on_room=self._room.set,
             on_settled=self.filter.settled,
             on_pod=on_pod,
+            hosts=hosts,
         )
         self.nodes = Registrar(
             self.ledger,
@@ -108,7 +118,7 @@ class Engine:
             zone=zone,
             patch=self._stamp,
             on_room=self._room.set,
-            on_node=self.turns.seen,
+            on_node=seen,
         )
         self.quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._room.set)
 

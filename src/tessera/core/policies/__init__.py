@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from tessera.core.cards import Card
-from tessera.core.policies import binpack, mutex, numa, spread, topology_aware
+from tessera.core.policies import binpack, fragmentation, mutex, numa, spread, topology_aware
 from tessera.core.policies.base import CardKey, NodeRank, Policy
+from tessera.core.requests import PodRequest, Request
+from tessera.core.scoring import device_score
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {module.POLICY.name: module.POLICY for module in (binpack, spread, mutex, numa, topology_aware)}
+    {module.POLICY.name: module.POLICY for module in (binpack, spread, fragmentation, mutex, numa, topology_aware)}
 )
 
 CHAINABLE = ("binpack", "spread", "numa")
@@ -28,6 +30,19 @@ def node_rank(text: str) -> NodeRank:
     rank = policy.nodes or binpack.POLICY.nodes
     assert rank is not None  # binpack ranks nodes
     return rank
+
+
+def looks_ahead(*texts: str) -> bool:
+    """Whether one of these policies wants to know the pods to come, and what hosts have free."""
+    return any(text in POLICIES and POLICIES[text].looks_ahead for text in texts)
+
+
+def card_score(pod: PodRequest, request: Request) -> Callable[[Card], float]:
+    """What the pod's device policy orders cards by: their use, unless it has a score of its own."""
+    policy = POLICIES.get(pod.device_policy)
+    if policy is not None and policy.card_score is not None:
+        return policy.card_score(pod, request)
+    return lambda card: device_score(card, request, pod.weights)
 
 
 def _by_numa(card: Card, _score: float) -> float:

@@ -1,20 +1,20 @@
 """What a policy may decide: how cards of a node are ordered, and how fitting nodes are ranked.
 
-A policy is a stateless strategy. Both halves are optional: `mutex` orders cards only; a policy that knows
-fragmentation would rank nodes from more than their score, which is why `rank` sees the whole `Ranking`.
+A policy is a stateless strategy. Both halves are optional: `mutex` orders cards only; `fragmentation` ranks nodes from
+more than their score, which is why `rank` sees the whole `Ranking`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera.core.cards import Card
-from tessera.core.requests import PodRequest
+from tessera.core.requests import PodRequest, Request
 
 if TYPE_CHECKING:
     from tessera.core.arrays import CardArrays
@@ -33,10 +33,15 @@ class Ranking:
     scores: Floats
     """their scores: use of slots, cores and memory, plus the vendors' parts"""
     arrays: CardArrays
+    memo: dict[str, object] = field(default_factory=dict)
+    """whatever a policy wants to find again for the next pod of this shape"""
 
 
 CardKey = Callable[[Card, float], float]
 """smaller is better; the number is the card's score for the request"""
+
+CardScore = Callable[[PodRequest, Request], Callable[[Card], float]]
+"""a policy's own score of cards for a request, in place of their use"""
 
 NodeRank = Callable[[Ranking], Floats]
 """larger is better; equal values are decided by node name"""
@@ -49,6 +54,9 @@ class Policy:
     name: str
     cards: CardKey | None = None
     nodes: NodeRank | None = None
+    card_score: CardScore | None = None
+    looks_ahead: bool = False
+    """whether pods under this policy should carry an outlook, and what they ask of the host"""
     numa_first: bool = True
     """with numa-bind: whether NUMA nodes come before the policy's own order"""
     low_numa_first: bool = False

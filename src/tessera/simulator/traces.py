@@ -1,0 +1,172 @@
+"""Nodes and pods of a trace, and the files they are read from.
+
+CSV with the columns of the public openb traces (docs/packing.md lists them), or the same as YAML. What a file does not
+say has a default; what it says wrongly is refused with its line. Nothing is placed here.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+WHOLE = 1000
+"""`gpu_milli` of a whole card"""
+
+
+class TraceError(Exception):
+    """A file that cannot be used as a trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceNode:
+    """A node: its host, and cards of one model."""
+
+    name: str
+    cpu: int
+    """thousandths of a core"""
+    memory: int
+    """MiB"""
+    cards: int
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a pod asks for: equal asks are placed alike."""
+
+    cpu: int = 0
+    memory: int = 0
+    cards: int = 0
+    milli: int = 0
+    """thousandths of each card"""
+    models: tuple[str, ...] = ()
+    """accepted ones; empty = any"""
+
+    @property
+    def demand(self) -> int:
+        """Thousandths of cards."""
+        return self.cards * self.milli
+
+
+@dataclass(frozen=True, slots=True)
+class TracePod:
+    """A pod, and when it comes and goes where the trace says so."""
+
+    name: str
+    ask: Ask
+    created: float | None = None
+    """seconds"""
+    deleted: float | None = None
+    scheduled: float | None = None
+
+    @property
+    def lasts(self) -> float | None:
+        """Seconds from start to end."""
+        began = self.created if self.scheduled is None else self.scheduled
+        return None if began is None or self.deleted is None else max(self.deleted - began, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    nodes: tuple[TraceNode, ...]
+    pods: tuple[TracePod, ...]
+
+    @property
+    def capacity(self) -> int:
+        """Thousandths of cards."""
+        return WHOLE * sum(node.cards for node in self.nodes)
+
+
+def read_trace(nodes: Path, pods: Path) -> Trace:
+    return Trace(pods.stem, read_nodes(nodes), read_pods(pods))
+
+
+def read_nodes(path: Path) -> tuple[TraceNode, ...]:
+    """`sn`, `cpu_milli`, `memory_mib`, `gpu`, `model`; YAML entries may have `count` for equal nodes."""
+    found = []
+    for place, row in _rows(path, "nodes"):
+        number = _number(path, place, row, "count", 1)
+        name = str(row.get("sn") or row.get("name") or f"node-{place}")
+        for copy in range(number):
+            found.append(
+                TraceNode(
+                    name=name if number == 1 else f"{name}-{copy:04}",
+                    cpu=_number(path, place, row, "cpu_milli"),
+                    memory=_number(path, place, row, "memory_mib"),
+                    cards=_number(path, place, row, "gpu", 0),
+                    model=str(row.get("model") or ""),
+                )
+            )
+    if len({node.name for node in found}) != len(found):
+        raise TraceError(f"{path}: two nodes have the same name")
+    if not any(node.cards for node in found):
+        raise TraceError(f"{path}: no node has a card")
+    return tuple(found)
+
+
+def read_pods(path: Path) -> tuple[TracePod, ...]:
+    """`name`, `cpu_milli`, `memory_mib`, `num_gpu`, `gpu_milli`, `gpu_spec`, and times where there are any."""
+    found = []
+    for place, row in _rows(path, "pods"):
+        cards = _number(path, place, row, "num_gpu", 0)
+        milli = _number(path, place, row, "gpu_milli", WHOLE) if cards else 0
+        if cards and not (0 < milli <= WHOLE and (milli == WHOLE or cards == 1)):
+            raise TraceError(f"{path}, entry {place}: {cards} cards of {milli} thousandths cannot be asked for")
+        ask = Ask(
+            cpu=_number(path, place, row, "cpu_milli", 0),
+            memory=_number(path, place, row, "memory_mib", 0),
+            cards=cards,
+            milli=milli,
+            models=tuple(sorted({word for word in str(row.get("gpu_spec") or "").split("|") if word})),
+        )
+        times = (_time(path, place, row, key) for key in ("creation_time", "deletion_time", "scheduled_time"))
+        found.append(TracePod(str(row.get("name") or f"pod-{place}"), ask, *times))
+    if not any(pod.ask.cards for pod in found):
+        raise TraceError(f"{path}: no pod asks for a card")
+    return tuple(found)
+
+
+def _rows(path: Path, key: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    try:
+        if path.suffix in (".yaml", ".yml"):
+            entries = yaml.safe_load(path.read_text())
+            entries = entries.get(key) if isinstance(entries, dict) else entries
+            if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+                raise TraceError(f"{path}: a list of {key} is expected")
+            yield from enumerate(entries, start=1)
+        else:
+            with path.open(newline="") as file:
+                yield from enumerate(csv.DictReader(file), start=1)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, csv.Error) as error:
+        raise TraceError(f"{path} cannot be read: {error}") from error
+
+
+def _number(path: Path, place: int, row: Mapping[str, Any], key: str, default: int | None = None) -> int:
+    value = row.get(key)
+    if value in (None, ""):
+        if default is None:
+            raise TraceError(f"{path}, entry {place}: {key} is missing")
+        return default
+    try:
+        number = int(float(str(value)))
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, a number of 0 or more is expected")
+    return number
+
+
+def _time(path: Path, place: int, row: Mapping[str, Any], key: str) -> float | None:
+    value = row.get(key)
+    if value in (None, ""):
+        return None
+    try:
+        return float(str(value))
+    except ValueError:
+        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, seconds are expected") from None
