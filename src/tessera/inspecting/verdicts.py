@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.advice import Change, advise
+from tessera.core.devices import MIG
 from tessera.core.fitting import fit_pod, make_ask
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.near_misses import NearMiss, quick_near_miss
@@ -119,16 +121,26 @@ def judge(
 
 def _fits(ledger: Ledger, request: PodRequest, answer: Selected, cards_of: str) -> Fits:
     names = [container.name for container in request.containers]
-    best = tuple(ScoredNode(name, round(score, 4)) for name, score in reversed(answer.best(BEST)))
+    fitting = [each for each in reversed(answer.best(len(answer.rows))) if _really_fits(ledger, request, each[0])]
+    best = tuple(ScoredNode(name, round(score, 4)) for name, score in fitting[:BEST])
     return Fits(
         answer.placement.node,
         slices_of(ledger, answer.placement, names),
         best,
-        len(answer.rows),
+        len(fitting),
         _card_order(ledger, request, cards_of),
         cards_of,
         (success_text(answer),),
     )
+
+
+def _really_fits(ledger: Ledger, request: PodRequest, name: str) -> bool:
+    """Nodes with MIG cards count as possible until somebody looks: the scheduler looks at the best one only."""
+    view = ledger.node(name)
+    if view is None or not any(device.mode == MIG for device in view.facts.devices):
+        return view is not None
+    answer = fit_pod(view, request, ledger.rules, ledger.rooms(request.namespace, request.vendors))
+    return isinstance(answer, Placement)
 
 
 def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard, ...]:

@@ -10,7 +10,7 @@ from tessera.inspecting.showing.explained import explained, made_from
 from tessera.inspecting.state import InspectionError
 from tessera.inspecting.verdicts import Fits, FitsNowhere
 from tessera.inspecting.world import World
-from tests.support.builders import GPU, MEMORY, PodBuilder, gpu_pod, node, pod
+from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
 from tests.support.inspected import quota, state_of
 from tests.support.scheduling import World as SchedulerWorld
 from tests.support.scheduling import by_environment, carrying
@@ -184,3 +184,11 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
             assert isinstance(found.verdict, FitsNowhere)
             texts = {name: group.reason for group in found.verdict.groups for name in group.nodes}
             assert answer["FailedNodes"] == texts
+
+
+async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_there() -> None:
+    cut = node("mig").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    wants_two = gpu_pod("p", gpu=2, mem=1000)
+    found = explain(World(state_of([node("n1").gpus(2), cut], [carrying(wants_two)])), "default/p")
+    assert isinstance(found.verdict, Fits)
+    assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)
