@@ -187,8 +187,8 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
 
 
 async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_there() -> None:
-    cut = node("mig").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
-    wants_two = gpu_pod("p", gpu=2, mem=1000)
-    found = explain(World(state_of([node("n1").gpus(2), cut], [carrying(wants_two)])), "default/p")
+    cut = node("n2").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    large = gpu_pod("p", mem=60000)
+    found = explain(World(state_of([node("n1").gpus(2, memory=80000), cut], [large])), "default/p")
     assert isinstance(found.verdict, Fits)
     assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)
