@@ -16,6 +16,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
     "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to mend what is broken."),
     "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
+    "monitor": LazyCommand("tessera.cli.monitor:command", "Show how containers use the cards of one node."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
     "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without doing it."),
     "snapshot": LazyCommand("tessera.cli.snapshot:command", "Write the objects that decide to a file."),
