@@ -147,6 +147,17 @@ def check_scheduler_configuration(document: Json) -> None:
     assert (extender["filterVerb"], extender["bindVerb"], extender["nodeCacheCapable"]) == ("filter", "bind", True)
 
 
+def check_alerts(document: Json) -> None:
+    """There is no Prometheus here to read them: what they ask for must be there."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/tessera").rglob("*.py"))
+    for rule in document["groups"][0]["rules"]:
+        asked = {name.removesuffix("_bucket") for name in re.findall(r"tessera_[a-z_]+", rule["expr"])}
+        assert asked, rule["alert"]
+        # The library puts prefixes before the names and the ending of counters behind them.
+        endings = [name.removeprefix("tessera_").removeprefix("agent_").removesuffix("_total") for name in asked]
+        assert all(re.search(rf'"[a-z_]*{name}(_total)?"', source) for name in endings), asked
+
+
 async def clear(cluster: DemoCluster) -> None:
     """Nothing of the block is left."""
     for pod in cluster.pods():
@@ -174,6 +185,9 @@ def test_what_is_no_object_is_read_by_its_reader(block: Block, tmp_path: Path) -
         return
     if "nodes" in document:
         assert describe(block.text, file=block.place, now=0.0, setup=Setup()).nodes
+        return
+    if "groups" in document:
+        check_alerts(document)
         return
     values = yaml.safe_load((ROOT / "charts/tessera/values.yaml").read_text(encoding="utf-8"))
     unknown = document.keys() - values.keys()
