@@ -15,6 +15,7 @@ from tessera.scheduler.service import Service
 from tessera.vendors.reading_nodes import node_facts, quota_facts
 from tessera.vendors.reading_pods import pod_facts
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
+from tests.support.seen_order import as_seen
 
 _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 
@@ -77,7 +78,7 @@ def wrong_slices(plane: ControlPlane) -> Iterator[str]:
             view = node.containers.get((uid_of(pod), container["name"]))
             if view is None:
                 continue
-            slice_ = granted.get(position, ())
+            slice_ = as_seen(granted.get(position, ()), view.env.get("NVIDIA_VISIBLE_DEVICES", ""))
             seen = {key: value for key, value in view.env.items() if _LIMIT.fullmatch(key)}
             expected = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{entry.memory}m" for i, entry in enumerate(slice_)}
             devices = ",".join(entry.uuid for entry in slice_)

@@ -173,8 +173,7 @@ def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfi
     paid = [_within_quota(ask, group) for group in groups]
     choices = [group for group in paid if len(group) >= ask.request.count]
     if choices:
-        picked = _pick_one_group(ask, choices)
-        return tuple(sorted(picked, key=lambda grant: grant.index)) if rules.numbers_by_index else picked
+        return _pick_one_group(ask, choices)
     taken = max(paid, key=len)
     return verdict(rules, ask, [*refused, *_refuse_others(ask, groups, taken)], taken=len(taken))
 

@@ -77,8 +77,6 @@ class Rules:
     core_masks: bool = False
     """True where cores are a bit mask of core ids instead of an amount"""
     honours_cordon: bool = False
-    numbers_by_index: bool = False
-    """True where containers count their cards in the node's order, so that limits must be numbered in it too"""
     shares_whole_cards: bool = False
     """True where somebody may join a container that has all cores of a card"""
 

@@ -10,6 +10,7 @@ from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
 from tessera.sandbox.reading import containers_of, key_of, uid_of
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
+from tests.support.seen_order import as_seen
 
 Environment = Mapping[str, str]
 Seen = Mapping[tuple[str, str], Environment]
@@ -35,6 +36,7 @@ def wrong_environments(pods: Sequence[Json], seen: Seen, *, hook: Path) -> Itera
                 yield f"{where}: asked for {asked}, was granted {slice_}"
             environment = seen[uid_of(pod), container["name"]]
             found = {name: value for name, value in environment.items() if name.startswith(OF_THE_SLICE)}
+            slice_ = as_seen(slice_, environment.get("NVIDIA_VISIBLE_DEVICES", ""))
             expected = _expected(slice_, uid_of(pod), container["name"], hook) if slice_ else {}
             if found != expected:
                 yield f"{where}: sees {found}, not {expected}"

@@ -269,7 +269,7 @@ def test_a_vendor_that_rounds_cores_up_stays_within_the_quota_of_cores() -> None
 def test_of_dear_and_cheap_cards_the_best_that_the_quota_pays_for_are_taken() -> None:
     cards = node().gpu("dear0", memory=400).gpu("cheap", memory=100).gpu("dear1", memory=160)
     world = cluster(cards).quota(memory=150)
-    assert uuids(world.chosen(gpu_pod(gpu=2, percent=50, cores=1)).placement) == [["cheap", "dear1"]]
+    assert uuids(world.chosen(gpu_pod(gpu=2, percent=50, cores=1)).placement) == [["dear1", "cheap"]]
 
 
 def test_an_instance_of_an_app_counts_beside_the_share_of_an_init_container() -> None:

@@ -116,7 +116,7 @@ def test_a_pod_gets_the_best_linked_cards() -> None:
         "n1-0",
         "n1-2",
     ]
-    assert uuids(world.chosen(asking).placement) == [["n1-2", "n1-3"]]
+    assert uuids(world.chosen(asking).placement) == [["n1-3", "n1-2"]]
 
 
 def test_a_single_card_leaves_the_well_linked_ones_alone() -> None:

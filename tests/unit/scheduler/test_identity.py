@@ -86,6 +86,14 @@ def test_the_binding_writes_what_the_variables_refer_to() -> None:
     }
 
 
+def test_limits_are_numbered_as_the_container_numbers_its_cards() -> None:
+    chosen = (grant("GPU-b", memory=4000, index=1), grant("GPU-a", memory=3000, index=0))
+    written = identity_annotations(Placement("n1", {"NVIDIA": (chosen,)}))
+    assert written["tessera.io/c0.visible-devices"] == "GPU-a,GPU-b"
+    assert written["tessera.io/c0.memory-limit-0"] == "3000m"
+    assert written["tessera.io/c0.memory-limit-1"] == "4000m"
+
+
 @pytest.mark.parametrize(("cores", "threads"), [(0, "100"), (1, "1"), (30, "30"), (100, "100"), (150, "100")])
 def test_mps_always_gets_a_number_of_threads(cores: int, threads: str) -> None:
     written = identity_annotations(Placement("n1", {"NVIDIA": ((grant("GPU-a", cores=cores),),)}))

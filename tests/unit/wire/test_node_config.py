@@ -146,7 +146,7 @@ def test_a_file_without_entries_overrides_nothing(text: str) -> None:
         ('{"operatingmode": "mig"}', 'nodeconfig[0]: the key "name" is missing'),
         (
             '{"name": "a", "operatingmode": "MIG"}',
-            'nodeconfig[0].operatingmode: expected one of "hami-core", "mig", "mps", found the text "MIG"',
+            'nodeconfig[0].operatingmode: expected one of "hami-core", "mig", "mps", "none", found the text "MIG"',
         ),
         (
             '{"name": "a", "migstrategy": "all"}',

@@ -91,9 +91,11 @@ def identity_annotations(placement: Placement) -> dict[str, str]:
     """
     written: dict[str, str] = {}
     for vendor in CARRIED.keys() & placement.grants.keys():
-        for position, grants in enumerate(placement.grants[vendor]):
-            if not grants or any(grant.mig is not None for grant in grants):
+        for position, given in enumerate(placement.grants[vendor]):
+            if not given or any(grant.mig is not None for grant in given):
                 continue
+            # Inside the container cards are numbered as the node numbers them, whatever order they were chosen in.
+            grants = sorted(given, key=lambda grant: grant.index)
             written[keys.visible_devices(position)] = ",".join(grant.uuid for grant in grants)
             for index, grant in enumerate(grants[:MAX_DEVICES]):
                 written[keys.memory_limit(position, index)] = f"{grant.memory}m"

@@ -46,7 +46,6 @@ class Nvidia(Vendor):
     key = "NVIDIA"
     arrays_exact = True
     honours_cordon = True
-    numbers_by_index = True
     keys = AnnotationKeys(
         register="hami.io/node-nvidia-register",
         handshake="hami.io/node-handshake",
