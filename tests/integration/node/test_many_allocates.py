@@ -85,7 +85,7 @@ class Traffic:
 
 @pytest.mark.parametrize(
     ("calls", "by_webhook", "flags"),
-    [(1000, 0.7, {}), (300, 0.5, {"pass-device-specs": "true"})],
+    [(1000, 1.0, {}), (300, 0.5, {"pass-device-specs": "true"})],
     ids=["by environment", "by answer"],
 )
 async def test_many_allocates_of_mixed_shapes_in_any_order_give_no_wrong_slice(

@@ -249,6 +249,19 @@ class Progress:
         self._restored = {each for each in self._restored if each[0] in {pod.key.uid for pod in pods}}
         self._prune(held, {pod.key.uid for pod in pods})
 
+    def reopen_lent(self, pods: Iterable[BoundPod]) -> None:
+        """Containers of equal slices are answered for each other. Where kubelet asks and nobody seems to wait, those
+        whose answer another took, and who hold nothing themselves, wait again."""
+        alive = {pod.key.uid: pod for pod in pods if not pod.started and not pod.terminal}
+        served = {given.holder for given in self._given.values()}
+        for given in self._given.values():
+            claim = given.claim
+            if claim is None or not given.certain or given.holder in (None, spot(claim)) or spot(claim) in served:
+                continue
+            lender = alive.get(claim.pod.uid)
+            if lender is not None and claim.position not in lender.unlisted:
+                self._wait_again(claim)
+
     def reopen_lost(self, held: Held, pods: Iterable[BoundPod], *, but: Collection[Given] = ()) -> None:
         """Answers whose devices nobody holds, although kubelet asks for the next ones: it lost them in a restart, or
         gave the pod up. Only true while kubelet waits for an Allocate; `but` are answers of that same call."""

@@ -88,7 +88,11 @@ class Search:
                 break
         # kubelet asks again for what it lost in a restart.
         await self._ask(given)
-        return self._match(len(ids), taken_over, confirmed=True)
+        found = self._match(len(ids), taken_over, confirmed=True)
+        if isinstance(found, NobodyWaits):
+            self._progress.reopen_lent(self._pods.all())
+            found = self._match(len(ids), taken_over, confirmed=True)
+        return found
 
     def is_shown(self, claim: Claim) -> bool:
         """Whether kubelet tells a later process that the container has its devices."""

@@ -156,6 +156,20 @@ async def test_a_swap_of_equal_slices_is_recorded_and_nothing_to_complain_about(
         assert {claim.pod.name for claim in live} == {"p", "q"}
 
 
+@in_fake_time
+async def test_a_pod_whose_answer_another_took_still_gets_its_own() -> None:
+    world = World(bound("p", A), bound("q", A, at=1))
+    async with world.running():
+        assert (await world.gets("q", "c0", "GPU-a-0"))["pod"] == "p"
+        await world.at_rest()
+        world.api.status("q", "Running")
+        await world.at_rest()
+        await world.gets("p", "c0", "GPU-a-1")
+        await world.at_rest()
+        assert (world.api.phase("p"), world.api.phase("q")) == ("success", "success")
+        assert (world.events, world.count("slice_mismatches")) == ([], 0)
+
+
 @pytest.mark.parametrize(
     ("pods", "holder", "ids", "message"),
     [
