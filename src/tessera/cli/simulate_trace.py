@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from tessera.cli.sources import NoAnswer
+
 if TYPE_CHECKING:
     from tessera.simulator.churn import Options
     from tessera.simulator.running import Job
@@ -166,13 +168,17 @@ def command(
         else:
             report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
     except TraceError as error:
-        raise click.ClickException(str(error)) from error
-    if plot is not None:
-        plot.write_text(drawn(traces[0].name))
+        raise NoAnswer(str(error)) from error
     if output == "json":
         click.echo(json.dumps(report, indent=2))
     else:
         _print(report, [] if churn else arrivals)
+    # After the figures: minutes of work must not be lost to a folder that is not there.
+    if plot is not None:
+        try:
+            plot.write_text(drawn(traces[0].name))
+        except OSError as error:
+            raise NoAnswer(f"the plot cannot be written: {error}") from error
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:

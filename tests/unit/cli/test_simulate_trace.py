@@ -50,5 +50,12 @@ def test_a_written_trace_is_replayed_with_its_times(tmp_path: Path) -> None:
 )
 def test_mistakes_are_explained(arguments: list[str], says: str) -> None:
     result = run(*arguments)
-    assert result.exit_code != 0
+    assert result.exit_code == 2
     assert says in result.output
+
+
+def test_a_plot_that_cannot_be_written_costs_no_figures(tmp_path: Path) -> None:
+    result = run("--synthetic", "2", "--seeds", "1", "--policy", "best-fit", "--plot", str(tmp_path / "no" / "p.svg"))
+    assert result.exit_code == 2
+    assert "best-fit" in result.output
+    assert "the plot cannot be written" in result.output
