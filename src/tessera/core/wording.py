@@ -18,10 +18,19 @@ def _listed(names: Sequence[str]) -> str:
 
 def success_text(selected: Selected) -> str:
     """Which node was found, and among which: worst to best, the best ones where there are many."""
+    return _found(selected, selected.best(NAMED_NODES))
+
+
+def brief_success_text(selected: Selected) -> str:
+    """The same, but only the chosen node is named; costs next to nothing."""
+    return _found(selected, [(selected.placement.node, selected.placement.score)])
+
+
+def _found(selected: Selected, named: Sequence[tuple[str, float]]) -> str:
     found = len(selected.rows)
-    shown = [f"{name}:{score:.2f}" for name, score in selected.best(NAMED_NODES)]
-    if found > NAMED_NODES:
-        shown.insert(0, f"{found - NAMED_NODES} more ...")
+    shown = [f"{name}:{score:.2f}" for name, score in named]
+    if found > len(named):
+        shown.insert(0, f"{found - len(named)} more ...")
     refused = len(selected.candidates.names) - found
     return f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
 

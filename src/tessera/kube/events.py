@@ -120,10 +120,10 @@ class EventRecorder:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def record(self, ref: ObjectRef, type: str, reason: str, message: str) -> None:
-        """Never blocks, never raises. `type` is Normal or Warning."""
+    def record(self, ref: ObjectRef, type: str, reason: str, message: str, *, at: float | None = None) -> None:
+        """Never blocks, never raises. `type` is Normal or Warning; it happened now, or `at` a time of the past."""
         same = _Same(ref, type, reason, cut(message))
-        now = self._now()
+        now = self._now() if at is None else at
         waiting = self._waiting.get(same)
         if waiting is not None:
             waiting.count += 1

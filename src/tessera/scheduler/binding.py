@@ -66,6 +66,10 @@ class BindEvent:
     """empty where it succeeded"""
     node: str
 
+    @property
+    def text(self) -> str:
+        return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
+
 
 class Fate(Enum):
     """What became of a write."""

@@ -19,7 +19,7 @@ from tessera.core.ledger import Ledger, PodEntry, State
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
-from tessera.core.wording import failure_texts, success_text
+from tessera.core.wording import brief_success_text, failure_texts, success_text
 from tessera.core.workload import Workload
 from tessera.scheduler.admission.identity import (
     carries_identity,
@@ -62,7 +62,9 @@ class FilterEvent:
     request: PodRequest
     success: bool
     texts: Callable[[], Sequence[str]]
-    """worked out by whoever tells the user, after the answer"""
+    """worked out by whoever tells the user, after the answer; holds on to the scores of all nodes"""
+    brief: str = ""
+    """of a success: in one sentence that needs nothing more"""
 
 
 class Filter:
@@ -158,7 +160,7 @@ class Filter:
             self._workload.observe(request, self._ledger.arrays, self._vendors)
         self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
-        self._on_decision(FilterEvent(request, True, partial(_found, answer)))
+        self._on_decision(FilterEvent(request, True, partial(_found, answer), brief_success_text(answer)))
         return encode_filter_result(node_names=[answer.placement.node])
 
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:

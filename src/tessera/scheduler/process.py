@@ -137,7 +137,7 @@ class Process:
         for result in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a part of the service failed", exc_info=result)
-        left = await self.service.events.flush(deadline - asyncio.get_running_loop().time())
+        left = await self.service.telling.flush(deadline - asyncio.get_running_loop().time())
         log.info("stopped", events_lost=left)
         return code
 
@@ -204,7 +204,7 @@ class Process:
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.leads)
         self.metrics.set_certificate_expiry(self._tls.expiry)
-        dropped = service.events.dropped
+        dropped = service.telling.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped
         yield self.metrics.render()

@@ -17,17 +17,16 @@ import structlog
 from tessera.core.audit import Finding, audit_nodes
 from tessera.core.selection import Refused
 from tessera.kube.client import KubeClient
-from tessera.kube.events import EventRecorder, ObjectRef
+from tessera.kube.events import EventRecorder
 from tessera.kube.leases import Lease, LeaseWatch
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from tessera.scheduler.admission.admitting import AdmissionSettings
 from tessera.scheduler.admission.injecting import Injection
 from tessera.scheduler.admission.reviewing import review
-from tessera.scheduler.binding import BindEvent
 from tessera.scheduler.cluster import KubeCluster
-from tessera.scheduler.filtering import FilterEvent
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.telling import Telling
 from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor
 from tessera.wire.extender import encode_binding_result, encode_filter_result
@@ -43,7 +42,6 @@ AUDIT_NODES = 25
 """nodes checked in a period: all of 5000 in under four minutes"""
 LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
-NORMAL, WARNING = "Normal", "Warning"
 
 
 class Named(Protocol):
@@ -93,7 +91,8 @@ class Service:
         lead = settings.leadership
         self._lease = LeaseWatch(lead.identity, clock=asyncio.get_running_loop().time) if lead is not None else None
         self.leads = lead is None
-        self.events = EventRecorder(client, component=settings.scheduler_name, host="")
+        self.events = EventRecorder(client, component=settings.scheduler_name, host="", now=now)
+        self.telling = Telling(self.events, now=now)
         engine = self.engine = Engine(
             settings,
             KubeCluster(client, on_write=on_write),
@@ -101,9 +100,9 @@ class Service:
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=self._group.create_task,
             leads=lambda: self.leads,
-            on_decision=self._tell_decision_later,
+            on_decision=self.telling.decided,
             on_refusal=on_refusal,
-            on_bind=self._tell_bind,
+            on_bind=self.telling.bound,
             on_pod=on_pod,
         )
         self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
@@ -152,7 +151,7 @@ class Service:
         """Until cancelled; a task that fails ends all."""
         async with self._group as group:
             self._watch_all()
-            for work in (self.events.run, self._tick, self.engine.wake, self._audit):
+            for work in (self.events.run, self.telling.run, self._tick, self.engine.wake, self._audit):
                 group.create_task(work())
             lead = self.settings.leadership
             if self._lease is not None and lead is not None:
@@ -216,27 +215,6 @@ class Service:
             position = (position + AUDIT_NODES) % len(names)
             for name in chosen:
                 self._on_audit(name, audit_nodes(self.ledger, [name]))
-
-    # -- telling
-
-    def _tell_decision_later(self, event: FilterEvent) -> None:
-        """Once the answer is on its way: nobody waits for a sentence."""
-        asyncio.get_running_loop().call_soon(self._tell_decision, event)
-
-    def _tell_decision(self, event: FilterEvent) -> None:
-        request = event.request
-        ref = ObjectRef("Pod", request.namespace, request.name, request.uid)
-        type_, reason = (NORMAL, "FilteringSucceed") if event.success else (WARNING, "FilteringFailed")
-        for text in event.texts():
-            self.events.record(ref, type_, reason, text)
-
-    def _tell_bind(self, event: BindEvent) -> None:
-        ref = ObjectRef("Pod", event.namespace, event.name, event.uid)
-        if event.error:
-            self.events.record(ref, WARNING, "BindingFailed", event.error)
-        else:
-            text = f"Successfully binding node [{event.node}] to {event.namespace}/{event.name}"
-            self.events.record(ref, NORMAL, "BindingSucceed", text)
 
     def _reflector(self, path: str, kind: type[T], sink: Sink[T], *, field_selector: str = "") -> Reflector[T]:
         return Reflector(

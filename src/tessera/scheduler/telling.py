@@ -1,0 +1,124 @@
+"""What users are told of decisions, as events: trouble at once, success when there is time.
+
+A success is nice to read, and kube-scheduler says "Scheduled" as well; a slow decision helps nobody. So successes wait
+until no decision has been made for a moment, and only a few are told meanwhile. All of them keep their own time. Under
+lasting pressure the oldest are given up, and counted. Never blocks a caller and never raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tessera.kube.events import EventRecorder, ObjectRef
+from tessera.scheduler.binding import BindEvent
+from tessera.scheduler.filtering import FilterEvent
+
+NORMAL, WARNING = "Normal", "Warning"
+QUIET_SECONDS = 0.25
+"""without a decision: then there is time"""
+FEW = 2
+"""successes told in each such time while decisions go on"""
+BATCH = 8
+"""successes told before looking whether decisions have begun again"""
+WAITING = 1000
+"""successes kept; as many events as the recorder takes"""
+DETAILED = 64
+"""of these, decisions that keep the scores of all nodes for their sentence; the others name the chosen node alone"""
+WRITE_SECONDS = 5.0
+"""for a batch; longer means that the apiserver has no time either"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Success:
+    ref: ObjectRef
+    reason: str
+    at: float
+    texts: Callable[[], Sequence[str]] | None
+    brief: str = ""
+    """instead of texts"""
+
+
+class Telling:
+    """One for all decisions of a service. Make it on the event loop that runs it."""
+
+    def __init__(self, events: EventRecorder, *, now: Callable[[], float] = time.time) -> None:
+        """`now` in seconds since the epoch."""
+        self._events = events
+        self._now = now
+        self._clock = asyncio.get_running_loop().time
+        self._waiting: deque[_Success] = deque()
+        self._detailed = 0
+        self._latest = float("-inf")
+        self._some = asyncio.Event()
+        self._given_up = 0
+
+    @property
+    def dropped(self) -> int:
+        """Events that were never written."""
+        return self._given_up + self._events.dropped
+
+    def decided(self, event: FilterEvent) -> None:
+        """A filter call was answered."""
+        ref = ObjectRef("Pod", event.request.namespace, event.request.name, event.request.uid)
+        if event.success:
+            texts = event.texts if self._detailed < DETAILED else None
+            self._later(_Success(ref, "FilteringSucceed", self._now(), texts, event.brief))
+        else:
+            # Once the answer is on its way: nobody waits for a sentence.
+            asyncio.get_running_loop().call_soon(self._refused, ref, event)
+
+    def bound(self, event: BindEvent) -> None:
+        """A bind call was answered."""
+        ref = ObjectRef("Pod", event.namespace, event.name, event.uid)
+        if event.error:
+            self._events.record(ref, WARNING, "BindingFailed", event.text)
+        else:
+            self._later(_Success(ref, "BindingSucceed", self._now(), None, event.text))
+
+    async def run(self) -> None:
+        """For ever, until cancelled; what is then still waiting is for `flush`."""
+        while True:
+            await self._some.wait()
+            await asyncio.sleep(QUIET_SECONDS)
+            if self._events.waiting:
+                continue  # trouble first, and no more than the apiserver takes
+            while self._waiting:
+                quiet = self._clock() - self._latest >= QUIET_SECONDS
+                self._tell(BATCH if quiet else FEW)
+                if await self._events.flush(WRITE_SECONDS) or not quiet:
+                    break
+
+    async def flush(self, deadline: float) -> int:
+        """Write all that waits, giving up after `deadline` seconds; how many were left."""
+        self._tell(len(self._waiting))
+        return await self._events.flush(deadline)
+
+    def _refused(self, ref: ObjectRef, event: FilterEvent) -> None:
+        for text in event.texts():
+            self._events.record(ref, WARNING, "FilteringFailed", text)
+
+    def _later(self, success: _Success) -> None:
+        self._waiting.append(success)
+        self._detailed += success.texts is not None
+        if len(self._waiting) > WAITING:
+            self._next()
+            self._given_up += 1
+        self._latest = self._clock()
+        self._some.set()
+
+    def _tell(self, count: int) -> None:
+        for _ in range(min(count, len(self._waiting))):
+            success = self._next()
+            for text in success.texts() if success.texts is not None else (success.brief,):
+                self._events.record(success.ref, NORMAL, success.reason, text, at=success.at)
+        if not self._waiting:
+            self._some.clear()
+
+    def _next(self) -> _Success:
+        success = self._waiting.popleft()
+        self._detailed -= success.texts is not None
+        return success
