@@ -18,10 +18,10 @@ from prometheus_client import CollectorRegistry
 
 from tessera.kube.errors import ApiError
 from tessera.node.fleet import CardState, Fleet
+from tessera.node.handover.answers import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
 from tessera.node.handover.cluster import Annotations
-from tessera.node.handover.progress import Held
 from tessera.node.inventory.cards import CardFacts
 from tessera.node.inventory.null import NullHardware
 from tessera.node.kubelet.service import Allocator

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bench.asking import Asking
-from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, table, work_of
+from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, side_by_side, table
 from bench.stage import Failure, Server, Service, Size, Stage
 
 WARM_UP = 40
@@ -95,8 +95,8 @@ def _shortened(answer: Answer) -> str:
     return answer.body[:300].decode(errors="replace")
 
 
-def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0") -> Target:
-    service = stage.service(stage.canned_api(size))
+def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0", policy: str = "") -> Target:
+    service = stage.service(stage.canned_api(size), policy=policy)
     progress(f"ready after {service.ready_s} s")
     echo = stage.echo()
     target = Target(
@@ -117,21 +117,21 @@ def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0") -> Targ
 def beside_echo(
     name: str, target: Target, act: Act, request: Callable[[], bytes], calls: int, caller: Caller | None = None
 ) -> Figures:
-    """Wall clock, and the processor time of both event loops, which a busy machine hardly touches."""
+    """Wall clock, and the processor time of both event loops."""
     progress(f"measuring {calls} calls: {name}")
-    pids = target.service.pid, target.echo_server.pid
-    before = [work_of(pid) for pid in pids]
-    taken = in_turns({name: act, "echo": target.echoing(request, caller)}, calls)
-    work, echo_work = ((work_of(pid) - then) / calls * 1_000 for pid, then in zip(pids, before, strict=True))
-    p50, echo_p50 = percentile(taken[name], 50), percentile(taken["echo"], 50)
-    progress(f"  p50 {p50:.3f} ms, echo {echo_p50:.3f} ms, ratio {p50 / echo_p50:.2f}, by work {work / echo_work:.2f}")
+    found = side_by_side(
+        {name: (target.service.pid, act), "echo": (target.echo_server.pid, target.echoing(request, caller))}, calls
+    )
+    ours, echo = found[name], found["echo"]
+    ratio, by_work = ours.p50 / echo.p50, ours.work / echo.work
+    progress(f"  p50 {ours.p50:.3f} ms, echo {echo.p50:.3f} ms, ratio {ratio:.2f}, by work {by_work:.2f}")
     return {
-        f"{name}_p50_ms": p50,
-        f"{name}_p99_ms": percentile(taken[name], 99),
-        f"{name}_echo_p50_ms": echo_p50,
-        f"{name}_ratio": round(p50 / echo_p50, 3),
-        f"{name}_work_ms": round(work, 4),
-        f"{name}_work_ratio": round(work / echo_work, 3),
+        f"{name}_p50_ms": ours.p50,
+        f"{name}_p99_ms": ours.p99,
+        f"{name}_echo_p50_ms": echo.p50,
+        f"{name}_ratio": round(ratio, 3),
+        f"{name}_work_ms": ours.work,
+        f"{name}_work_ratio": round(by_work, 3),
     }
 
 
@@ -170,10 +170,10 @@ def state(target: Target) -> Figures:
     return {"ready_s": target.service.ready_s, "resident_mb": memory.now, "peak_mb": memory.peak}
 
 
-def measure(size: Size, calls: int, limit: int) -> Figures:
+def measure(size: Size, calls: int, limit: int, *, policy: str = "") -> Figures:
     """Every figure of one cluster; the names say the unit."""
     with Stage(limit=limit) as stage, ExitStack() as stack:
-        target = start(stage, stack, size)
+        target = start(stage, stack, size, policy=policy)
         return placements(target, calls) | state(target) | refusals(target, calls // 2)
 
 
@@ -224,6 +224,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--pods-per-node", type=int, default=CHECKED.pods_per_node, help="running pods a node, default %(default)s"
     )
+    parser.add_argument("--policy", default="", help="for nodes and cards, default the scheduler's own")
     parser.add_argument("--calls", type=int, default=400, help="measured calls of a kind, default %(default)s")
     parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
@@ -241,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(json.dumps({b.name: b.value for b in budgets}) if options.json else table(budgets))
             return 0 if all(budget.kept for budget in budgets) else 1
         size = Size(options.nodes, options.devices, options.pods_per_node)
-        found = measure(size, options.calls, options.limit)
+        found = measure(size, options.calls, options.limit, policy=options.policy)
     except (Failure, OSError) as error:
         progress(f"not measured: {error}")
         return 2

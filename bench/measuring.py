@@ -96,6 +96,30 @@ def in_turns(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """What calls to one server took, in milliseconds."""
+
+    p50: float
+    p99: float
+    work: float
+    """processor time of its event loop, the mean of a call: a busy machine hardly touches it"""
+
+
+def side_by_side(servers: Mapping[str, tuple[int, Callable[[], float]]], calls: int) -> dict[str, Taken]:
+    """By name: a server's process id and a call to it that says how long it took; the calls are made in turns."""
+    before = {name: work_of(pid) for name, (pid, _) in servers.items()}
+    taken = in_turns({name: act for name, (_, act) in servers.items()}, calls)
+    return {
+        name: Taken(
+            percentile(taken[name], 50),
+            percentile(taken[name], 99),
+            round((work_of(pid) - before[name]) / calls * 1_000, 4),
+        )
+        for name, (pid, _) in servers.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Resident memory of a process in MiB."""
 

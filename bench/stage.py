@@ -111,12 +111,14 @@ class Stage:
     def echo(self) -> Server:
         return self._with_port("bench.echo")
 
-    def service(self, api: int, *, certificates: Certificates | None = None) -> Service:
-        """A scheduler that has read everything."""
+    def service(self, api: int, *, certificates: Certificates | None = None, policy: str = "") -> Service:
+        """A scheduler that has read everything; `policy` is for nodes and cards, empty = what it does by itself."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         extender, metrics, webhook = _free_ports(3)
         arguments = ["--kubeconfig", str(_kubeconfig(folder, api)), "--extender-bind", f"{HOST}:{extender}"]
         arguments += ["--metrics-bind-address", f"{HOST}:{metrics}"]
+        if policy:
+            arguments += ["--node-scheduler-policy", policy, "--gpu-scheduler-policy", policy]
         if certificates is not None:
             files = ["--cert_file", str(certificates.certificate), "--key_file", str(certificates.key)]
             arguments += ["--webhook-bind", f"{HOST}:{webhook}", *files]

@@ -56,4 +56,18 @@ def agreed(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selec
     else:
         assert placement is None
         assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
+    for names in (candidates.names, candidates.names[::2]):
+        _glances_agree(selector, pod, names)
     return answer
+
+
+def _glances_agree(selector: Selector, pod: PodRequest, names: Sequence[str]) -> None:
+    """A glance that finds something finds what the plain rule chooses among these nodes, and tells of the same ones."""
+    found = selector.glance(pod, set(names).__contains__)
+    if found is not None:
+        placement, _ = plainly(selector.ledger, pod, names)
+        assert found.placement == placement
+        looked_up = selector.select(pod, names)
+        assert isinstance(looked_up, Selected)
+        seen = found.among(selector.candidates(names))
+        assert (seen.fits[-1], len(seen.candidates.names)) == (looked_up.fits[-1], len(looked_up.candidates.names))

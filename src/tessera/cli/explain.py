@@ -28,6 +28,10 @@ from tessera.cli.sources import (
             ("tessera explain default/trainer", "why it is pending, what comes nearest, what would fit"),
             ("tessera explain -n team-a trainer --cards", "the same, card by card, with who holds them"),
             ("tessera explain team-a/trainer --snapshot cluster.json -o json", "from a file, for programs"),
+            (
+                "tessera explain trainer --scheduler-flag node-scheduler-policy=fragmentation",
+                "the choice as another policy would make it, with the parts of each node's loss",
+            ),
         ],
         "  0  the pod is placed, fits, has ended or asks for no devices\n"
         "  1  it fits nowhere, its request cannot be honoured, or it runs without an allocation\n"

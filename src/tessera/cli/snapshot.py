@@ -31,7 +31,8 @@ from tessera.cli.sources import CONTEXT, NoAnswer, Source, answer, examples, ope
 def command(source: Source, file: str, hash_names: bool, hash_key: str) -> None:
     """Write nodes, device pods, quotas and configuration to a file that every command reads with --snapshot.
 
-    Only what decides placement is written: no images, commands, values of environment variables or volumes. With
+    Only what decides placement is written: no images, commands, values of environment variables or volumes, and of
+    pods without devices only what they ask of each node together. With
     --hash-names names are replaced, the same one everywhere and in the same order, so that the file still decides as
     the cluster does; models, card ids, resource names, labels and container names stay.
     """

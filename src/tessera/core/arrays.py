@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.core.cards import Card
-from tessera.core.columns import Column, Kind, Sums
+from tessera.core.columns import Column, Instances, Kind, Sums, instances_of
 from tessera.core.devices import MIG, Device
+from tessera.core.mig import bits
 
 MAX_DEVICES = 64
 """cards a node; the largest machines sold have 16, a wider array would be mostly padding"""
@@ -45,7 +46,7 @@ class CardArrays:
         """vendor -> MiB of the largest card ever registered: an upper bound"""
         self.mig_vendors: set[str] = set()
         """vendors that ever registered a card in MIG mode"""
-        self._kind_ids: dict[tuple[str, str, str], int] = {}
+        self._kind_ids: dict[tuple[str, str, str, Instances], int] = {}
         self._columns: dict[str, Column] = {}
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
@@ -64,6 +65,8 @@ class CardArrays:
         self.used: Ints = np.zeros(shape, dtype=np.int64)
         self.used_memory: Ints = np.zeros(shape, dtype=np.int64)
         self.used_cores: Ints = np.zeros(shape, dtype=np.int64)
+        self.taken: Ints = np.zeros(shape, dtype=np.int64)
+        """memory slices that instances hold on a card in MIG mode, one bit each"""
         self.sick: Bools = np.zeros(shape, dtype=np.bool_)
         self.cordoned: Bools = np.zeros(shape, dtype=np.bool_)
         self.present: Bools = np.zeros(nodes, dtype=np.bool_)
@@ -202,6 +205,8 @@ class CardArrays:
                 self.used_memory[place, row] = card.used_memory
                 self.used_cores[place, row] = card.used_cores
                 self.sick[place, row] = not card.device.healthy or bool(card.held)
+                if card.device.mode == MIG:
+                    self.taken[place, row] = bits(slot.placement for slot in card.mig)
         self.score[row] = sums.score()
         self._record(row)
 
@@ -213,7 +218,7 @@ class CardArrays:
             self.log_start += drop
 
     def _kind_of(self, device: Device) -> int:
-        key = (device.vendor, device.model, device.mode)
+        key = (device.vendor, device.model, device.mode, instances_of(device))
         number = self._kind_ids.get(key)
         if number is None:
             number = self._kind_ids[key] = len(self.kinds)
@@ -240,7 +245,7 @@ class CardArrays:
 
     def _clear(self, row: int) -> None:
         self.kind[:, row] = -1
-        for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores):
+        for array in (self.slots, self.memory, self.cores, self.used, self.used_memory, self.used_cores, self.taken):
             array[:, row] = 0
         self.sick[:, row] = False
         self.cordoned[:, row] = False
@@ -260,6 +265,6 @@ class CardArrays:
 
 
 _ARRAYS = (
-    "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores",
+    "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores", "taken",
     "sick", "cordoned", "present", "odd", "unavailable", "score", "free_cpu", "free_memory",
 )  # fmt: skip

@@ -19,6 +19,7 @@ from tessera.core.devices import MIG, Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
+from tessera.core.mig import bits
 from tessera.core.quota import demand
 from tessera.core.scoring import node_score
 
@@ -132,6 +133,8 @@ def _audit_arrays(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
                 yield Finding(BROKEN, view.name, card.device.uuid, f"arrays show {shown}")
             if bool(arrays.sick[place, row]) != (not card.device.healthy or bool(card.held)):
                 yield Finding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's health")
+            if card.device.mode == MIG and arrays.taken[place, row] != bits(slot.placement for slot in card.mig):
+                yield Finding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's instances")
 
 
 def _audit_quota(ledger: Ledger) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tessera.core.devices import Device
+from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.scoring import use_score
 
 
@@ -44,7 +44,15 @@ class Column:
 
 @dataclass(slots=True)
 class Kind:
-    """Cards that every rule about models and modes treats alike."""
+    """Cards that every rule about models and modes treats alike; those in MIG mode also offer the same instances."""
 
     vendor: str
     sample: Device
+
+
+Instances = tuple[tuple[MigProfile, ...], int]
+"""what a card in MIG mode offers: profiles, and the memory that per cent of it mean"""
+
+
+def instances_of(device: Device) -> Instances:
+    return (device.mig_profiles, device.memory) if device.mode == MIG else ((), 0)

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from tessera.core import screen
-from tessera.core.arrays import Bools, Ints
+from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.fitting import Rooms, fit_pod
 from tessera.core.grants import Placement
+from tessera.core.known_codes import KnownCodes
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest, Request
 
 AFRESH = 0.25
 """share of changed columns from which judging everything is cheaper than picking columns"""
+
+FEW = 6
+"""changed columns up to which one by one is quicker than all at once"""
 
 UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
 
@@ -36,6 +40,7 @@ class Judged:
     codes: screen.Codes
     counts: Ints
     wording: screen.Wording
+    known: KnownCodes
 
     def fits(self, columns: Ints) -> Bools:
         """Columns that take the request alone, as far as the arrays can tell."""
@@ -43,6 +48,17 @@ class Judged:
             return screen.fitting(self.codes[:, columns], self.counts[columns], self.question.request)
         enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
         return enough
+
+    def judge_again(self, arrays: CardArrays, column: int) -> bool:
+        """The same for one column, from what its cards are now."""
+        request = self.question.request
+        codes = self.known.of(arrays, column)
+        count = len(codes) - codes.count(screen.ABSENT)
+        self.codes[:, column] = codes
+        self.counts[column] = count
+        if self.exact:
+            return codes.count(screen.TAKES) >= request.count
+        return count >= self.question.rules.least_cards(request)
 
 
 class Evaluation:
@@ -57,6 +73,10 @@ class Evaluation:
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
+        self._by_itself = sum(len(container.requests) for container in pod.containers) == 1
+        """one request: the plain rule costs no more than judging its column"""
+        self._outdated: set[int] = set()
+        """columns that the plain rule was asked about since they changed, and whose codes are older"""
         self._exact: dict[int, Placement | Misfit] = {}
         self._verdicts: dict[int, Misfit] = {}
         self.changed = 0
@@ -110,6 +130,7 @@ class Evaluation:
         self, pod: PodRequest, rows: Ints, rooms: Rooms, *, request: Request, container: int, cards_paid: int
     ) -> list[Misfit]:
         """Why a short quota forbids these columns."""
+        self._judge_outdated()
         judged = next(j for j in self._judged if j.question.request == request)
         arrays = self._ledger.arrays
         plain = arrays.odd[rows] | arrays.unavailable[rows] | (not judged.exact)
@@ -134,24 +155,51 @@ class Evaluation:
             counts = screen.card_counts(arrays, request.vendor, columns)
             codes = screen.judge(arrays, question, columns)
             wording = screen.Wording(question, container)
-            self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording))
+            known = KnownCodes(question)
+            self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording, known))
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
+        self._outdated.clear()
         self._exact.clear()
         self._verdicts.clear()
         self.changed += 1
         self._combine(np.arange(len(arrays.names), dtype=np.int64))
 
     def _judge_columns(self, dirty: list[int]) -> None:
-        arrays = self._ledger.arrays
-        columns = np.array(dirty, dtype=np.int64)
-        for judged in self._judged:
-            judged.codes[:, columns] = screen.judge(arrays, judged.question, columns)
-            judged.counts[columns] = screen.card_counts(arrays, judged.question.rules.key, columns)
         before = {row: self._verdicts.pop(row) for row in dirty if row in self._verdicts}
         for row in dirty:
             self._exact.pop(row, None)
-        self._combine(columns)
+        if len(dirty) == 1 and self._by_itself:
+            # The node that was just given to: most likely the next choice too, and then this answer is needed anyway.
+            self._outdated.update(dirty)
+            self.possible[dirty] = isinstance(self.placement(dirty[0]), Placement)
+        elif len(dirty) <= FEW:
+            self._outdated.difference_update(dirty)
+            self._judge_one_by_one(dirty)
+        else:
+            columns = np.array(dirty, dtype=np.int64)
+            self._outdated.difference_update(dirty)
+            self._refresh_codes(columns)
+            self._combine(columns)
         self._compare(before)
+
+    def _judge_one_by_one(self, dirty: list[int]) -> None:
+        arrays = self._ledger.arrays
+        for row in dirty:
+            fits = [judged.judge_again(arrays, row) for judged in self._judged]
+            able = arrays.present[row] and not arrays.unavailable[row]
+            self.possible[row] = able and (all(fits) or arrays.odd[row])
+
+    def _judge_outdated(self) -> None:
+        """Before anybody reads codes."""
+        if self._outdated:
+            self._refresh_codes(np.array(sorted(self._outdated), dtype=np.int64))
+            self._outdated.clear()
+
+    def _refresh_codes(self, columns: Ints) -> None:
+        arrays = self._ledger.arrays
+        for judged in self._judged:
+            judged.codes[:, columns] = screen.judge(arrays, judged.question, columns)
+            judged.counts[columns] = screen.card_counts(arrays, judged.question.rules.key, columns)
 
     def _compare(self, before: dict[int, Misfit]) -> None:
         """Give changed columns their new verdict and note whether it differs from the old one."""
@@ -170,6 +218,7 @@ class Evaluation:
 
     def _word(self, rows: list[int]) -> list[Misfit]:
         """The plain rule's words, taken from the arrays wherever these are exact."""
+        self._judge_outdated()
         arrays = self._ledger.arrays
         columns = np.array(rows, dtype=np.int64)
         words: dict[int, Misfit] = {}

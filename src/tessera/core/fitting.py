@@ -77,6 +77,7 @@ def make_ask(
         earlier=earlier,
         room=room,
         container=container,
+        place_loss=policies.place_loss(pod),
     )
 
 
@@ -90,9 +91,9 @@ def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
     for vendor in pod.vendors:
-        room = rooms.get(vendor, UNLIMITED)
-        short = quota.shortage(pod, vendor, room)
-        if short is None:
+        room = rooms.get(vendor)
+        short = quota.shortage(pod, vendor, room) if room is not None else None
+        if room is None or short is None:
             continue
         position, cards_paid = short
         request = next(r for r in pod.containers[position].requests if r.vendor == vendor)

@@ -120,13 +120,14 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
         yield refusal if refusal is not None else rules.grant(card, ask)
         return
     working = card.copy()
+    loss = None if ask.place_loss is None else ask.place_loss(ask.pod, card.device)
     for _ in range(ask.request.count):
         refusal = refuse(rules, ask, working)
         if refusal is not None:
             yield refusal
             return
         memory = ask.request.memory_on(card.device.memory)
-        found = mig.choose(card.device, working.mig, memory)
+        found = mig.choose(card.device, working.mig, memory, loss=loss)
         if found is None:
             yield CardMisfit(card.device.uuid, Reason.MIG_INFEASIBLE, asked=memory, total=card.device.memory)
             return
@@ -144,8 +145,23 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
 
 
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
-    """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit."""
-    return choose(rules, ask, *eligible(rules, ask))
+    """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit.
+
+    Where the first that do are the ones to take, the others are not looked at.
+    """
+    if ask.pod.numa_bind or "topology-aware" in ask.words or not ask.room.is_unlimited:
+        return choose(rules, ask, *eligible(rules, ask))
+    taken: list[Grant] = []
+    refused: list[CardMisfit] = []
+    for card in ask.cards:
+        for offer in offers(rules, ask, card):
+            if isinstance(offer, CardMisfit):
+                refused.append(offer)
+                continue
+            taken.append(offer)
+            if len(taken) == ask.request.count:
+                return tuple(taken)
+    return verdict(rules, ask, refused, taken=len(taken))
 
 
 def eligible(rules: Rules, ask: Ask) -> tuple[Fitting, list[CardMisfit]]:

@@ -75,6 +75,10 @@ class Span(NamedTuple):
     """an init container that ended with exit code 0 and will not run again"""
 
 
+def _runs_to_the_end(spans: Sequence[Span], position: int) -> bool:
+    return position >= len(spans) or spans[position].role is not Role.INIT
+
+
 def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], *, core_masks: bool = False) -> Use:
     """What a pod holds of one card.
 
@@ -82,6 +86,10 @@ def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], 
     the pod, whatever the container's role. Positions beyond `spans` count as app containers: more held, never less.
     With `core_masks` cores are ids, not amounts: every id that some container uses is held.
     """
+    uses = list(uses)
+    if len(uses) == 1 and (uses[0][2] or _runs_to_the_end(spans, uses[0][0])):
+        # By far the most frequent case: one container, one card.
+        return uses[0][1]
     by_position: dict[int, Use] = {}
     lasting = Use()
     mask = 0

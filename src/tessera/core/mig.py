@@ -1,32 +1,57 @@
 """Choosing MIG instances: the smallest profile that holds the memory, at a place that leaves the card usable.
 
 Small and half-card profiles are put at the end, the others at the start, so that large profiles keep aligned room.
+A policy that knows which instances are to come may weigh the places instead; the profile is never its business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot
 
 FROM_THE_END = ("1g.", "3g.")
 
+MOST_SLICES = 10
+"""memory slices of a card whose places can be weighed: the largest sold have 8, and each doubles what must be known"""
 
-def choose(device: Device, taken: Sequence[MigSlot], memory: int) -> tuple[MigProfile, MigSlot] | None:
+PlaceLoss = Callable[[Sequence[MigPlacement]], float]
+"""what a card loses when these places are taken; smaller is better"""
+
+
+def choose(
+    device: Device, taken: Sequence[MigSlot], memory: int, *, loss: PlaceLoss | None = None
+) -> tuple[MigProfile, MigSlot] | None:
     """The profile and place for `memory` MiB beside the instances already `taken`, or None."""
     occupied = [slot.placement for slot in taken]
-    for profile in sorted(device.mig_profiles, key=lambda p: (p.memory, p.slices)):
+    for profile in by_size(device.mig_profiles):
         if profile.memory < memory:
             continue
-        place = _free_place(profile, occupied)
-        if place is not None:
+        places = free_places(profile, occupied)
+        first = next(places, None)
+        if first is not None:
+            place = first if loss is None else min((first, *places), key=lambda place: loss([*occupied, place]))
             return profile, MigSlot(profile.name, place)
     return None
 
 
-def _free_place(profile: MigProfile, occupied: Sequence[MigPlacement]) -> MigPlacement | None:
+def bits(places: Iterable[MigPlacement]) -> int:
+    """The memory slices of these places, one bit each, as far as `MOST_SLICES`."""
+    found = 0
+    for place in places:
+        for position in range(place.start, min(place.start + place.size, MOST_SLICES)):
+            found |= 1 << position
+    return found
+
+
+def by_size(profiles: Sequence[MigProfile]) -> list[MigProfile]:
+    """In the order in which they are tried."""
+    return sorted(profiles, key=lambda profile: (profile.memory, profile.slices))
+
+
+def free_places(profile: MigProfile, occupied: Sequence[MigPlacement]) -> Iterator[MigPlacement]:
+    """In the order in which they are taken."""
     backwards = profile.name.startswith(FROM_THE_END)
     for place in sorted(profile.placements, key=lambda p: p.start, reverse=backwards):
         if not any(place.overlaps(other) for other in occupied):
-            return place
-    return None
+            yield place

@@ -6,7 +6,7 @@ generic rules that most vendors share. Rules are pure: they hold configuration, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from tessera.core import generic
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
+from tessera.core.mig import PlaceLoss
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 
@@ -27,6 +28,10 @@ class Room(NamedTuple):
 
     def allows(self, memory: int, cores: int) -> bool:
         return (self.memory is None or memory <= self.memory) and (self.cores is None or cores <= self.cores)
+
+    @property
+    def is_unlimited(self) -> bool:
+        return self.memory is None and self.cores is None
 
     def less(self, memory: int, cores: int) -> Room:
         return Room(
@@ -53,6 +58,8 @@ class Ask:
     room: Room = UNLIMITED
     """what quotas leave after the earlier containers"""
     container: int = 0
+    place_loss: Callable[[PodRequest, Device], PlaceLoss | None] | None = None
+    """how the pod's device policy weighs places on a card in MIG mode; None = in the usual order"""
 
     @cached_property
     def words(self) -> frozenset[str]:

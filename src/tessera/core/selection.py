@@ -8,7 +8,7 @@ that `fitting.fit_pod` gives. Ties are decided by node name; the order of the ca
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,6 +25,8 @@ from tessera.core.requests import PodRequest, Request
 
 SHAPES = 256
 """remembered shapes; each costs a byte a card and request"""
+GLANCES = 16
+"""best nodes of all that are looked for among the candidates before these are looked up: hosts fill up before cards"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +59,18 @@ class Selected:
     def fits(self) -> list[tuple[str, float]]:
         """Nodes and scores, the chosen one last."""
         return self.best(len(self.rows))
+
+    def among(self, candidates: Candidates) -> Selected:
+        """The same choice, as if only these had been there to choose from. Before nodes come or go."""
+        kept = np.isin(self.rows, candidates.rows)
+        return replace(
+            self,
+            rows=self.rows[kept],
+            scores=self.scores[kept],
+            preference=self.preference[kept],
+            ranks=self.ranks[kept],
+            candidates=candidates,
+        )
 
     def best(self, count: int) -> list[tuple[str, float]]:
         """The best `count` of them, the chosen one last; costs no sorting of all."""
@@ -93,6 +107,7 @@ class Selector:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, Memory] = OrderedDict()
+        self._everyone = Candidates((), np.zeros(0, dtype=np.int64), (), -1)
 
     def forget(self) -> None:
         """Drop all remembered shapes, because the rules themselves changed."""
@@ -108,7 +123,26 @@ class Selector:
         return Candidates(unique, rows[known], registered, arrays.epoch)
 
     def all_nodes(self) -> Candidates:
-        return self.candidates(self.ledger.node_names())
+        """All that are registered; the same object while they stay the same."""
+        if self._everyone.epoch != self.ledger.arrays.epoch:
+            self._everyone = self.candidates(self.ledger.node_names())
+        return self._everyone
+
+    def glance(self, pod: PodRequest, allowed: Callable[[str], bool]) -> Selected | None:
+        """What `select` would choose among the nodes that are `allowed`, without knowing all of these.
+
+        The best of all nodes, where it is allowed, is the best of those that are allowed. None says nothing: it was not
+        found among the first few, or the choice is not that simple.
+        """
+        memory = self._recall(pod)
+        evaluation = memory.evaluation
+        evaluation.catch_up()
+        if evaluation.unknown_vendor is not None or evaluation.scored:
+            return None
+        if self.ledger.rooms(pod.namespace, pod.vendors):
+            return None
+        everyone = self.all_nodes()
+        return self._choose(pod, everyone, memory, everyone.rows[evaluation.possible[everyone.rows]], {}, allowed)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""
@@ -138,7 +172,13 @@ class Selector:
     # -- choosing
 
     def _choose(
-        self, pod: PodRequest, candidates: Candidates, memory: Memory, rows: Ints, rooms: Rooms
+        self,
+        pod: PodRequest,
+        candidates: Candidates,
+        memory: Memory,
+        rows: Ints,
+        rooms: Rooms,
+        allowed: Callable[[str], bool] | None = None,
     ) -> Selected | None:
         arrays, evaluation = self.ledger.arrays, memory.evaluation
         scores: Floats = arrays.score[rows]
@@ -148,9 +188,16 @@ class Selector:
             )
         rank = policies.node_rank(pod.node_policy)
         preference = rank(Ranking(pod, rows, scores, arrays, memory.policy))
+        ranks = arrays.ranks[rows]
         failed: list[int] = []
-        for i in _best_first(preference, arrays.ranks[rows]):
+        glances = 0
+        for i in _best_first(preference, ranks):
             row = int(rows[i])
+            if allowed is not None and not allowed(arrays.names[row]):
+                glances += 1
+                if glances == GLANCES:
+                    return None
+                continue
             answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
             if isinstance(answer, Placement):
                 left = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
@@ -159,7 +206,7 @@ class Selector:
                     rows=rows[left],
                     scores=scores[left],
                     preference=preference[left],
-                    ranks=arrays.ranks[rows[left]],
+                    ranks=ranks[left],
                     candidates=candidates,
                     names=arrays.names,
                 )
@@ -248,12 +295,17 @@ def _misfit(answer: Placement | Misfit) -> Misfit:
 
 
 def _best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
-    """Positions from the best; sorting everything is put off until the first choice turns out not to do."""
-    if not len(preference):
-        return
-    best = np.flatnonzero(preference == preference.max())
-    first = int(best[np.argmin(ranks[best])])
-    yield first
-    for i in np.lexsort((ranks, -preference)).tolist():
-        if i != first:
-            yield i
+    """Positions from the best, equal ones by rank; costs what is asked for, because mostly the first will do."""
+    left = preference
+    remaining = len(preference)
+    while remaining:
+        best = np.flatnonzero(left == left.max())
+        first = int(best[np.argmin(ranks[best])])
+        yield first
+        for i in best[np.argsort(ranks[best])].tolist() if len(best) > 1 else ():
+            if i != first:
+                yield i
+        if left is preference:
+            left = preference.copy()
+        left[best] = -np.inf
+        remaining -= len(best)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tessera.core.grants import Placement
 from tessera.core.misfits import NODE_REASONS, Reason
 from tessera.core.selection import Refused, Selected
 
@@ -18,21 +19,17 @@ def _listed(names: Sequence[str]) -> str:
 
 def success_text(selected: Selected) -> str:
     """Which node was found, and among which: worst to best, the best ones where there are many."""
-    return _found(selected, selected.best(NAMED_NODES))
-
-
-def brief_success_text(selected: Selected) -> str:
-    """The same, but only the chosen node is named; costs next to nothing."""
-    return _found(selected, [(selected.placement.node, selected.placement.score)])
-
-
-def _found(selected: Selected, named: Sequence[tuple[str, float]]) -> str:
     found = len(selected.rows)
-    shown = [f"{name}:{score:.2f}" for name, score in named]
-    if found > len(named):
-        shown.insert(0, f"{found - len(named)} more ...")
+    shown = [f"{name}:{score:.2f}" for name, score in selected.best(NAMED_NODES)]
+    if found > NAMED_NODES:
+        shown.insert(0, f"{found - NAMED_NODES} more ...")
     refused = len(selected.candidates.names) - found
     return f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
+
+
+def brief_success_text(placement: Placement, *, given: int) -> str:
+    """The same without the others, for which nobody has time."""
+    return f"find fit node({placement.node}) among {given} nodes, score {placement.score:.2f}"
 
 
 def failure_texts(refused: Refused) -> list[str]:

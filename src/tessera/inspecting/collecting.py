@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from tessera.inspecting import reducing
@@ -44,14 +46,16 @@ async def collect_with(
     nodes = await _listed(client, NODES.path(), "nodes")
     pods = await _listed(client, PODS.path(), "pods")
     quotas, unseen = await _quotas(client)
+    concerned = [reducing.concerns_devices(pod, managed, allocated) for pod in pods]
     return State(
         source,
         now(),
         tuple(reducing.reduce_node(node, kept) for node in nodes),
-        tuple(reducing.reduce_pod(p, kept) for p in pods if reducing.concerns_devices(p, managed, allocated)),
+        tuple(reducing.reduce_pod(pod, kept) for pod in compress(pods, concerned)),
         tuple(reducing.reduce_quota(quota) for quota in quotas),
         setup,
         (*unseen, *installation.unseen),
+        reducing.host_asks(compress(pods, map(not_, concerned))),
     )
 
 

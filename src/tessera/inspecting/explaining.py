@@ -6,18 +6,19 @@ that pod: what the choice looks like today, which is said so, since others may h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, State
+from tessera.core.ledger import State
 from tessera.inspecting.asking import Understood, understood
+from tessera.inspecting.choosing import Fits
+from tessera.inspecting.learning import Expected, refusal
 from tessera.inspecting.slices import Slice, slices_of
 from tessera.inspecting.state import InspectionError, Json
-from tessera.inspecting.verdicts import Fits, FitsNowhere, Group, judge
+from tessera.inspecting.verdicts import FitsNowhere, Group, judge
 from tessera.inspecting.world import World
 from tessera.scheduler.filtering import Prepared
 from tessera.vendors.reading_pods import ENDED, BadPod
@@ -57,6 +58,8 @@ class Explanation:
     verdict: Fits | FitsNowhere | None = None
     kept_off: tuple[Group, ...] = ()
     """nodes that kube-scheduler's own rules rule out before Tessera is asked"""
+    expected: Expected | None = None
+    """the pods to come; None where the policies do not look ahead"""
     said: str = ""
     """what kube-scheduler last said about the pod"""
 
@@ -79,7 +82,7 @@ def find(world: World, name: str, namespace: str) -> str:
 
 def explain(world: World, key: str, *, cards: bool = False) -> Explanation:
     pod, document = world.pods[key], world.documents[key]
-    prepared = world.engine.filter.prepare(pod)
+    prepared = world.prepare(pod)
     base = _base(world, pod, document, prepared)
     if pod.status.phase in ENDED:
         return replace(base, status=Status.ENDED)
@@ -101,14 +104,10 @@ def explain(world: World, key: str, *, cards: bool = False) -> Explanation:
     return replace(base, status=status, verdict=verdict, kept_off=grouped(kept_off))
 
 
-@contextmanager
-def without_pod(ledger: Ledger, facts: PodFacts) -> Iterator[None]:
-    """The ledger as if the pod had gone, for as long as the block lasts."""
-    ledger.release(facts.uid)
-    try:
-        yield
-    finally:
-        ledger.observe_pod(facts)
+def expected_by(world: World, prepared: Prepared | BadPod) -> Expected | None:
+    """What the pod's policies know about the pods to come."""
+    ahead = isinstance(prepared, Prepared) and prepared.request.outlook is not None
+    return world.learning.expected if ahead else None
 
 
 def grouped(kept_off: Mapping[str, str]) -> tuple[Group, ...]:
@@ -138,7 +137,8 @@ def _base(world: World, pod: Pod, document: Json, prepared: Prepared | BadPod) -
         else None,
         problem=bad_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=tuple(_notes(world, pod)),
-        said=_said(document),
+        expected=expected_by(world, prepared),
+        said=refusal(document) or "",
     )
 
 
@@ -150,7 +150,7 @@ def _placed(
     names, kept_off = world.candidates(document)
     verdict = None
     if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
-        with without_pod(world.ledger, facts):
+        with world.without(f"{pod.metadata.namespace}/{pod.metadata.name}"):
             verdict = judge(world.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
     return replace(
         base,
@@ -174,10 +174,3 @@ def _notes(world: World, pod: Pod) -> list[str]:
     if pod.metadata.deletion_timestamp:
         notes.append("it is being deleted; its slices count until it is gone")
     return notes
-
-
-def _said(document: Json) -> str:
-    for condition in document.get("status", {}).get("conditions", ()):
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return str(condition.get("message", ""))
-    return ""

@@ -35,7 +35,7 @@ class Names:
 
 def hash_names(state: State, key: bytes) -> State:
     names = Names(
-        nodes=_renamed("node", {node["metadata"]["name"] for node in state.nodes} | set(_assigned(state)), key),
+        nodes=_renamed("node", {*_of(state.nodes, "name"), *_assigned(state), *state.others}, key),
         namespaces=_renamed("ns", _of((*state.pods, *state.quotas), "namespace"), key),
         pods=_renamed("pod", _of(state.pods, "name"), key),
         quotas=_renamed("quota", _of(state.quotas, "name"), key),
@@ -49,6 +49,7 @@ def hash_names(state: State, key: bytes) -> State:
         nodes=tuple(_node(node, names, inside) for node in state.nodes),
         pods=tuple(_pod(pod, names, inside) for pod in state.pods),
         quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
+        others={names.nodes[node]: ask for node, ask in state.others.items()},
         setup=setup,
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
     )

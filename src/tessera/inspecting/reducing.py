@@ -10,9 +10,15 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from tessera.core.requests import HostAsk
 from tessera.inspecting.state import Json
 from tessera.scheduler.admission.identity import is_slice_reference
+from tessera.scheduler.hosts import host_ask
 from tessera.vendors.base import Vendor
+from tessera.vendors.reading_pods import ENDED
+from tessera.wire.objects import Pod
 
 OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
 
@@ -44,6 +50,20 @@ def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[st
         for container in spec.get(group) or ()
         for part in ("limits", "requests")
     )
+
+
+def host_asks(pods: Iterable[Json]) -> dict[str, HostAsk]:
+    """By node: what these pods together ask of it, counted as the scheduler counts it."""
+    asked: dict[str, HostAsk] = {}
+    for document in pods:
+        try:
+            pod = msgspec.convert(document, Pod)
+        except msgspec.ValidationError:
+            continue  # a pod that cannot be read asks for nothing that could be counted
+        if pod.spec.node_name and pod.status.phase not in ENDED:
+            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostAsk())
+            asked[pod.spec.node_name] = HostAsk(before.cpu + ask.cpu, before.memory + ask.memory)
+    return dict(sorted(asked.items()))
 
 
 def reduce_node(node: Json, kept: frozenset[str]) -> Json:

@@ -12,9 +12,12 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from tessera.core.selection import Selected
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Refused, Selected
 from tessera.inspecting.asking import Understood, understood
-from tessera.inspecting.explaining import bad_text, grouped
+from tessera.inspecting.choosing import Fits, chosen
+from tessera.inspecting.explaining import bad_text, expected_by, grouped
+from tessera.inspecting.learning import Expected
 from tessera.inspecting.manifests import Manifest
 from tessera.inspecting.slices import Slice, slices_of
 from tessera.inspecting.state import Json
@@ -24,6 +27,7 @@ from tessera.sandbox.api.patching import apply_json_patch
 from tessera.scheduler.admission.admitting import AdmissionSettings, admit
 from tessera.scheduler.admission.injecting import Injection
 from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.hosts import host_ask
 from tessera.scheduler.settings import Settings
 from tessera.vendors.reading_pods import BadPod
 from tessera.wire.admission import Verdict
@@ -65,6 +69,10 @@ class Simulation:
     """what the webhook would tell the creator"""
     placed: tuple[Placed, ...] = ()
     """of the copies asked for, those that fit"""
+    why: Fits | None = None
+    """how the first copy was chosen"""
+    expected: Expected | None = None
+    """the pods to come, before the first copy; None where the policies do not look ahead"""
     fits_in_all: int = 0
     """copies that fit one after another, the ones asked for among them"""
     stop: Stop | None = None
@@ -82,7 +90,7 @@ class Simulation:
 def simulate(world: World, manifest: Manifest, *, most: int = MOST, cards: bool = False) -> Simulation:
     """Places the copies asked for, then counts on until one does not fit or `most` did.
 
-    Only the copies asked for stay reserved, so that the next manifest meets them and nothing else.
+    Only the copies asked for stay reserved and teach, so that the next manifest meets them and nothing else.
     """
     result = Simulation(manifest.namespace, manifest.name, manifest.count)
     limit = max(manifest.count, most)
@@ -97,7 +105,8 @@ def simulate(world: World, manifest: Manifest, *, most: int = MOST, cards: bool 
         if document is None:
             result = replace(result, stop=Stop(f"the webhook refuses it: {verdict.message}"))
             break
-        prepared = world.engine.filter.prepare(msgspec.convert(document, Pod))
+        pod = msgspec.convert(document, Pod)
+        prepared = world.prepare(pod)
         if isinstance(prepared, BadPod):
             result = replace(result, stop=Stop(bad_text(prepared)))
             break
@@ -106,19 +115,27 @@ def simulate(world: World, manifest: Manifest, *, most: int = MOST, cards: bool 
             break
         if result.request is None:
             annotations = document["metadata"].get("annotations") or {}
-            result = replace(result, request=understood(prepared.request, annotations, world.vendors))
+            request = understood(prepared.request, annotations, world.vendors)
+            result = replace(result, request=request, expected=expected_by(world, prepared))
         asked = asked or _Asked(world, document)
-        outcome = _placed(world, prepared, asked, cards=cards)
-        if isinstance(outcome, Stop):
-            result = replace(result, stop=outcome)
-            break
+        answer = world.engine.selector.select(prepared.request, asked.candidates)
         if number <= manifest.count:
-            placed.append(outcome)
+            world.asked_about(prepared.request)
+        if isinstance(answer, Refused):
+            result = replace(result, stop=_stop(world, prepared.request, asked, cards=cards))
+            break
+        if number == 1:
+            result = replace(result, why=chosen(world.ledger, prepared.request, answer))
+        one = _reserved(world, prepared, answer)
+        world.occupy(_host(prepared.request.uid), one.node, host_ask(pod))
+        if number <= manifest.count:
+            placed.append(one)
         else:
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
     for uid in extra:
         world.engine.filter.forget(uid)
+        world.vacate(_host(uid))
     return replace(result, placed=tuple(placed))
 
 
@@ -148,13 +165,19 @@ class _Asked:
         self.candidates = world.engine.selector.candidates(self.names)
 
 
-def _placed(world: World, prepared: Prepared, asked: _Asked, *, cards: bool) -> Placed | Stop:
-    request = prepared.request
-    answer = world.engine.selector.select(request, asked.candidates)
-    if isinstance(answer, Selected):
-        world.engine.filter.keep(prepared, answer.placement)
-        containers = [container.name for container in request.containers]
-        return Placed(request.name, answer.placement.node, slices_of(world.ledger, answer.placement, containers))
+def _reserved(world: World, prepared: Prepared, answer: Selected) -> Placed:
+    request, placement = prepared.request, answer.placement
+    world.engine.filter.keep(prepared, placement)
+    containers = [container.name for container in request.containers]
+    return Placed(request.name, placement.node, slices_of(world.ledger, placement, containers))
+
+
+def _host(uid: str) -> str:
+    """Who uses the host for a copy that is only reserved: the ledger knows it by its own uid."""
+    return f"host of {uid}"
+
+
+def _stop(world: World, request: PodRequest, asked: _Asked, *, cards: bool) -> Stop:
     verdict = judge(world.engine.selector, request, asked.names, cards=cards)
     assert isinstance(verdict, FitsNowhere)  # nothing has changed since it was refused
     best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "no node is left to ask about")

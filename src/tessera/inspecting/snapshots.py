@@ -12,10 +12,14 @@ from typing import Any
 import msgspec
 
 from tessera import __version__
+from tessera.core.requests import HostAsk
 from tessera.inspecting.state import CHART_DEFAULTS, InspectionError, Setup, State
 
 KIND = "TesseraSnapshot"
-VERSION = 1
+VERSION = 2
+READ = (1, VERSION)
+WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emptier than they were"
+"""decides only where a policy looks at hosts"""
 
 
 class _Setup(msgspec.Struct, frozen=True, rename="camel"):
@@ -37,6 +41,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     nodes: tuple[dict[str, Any], ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
+    others: dict[str, HostAsk] = {}
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -63,6 +68,7 @@ def encode_snapshot(state: State, *, hashed: bool = False) -> bytes:
         state.nodes,
         state.pods,
         state.quotas,
+        dict(state.others),
     )
     return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
 
@@ -75,8 +81,8 @@ def decode_snapshot(data: bytes, *, file: str) -> State:
         raise InspectionError(f"{file}: not a snapshot: {error}; tessera snapshot -o FILE makes one") from error
     if head.kind != KIND:
         raise InspectionError(f"{file}: kind is {head.kind[:40]!r}, not {KIND}; tessera snapshot -o FILE makes one")
-    if head.version != VERSION:
-        raise InspectionError(f"{file}: version {head.version} of snapshots; this tessera reads version {VERSION}")
+    if head.version not in READ:
+        raise InspectionError(f"{file}: version {head.version} of snapshots; this tessera reads up to {VERSION}")
     try:
         found = msgspec.json.decode(data, type=_Snapshot)
         taken = datetime.fromisoformat(found.taken.replace("Z", "+00:00")).timestamp()
@@ -90,5 +96,6 @@ def decode_snapshot(data: bytes, *, file: str) -> State:
         found.pods,
         found.quotas,
         Setup(setup.device_config, setup.device_config_from, setup.scheduler_flags, setup.scheduler_flags_from),
-        found.unseen,
+        (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
+        found.others,
     )

@@ -1,4 +1,4 @@
-"""The scheduler's verdict on a pod, in plain values: a placement with its scores, or why not, node by node.
+"""The scheduler's verdict on a pod, in plain values: a placement (`choosing`), or why not, node by node.
 
 Asks `selector.select` for the choice, `fit_pod` for the cards and `advice` for what would help: the functions
 that decide.
@@ -10,20 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.advice import Change, advise
-from tessera.core.devices import MIG
-from tessera.core.fitting import fit_pod, make_ask
-from tessera.core.grants import Placement
+from tessera.core.fitting import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.near_misses import NearMiss, quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.scoring import device_score
 from tessera.core.selection import Refused, Selected, Selector
-from tessera.core.wording import failure_texts, success_text
-from tessera.inspecting.slices import Holder, Slice, holders_of, slices_of
+from tessera.core.wording import failure_texts
+from tessera.inspecting.choosing import Fits, chosen
+from tessera.inspecting.slices import Holder, holders_of
 
-BEST = 5
-"""nodes listed with their scores"""
 DETAILS = 3
 """nodes of a group about which more is said"""
 
@@ -55,40 +51,6 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredNode:
-    """A node with its score: how much of it is in use, before the pod."""
-
-    node: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredCard:
-    """A card with its score: how much of it would be in use with the pod."""
-
-    card: str
-    index: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Fits:
-    """The pod has a place."""
-
-    node: str
-    slices: tuple[Slice, ...]
-    best: tuple[ScoredNode, ...]
-    """nodes that fit, best first"""
-    fitting: int
-    """how many nodes fit"""
-    cards: tuple[ScoredCard, ...]
-    """of `cards_of`, in the order in which the policy tries them for the first request"""
-    cards_of: str
-    """a node: the chosen one, or the one where the pod is"""
-    event: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class FitsNowhere:
     """The pod has no place: why, and what would help."""
 
@@ -115,44 +77,8 @@ def judge(
     cards are shown with their scores, where that is not the chosen one."""
     answer = selector.select(request, list(names))
     if isinstance(answer, Selected):
-        return _fits(selector.ledger, request, answer, cards_of or answer.placement.node)
+        return chosen(selector.ledger, request, answer, cards_of=cards_of)
     return _fits_nowhere(selector, request, names, answer, cards=cards, advice=advice)
-
-
-def _fits(ledger: Ledger, request: PodRequest, answer: Selected, cards_of: str) -> Fits:
-    names = [container.name for container in request.containers]
-    fitting = [each for each in reversed(answer.best(len(answer.rows))) if _really_fits(ledger, request, each[0])]
-    best = tuple(ScoredNode(name, round(score, 4)) for name, score in fitting[:BEST])
-    return Fits(
-        answer.placement.node,
-        slices_of(ledger, answer.placement, names),
-        best,
-        len(fitting),
-        _card_order(ledger, request, cards_of),
-        cards_of,
-        (success_text(answer),),
-    )
-
-
-def _really_fits(ledger: Ledger, request: PodRequest, name: str) -> bool:
-    """Nodes with MIG cards count as possible until somebody looks: the scheduler looks at the best one only."""
-    view = ledger.node(name)
-    if view is None or not any(device.mode == MIG for device in view.facts.devices):
-        return view is not None
-    answer = fit_pod(view, request, ledger.rules, ledger.rooms(request.namespace, request.vendors))
-    return isinstance(answer, Placement)
-
-
-def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard, ...]:
-    view = ledger.node(node)
-    first = next((r for container in pod.containers for r in container.requests), None)
-    if view is None or first is None:
-        return ()
-    ask = make_ask(view, pod, first, view.cards, container=0)
-    return tuple(
-        ScoredCard(card.device.uuid, card.device.index, round(device_score(card, first, pod.weights), 4))
-        for card in ask.cards
-    )
 
 
 def _fits_nowhere(

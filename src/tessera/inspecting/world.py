@@ -1,26 +1,35 @@
 """The scheduler's own engine on a `State`: the same ledger, the same request reading, the same selection.
 
 The engine is fed as its informers would feed it, never leads and so never writes. Its clock stands at the moment the
-state was taken: an old snapshot shows what was alive then. Make it on a running event loop.
+state was taken: an old snapshot shows what was alive then. What its pods teach is learned when somebody wants to know.
+Make it on a running event loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 
 from tessera.core.ledger import Ledger
+from tessera.core.policies import looks_ahead
+from tessera.core.requests import HostAsk, PodRequest
+from tessera.inspecting.learning import Learning, asked_before
 from tessera.inspecting.setups import settings_of
 from tessera.inspecting.state import InspectionError, Json, State
+from tessera.inspecting.untouched import Untouched
 from tessera.sandbox.scheduling.fit import SELECTOR, TAINTS, UNSCHEDULABLE, Needs, needs_of, room_of
-from tessera.scheduler.cluster import Annotations
+from tessera.scheduler.filtering import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor
-from tessera.wire.objects import Node, Pod, ResourceQuota
+from tessera.vendors.reading_pods import BadPod
+from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 
 T = TypeVar("T")
 
@@ -36,7 +45,7 @@ class World:
         self.settings: Settings = settings_of(state.setup)
         self.engine = Engine(
             self.settings,
-            _Untouched(),
+            Untouched(),
             now=lambda: state.taken,
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=_never,
@@ -47,6 +56,7 @@ class World:
         """by namespace/name"""
         self.documents: dict[str, Json] = {}
         """the same pods as JSON"""
+        self._asked: list[PodRequest] = []
         for document in state.nodes:
             node = _read(document, Node)
             self.nodes[node.name] = document
@@ -59,6 +69,8 @@ class World:
         for document in state.quotas:
             quota = _read(document, ResourceQuota)
             self.engine.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", quota)
+        for name, ask in state.others.items():
+            self.occupy(f"others of {name}", name, ask)
 
     @property
     def ledger(self) -> Ledger:
@@ -67,6 +79,51 @@ class World:
     @property
     def vendors(self) -> Mapping[str, Vendor]:
         return self.engine.vendors
+
+    @cached_property
+    def learning(self) -> Learning:
+        """What the pods teach: those of the state, then those asked about since."""
+        learning = Learning(self.ledger, self.vendors)
+        for pod in asked_before(self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name):
+            prepared = self.engine.filter.prepare(pod)
+            if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+                learning.observe(prepared.request)
+        for request in self._asked:
+            learning.observe(request)
+        return learning
+
+    def asked_about(self, request: PodRequest) -> None:
+        """Another pod has been judged, as filter judges one that it has not met before."""
+        self._asked.append(request)
+        if "learning" in self.__dict__:
+            self.learning.observe(request)
+
+    def prepare(self, pod: Pod) -> Prepared | BadPod:
+        """The pod as filter would place it now."""
+        prepared = self.engine.filter.prepare(pod)
+        if isinstance(prepared, BadPod) or prepared.request.outlook is None:
+            return prepared
+        return replace(prepared, request=replace(prepared.request, outlook=self.learning.outlook))
+
+    @contextmanager
+    def without(self, key: str) -> Iterator[None]:
+        """The cluster as if the pod had gone, for as long as the block lasts."""
+        self.engine.pods.drop(key)
+        try:
+            yield
+        finally:
+            self.engine.pods.put(key, self.pods[key])
+
+    def occupy(self, who: str, node: str, ask: HostAsk) -> None:
+        """Somebody without a name asks for this much of the host, where anybody looks at hosts."""
+        if not looks_ahead(self.settings.policies.node, self.settings.policies.device):
+            return
+        amounts: dict[str, str | int | float] = {"cpu": f"{ask.cpu}m", "memory": f"{ask.memory}Mi"}
+        containers = [Container(resources=ResourceRequirements(requests=amounts))]
+        self.engine.pods.put(who, Pod(Metadata(uid=who), PodSpec(containers=containers, node_name=node)))
+
+    def vacate(self, who: str) -> None:
+        self.engine.pods.drop(who)
 
     def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
         """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""
@@ -94,31 +151,3 @@ def _read(document: Json, kind: type[T]) -> T:
 
 def _never(work: Coroutine[Any, Any, None]) -> None:
     work.close()
-
-
-class _Untouched:
-    """A cluster that is only looked at: whoever tries to write or to ask meets a fault of ours."""
-
-    async def get_pod(self, namespace: str, name: str) -> Pod:
-        raise AssertionError("an inspected cluster is not asked again")
-
-    async def get_node(self, name: str) -> Node:
-        raise AssertionError("an inspected cluster is not asked again")
-
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        *,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        labels: Mapping[str, str],
-    ) -> None:
-        raise AssertionError("an inspected cluster is not changed")
-
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
-        raise AssertionError("an inspected cluster is not changed")
-
-    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
-        raise AssertionError("an inspected cluster is not changed")

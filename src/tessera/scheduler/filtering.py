@@ -21,19 +21,14 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.core.wording import brief_success_text, failure_texts, success_text
 from tessera.core.workload import Workload
-from tessera.scheduler.admission.identity import (
-    carries_identity,
-    is_uncontrolled,
-    misplaced_references,
-    refers_to_slices,
-)
+from tessera.scheduler.admission.identity import identity_of
 from tessera.scheduler.card_modes import with_modes
 from tessera.scheduler.hosts import host_ask
-from tessera.scheduler.name_lists import NameLists
+from tessera.scheduler.name_lists import NamedNodes, NameLists
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
-from tessera.vendors.reading_pods import BadPod, PolicyDefaults, pod_request
+from tessera.vendors.reading_pods import BadPod, PodReader, PolicyDefaults
 from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
 from tessera.wire.objects import Pod
@@ -42,6 +37,7 @@ REFUSALS = 32
 """encoded refusals kept: a backlog is refused with the same few again and again"""
 
 NOTHING_GIVEN = "extender args name no nodes"
+ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +58,9 @@ class FilterEvent:
     request: PodRequest
     success: bool
     texts: Callable[[], Sequence[str]]
-    """worked out by whoever tells the user, after the answer; holds on to the scores of all nodes"""
+    """worked out by whoever tells the user, right after the answer or not at all: nodes change"""
     brief: str = ""
-    """of a success: in one sentence that needs nothing more"""
+    """of a success: in one sentence that costs nothing"""
 
 
 class Filter:
@@ -88,7 +84,7 @@ class Filter:
         self._selector = selector
         self._vendors = vendors
         self._waiting = waiting
-        self._defaults = defaults
+        self._reader = PodReader(vendors, defaults)
         self._reservation_seconds = reservation_seconds
         self._time = time
         self._on_room = on_room
@@ -121,37 +117,35 @@ class Filter:
             return self._simulate(request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NOTHING_GIVEN)
-        return self._decide(prepared, self._names.look_up(args.node_names))
+        return self._decide(prepared, self._names.named(args.node_names))
 
     def prepare(self, pod: Pod) -> Prepared | BadPod:
         """The pod's request as it will be placed."""
-        request = pod_request(pod, self._vendors, self._defaults)
+        request = self._reader.request(pod)
         if isinstance(request, BadPod):
             return request
         if not request.asks_for_devices:
             return Prepared(request, carries_identity=False)
-        by_reference = refers_to_slices(pod)
-        misplaced = misplaced_references(pod) if by_reference else None
-        if misplaced is not None:
-            return BadPod(
-                misplaced, "containers were added to the pod after Tessera's webhook; let the webhook run again"
-            )
-        narrowed = with_modes(request, by_reference=by_reference)
+        identity = identity_of(pod)
+        if identity.misplaced is not None:
+            return BadPod(identity.misplaced, ADDED_LATER)
+        narrowed = with_modes(request, by_reference=identity.refers)
         if isinstance(narrowed, BadPod):
             return narrowed
         if policies.looks_ahead(narrowed.node_policy, narrowed.device_policy):
             narrowed = replace(narrowed, host=host_ask(pod), outlook=self._workload.outlook)
-        return Prepared(narrowed, by_reference and carries_identity(pod, request), is_uncontrolled(pod))
+        return Prepared(narrowed, identity.refers and identity.carries(request), identity.uncontrolled)
 
-    def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
+    def _decide(self, prepared: Prepared, named: NamedNodes) -> bytes:
         request = prepared.request
         held = self._ledger.pod(request.uid)
         if held is not None and (held.state is State.BOUND or request.uid in self.uncertain):
-            return self._stay(held, candidates)
+            return self._stay(held, named.candidates)
         self.forget(request.uid)
-        answer = self._selector.select(request, candidates)
+        answer = self._select(request, named)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
+            candidates = named.candidates
             if self._waiting.refused(request, candidates):
                 self._workload.observe(request, self._ledger.arrays, self._vendors)
                 self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
@@ -160,8 +154,17 @@ class Filter:
             self._workload.observe(request, self._ledger.arrays, self._vendors)
         self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
-        self._on_decision(FilterEvent(request, True, partial(_found, answer), brief_success_text(answer)))
+        brief = brief_success_text(answer.placement, given=named.count)
+        self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))
         return encode_filter_result(node_names=[answer.placement.node])
+
+    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Refused:
+        """Most requests name almost all nodes, and reading thousands of names costs more than the choice."""
+        if named.are_most:
+            found = self._selector.glance(request, named.has)
+            if found is not None:
+                return found
+        return self._selector.select(request, named.candidates)
 
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
         """A pod that has been bound, is being bound, or may have been bound: its cards are not given up for others."""
@@ -189,6 +192,11 @@ class Filter:
         """The pod is bound or gone: no bind will ask for what was prepared."""
         self.prepared.pop(uid, None)
         self.uncertain.discard(uid)
+
+    def vendors_changed(self) -> None:
+        """What was read and judged by the old rules means nothing any more."""
+        self._reader.forget()
+        self._selector.forget()
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""
@@ -238,5 +246,5 @@ class Filter:
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
 
 
-def _found(selected: Selected) -> list[str]:
-    return [success_text(selected)]
+def _found(selected: Selected, named: NamedNodes) -> list[str]:
+    return [success_text(selected.among(named.candidates))]

@@ -6,7 +6,9 @@ checked it before. Kept only where the default policy looks ahead. An amount tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from tessera.core.arrays import CardArrays
 from tessera.core.requests import HostAsk
@@ -16,30 +18,45 @@ from tessera.wire.quantity import NotAQuantity, read
 
 MIB = 2**20
 CPU, MEMORY = "cpu", "memory"
+TEXTS = 1_024
+"""amounts remembered: pods ask for few different ones, and reading one takes longer than all the rest"""
+NOTHING: Mapping[str, str | int | float] = MappingProxyType({})
 
 
 def host_ask(pod: Pod) -> HostAsk:
     """What a pod asks of its node: its app containers and sidecars together, or its largest init container."""
-    init = [_ask(each) for each in pod.init_containers if each.restart_policy != SIDECAR_POLICY]
-    sidecars = (each for each in pod.init_containers if each.restart_policy == SIDECAR_POLICY)
-    running = _sum(_ask(each) for each in (*pod.app_containers, *sidecars))
-    return HostAsk(max(running.cpu, *(i.cpu for i in init), 0), max(running.memory, *(i.memory for i in init), 0))
-
-
-def _ask(container: Container) -> HostAsk:
-    asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
-    return HostAsk(_amount(asked, CPU, scale=1_000), _amount(asked, MEMORY, per=MIB))
-
-
-def _sum(asks: Iterable[HostAsk]) -> HostAsk:
     cpu = memory = 0
-    for ask in asks:
-        cpu, memory = cpu + ask.cpu, memory + ask.memory
-    return HostAsk(cpu, memory)
+    for container in pod.app_containers:
+        own_cpu, own_memory = _ask(container)
+        cpu, memory = cpu + own_cpu, memory + own_memory
+    most_cpu = most_memory = 0
+    for container in pod.init_containers:
+        own_cpu, own_memory = _ask(container)
+        if container.restart_policy == SIDECAR_POLICY:
+            cpu, memory = cpu + own_cpu, memory + own_memory
+        else:
+            most_cpu, most_memory = max(most_cpu, own_cpu), max(most_memory, own_memory)
+    return HostAsk(max(cpu, most_cpu), max(memory, most_memory))
 
 
-def _amount(resources: Mapping[str, str | int | float], name: str, *, scale: int = 1, per: int = 1) -> int:
-    found = read(resources[name]) if name in resources else None
+def _ask(container: Container) -> tuple[int, int]:
+    """Thousandths of a core, and MiB."""
+    requests, limits = container.resources.requests or NOTHING, container.resources.limits or NOTHING
+    return _cpu(requests.get(CPU, limits.get(CPU))), _memory(requests.get(MEMORY, limits.get(MEMORY)))
+
+
+@lru_cache(maxsize=TEXTS, typed=True)
+def _cpu(text: str | int | float | None) -> int:
+    return _amount(text, scale=1_000)
+
+
+@lru_cache(maxsize=TEXTS, typed=True)
+def _memory(text: str | int | float | None) -> int:
+    return _amount(text, per=MIB)
+
+
+def _amount(text: str | int | float | None, *, scale: int = 1, per: int = 1) -> int:
+    found = None if text is None else read(text)
     return 0 if found is None or isinstance(found, NotAQuantity) else max(int(found.value * scale) // per, 0)
 
 
@@ -55,7 +72,7 @@ class Hosts:
 
     def put_node(self, node: Node) -> None:
         allocatable = node.allocatable
-        total = HostAsk(_amount(allocatable, CPU, scale=1_000), _amount(allocatable, MEMORY, per=MIB))
+        total = HostAsk(_cpu(allocatable.get(CPU)), _memory(allocatable.get(MEMORY)))
         if total != HostAsk():
             self._total[node.name] = total
             self._tell(node.name)

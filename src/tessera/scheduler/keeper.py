@@ -11,15 +11,15 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger import Ledger, State
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.identity import carries_identity, is_uncontrolled
+from tessera.scheduler.admission.identity import identity_of
 from tessera.scheduler.hosts import Hosts
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import quota_facts
-from tessera.vendors.reading_pods import ENDED, pod_facts, pod_request
+from tessera.vendors.reading_pods import ENDED, PodReader
 from tessera.wire import keys
 from tessera.wire.objects import Pod, ResourceQuota
 
@@ -47,7 +47,7 @@ class PodKeeper:
     ) -> None:
         self._hosts = hosts
         self._ledger = ledger
-        self._vendors = vendors
+        self._reader = PodReader(vendors)
         self._turns = turns
         self._waiting = waiting
         self._on_room = on_room
@@ -67,7 +67,7 @@ class PodKeeper:
         self._uids[key] = uid
         if self._hosts is not None:
             self._hosts.put_pod(pod)
-        facts = pod_facts(pod, self._vendors)
+        facts = self._reader.facts(pod)
         if facts is not None:
             self._bound(pod, facts)
             self._on_pod(uid, pod)
@@ -84,6 +84,9 @@ class PodKeeper:
                 self._hosts.drop_pod(uid)
             self._gone(uid)
 
+    def vendors_changed(self) -> None:
+        self._reader.forget()
+
     def synced(self) -> None:
         self.has_synced = True
         # What was gained while decisions had to wait woke nobody.
@@ -96,6 +99,7 @@ class PodKeeper:
     def _bound(self, pod: Pod, facts: PodFacts) -> None:
         uid = facts.uid
         known = self._ledger.pod(uid)
+        written_here = known is not None and known.state is State.BOUND and not known.observed
         self._pending.discard(uid)
         self._ledger.observe_pod(facts)
         self._waiting.gone(uid)
@@ -107,12 +111,13 @@ class PodKeeper:
         phase = pod.annotations.get(keys.BIND_PHASE, "")
         if phase in PHASES_OVER or pod.status.phase == RUNNING:
             self._turns.over(uid)
-        elif phase == keys.PHASE_ALLOCATING:
-            self._turns.resume(facts, carries=self._carries(pod), uncontrolled=is_uncontrolled(pod))
+        elif phase == keys.PHASE_ALLOCATING and not written_here:
+            self._resume(pod, facts)
 
-    def _carries(self, pod: Pod) -> bool:
-        request = pod_request(pod, self._vendors)
-        return isinstance(request, PodRequest) and carries_identity(pod, request)
+    def _resume(self, pod: Pod, facts: PodFacts) -> None:
+        request, identity = self._reader.request(pod), identity_of(pod)
+        carries = isinstance(request, PodRequest) and identity.carries(request)
+        self._turns.resume(facts, carries=carries, uncontrolled=identity.uncontrolled)
 
     def _gone(self, uid: str) -> None:
         self._pending.discard(uid)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -87,6 +88,32 @@ class _Known:
     candidates: Candidates
 
 
+class NamedNodes:
+    """The nodes that one request names, read no further than somebody asks."""
+
+    def __init__(self, lists: NameLists, raw: Raw) -> None:
+        self._lists = lists
+        self._raw = raw
+        self._text = bytes(raw)
+
+    def has(self, name: str) -> bool:
+        """Whether a node is named. False may be wrong, for names in an unusual spelling; `candidates` knows."""
+        return f'"{name}"'.encode() in self._text
+
+    @property
+    def count(self) -> int:
+        return self._text.count(b'"') // 2
+
+    @property
+    def are_most(self) -> bool:
+        """Whether at least about half of all registered nodes are named."""
+        return 2 * len(self._text) >= self._lists.length_of_all
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        return self._lists.look_up(self._raw)
+
+
 class NameLists:
     """Remembers the newest lists."""
 
@@ -94,6 +121,20 @@ class NameLists:
         self._selector = selector
         self._fingerprints = Fingerprints()
         self._known: deque[_Known] = deque(maxlen=REMEMBERED)
+        self._length_of_all = (-1, 0)
+        """epoch, and bytes"""
+
+    @property
+    def length_of_all(self) -> int:
+        """Bytes of a list that names every registered node."""
+        epoch = self._selector.ledger.arrays.epoch
+        if self._length_of_all[0] != epoch:
+            names = self._selector.all_nodes().names
+            self._length_of_all = epoch, sum(map(len, names)) + len('"",') * len(names)
+        return self._length_of_all[1]
+
+    def named(self, raw: Raw) -> NamedNodes:
+        return NamedNodes(self, raw)
 
     def look_up(self, raw: Raw) -> Candidates:
         """The candidates that a JSON list names; equal lists give the same object while the nodes stay the same."""

@@ -164,7 +164,8 @@ class Service:
         """Work with another device configuration from now on: everything is read again."""
         self.vendors.clear()
         self.vendors.update(vendors)
-        self.selector.forget()
+        self.filter.vendors_changed()
+        self.engine.pods.vendors_changed()
         for name in self.ledger.node_names():
             # Equal facts would not be charged again, but what they are charged may have changed.
             self.ledger.forget_node(name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tessera.kube.events import EventRecorder, ObjectRef
@@ -26,8 +26,8 @@ BATCH = 8
 """successes told before looking whether decisions have begun again"""
 WAITING = 1000
 """successes kept; as many events as the recorder takes"""
-DETAILED = 64
-"""of these, decisions that keep the scores of all nodes for their sentence; the others name the chosen node alone"""
+UNHURRIED = 16
+"""successes waiting up to which a sentence says how all nodes did; in a rush it names the chosen one alone"""
 WRITE_SECONDS = 5.0
 """for a batch; longer means that the apiserver has no time either"""
 
@@ -37,9 +37,7 @@ class _Success:
     ref: ObjectRef
     reason: str
     at: float
-    texts: Callable[[], Sequence[str]] | None
-    brief: str = ""
-    """instead of texts"""
+    text: str
 
 
 class Telling:
@@ -51,7 +49,6 @@ class Telling:
         self._now = now
         self._clock = asyncio.get_running_loop().time
         self._waiting: deque[_Success] = deque()
-        self._detailed = 0
         self._latest = float("-inf")
         self._some = asyncio.Event()
         self._given_up = 0
@@ -64,12 +61,11 @@ class Telling:
     def decided(self, event: FilterEvent) -> None:
         """A filter call was answered."""
         ref = ObjectRef("Pod", event.request.namespace, event.request.name, event.request.uid)
-        if event.success:
-            texts = event.texts if self._detailed < DETAILED else None
-            self._later(_Success(ref, "FilteringSucceed", self._now(), texts, event.brief))
+        if event.success and len(self._waiting) >= UNHURRIED:
+            self._later(_Success(ref, "FilteringSucceed", self._now(), event.brief))
         else:
             # Once the answer is on its way: nobody waits for a sentence.
-            asyncio.get_running_loop().call_soon(self._refused, ref, event)
+            asyncio.get_running_loop().call_soon(self._decided, ref, event)
 
     def bound(self, event: BindEvent) -> None:
         """A bind call was answered."""
@@ -77,7 +73,7 @@ class Telling:
         if event.error:
             self._events.record(ref, WARNING, "BindingFailed", event.text)
         else:
-            self._later(_Success(ref, "BindingSucceed", self._now(), None, event.text))
+            self._later(_Success(ref, "BindingSucceed", self._now(), event.text))
 
     async def run(self) -> None:
         """For ever, until cancelled; what is then still waiting is for `flush`."""
@@ -97,28 +93,24 @@ class Telling:
         self._tell(len(self._waiting))
         return await self._events.flush(deadline)
 
-    def _refused(self, ref: ObjectRef, event: FilterEvent) -> None:
+    def _decided(self, ref: ObjectRef, event: FilterEvent) -> None:
         for text in event.texts():
-            self._events.record(ref, WARNING, "FilteringFailed", text)
+            if event.success:
+                self._later(_Success(ref, "FilteringSucceed", self._now(), text))
+            else:
+                self._events.record(ref, WARNING, "FilteringFailed", text)
 
     def _later(self, success: _Success) -> None:
         self._waiting.append(success)
-        self._detailed += success.texts is not None
         if len(self._waiting) > WAITING:
-            self._next()
+            self._waiting.popleft()
             self._given_up += 1
         self._latest = self._clock()
         self._some.set()
 
     def _tell(self, count: int) -> None:
         for _ in range(min(count, len(self._waiting))):
-            success = self._next()
-            for text in success.texts() if success.texts is not None else (success.brief,):
-                self._events.record(success.ref, NORMAL, success.reason, text, at=success.at)
+            success = self._waiting.popleft()
+            self._events.record(success.ref, NORMAL, success.reason, success.text, at=success.at)
         if not self._waiting:
             self._some.clear()
-
-    def _next(self) -> _Success:
-        success = self._waiting.popleft()
-        self._detailed -= success.texts is not None
-        return success

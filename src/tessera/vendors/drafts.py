@@ -115,5 +115,8 @@ class PodDraft:
 
 def words(annotations: Mapping[str, str], key: str, *, lower: bool = False) -> tuple[str, ...]:
     """A comma list from an annotation: trimmed, without empty members, sorted and without repeats."""
-    members = {part.strip() for part in annotations.get(key, "").split(",")} - {""}
+    text = annotations.get(key)
+    if not text:
+        return ()
+    members = {part.strip() for part in text.split(",")} - {""}
     return tuple(sorted({m.lower() for m in members} if lower else members))

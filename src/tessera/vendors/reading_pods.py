@@ -6,12 +6,12 @@ what is not holds the node, and where positions cannot be trusted every containe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
-from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request, Role, Weights
+from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request, Role, Weights
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.wire import keys
@@ -22,6 +22,8 @@ from tessera.wire.objects import Container, Pod
 from tessera.wire.pod_devices import salvage_pod_devices
 from tessera.wire.scoring_weights import decode_scoring_weights
 
+REMEMBERED = 1024
+"""different amounts of containers; then all are read afresh"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 
@@ -46,30 +48,93 @@ class PolicyDefaults:
 def pod_request(
     pod: Pod, vendors: Mapping[str, Vendor], defaults: PolicyDefaults = PolicyDefaults()
 ) -> PodRequest | BadPod:
-    """The pod's request, or what is wrong with it. Every container has its entry, asking or not."""
-    asks = []
-    for container, role in _containers(pod):
-        requests = _requests(container, vendors)
-        if isinstance(requests, BadPod):
-            return requests
-        asks.append(ContainerAsk(container.name, role, requests))
-    annotations = pod.annotations
-    weights = _weights(annotations)
-    if isinstance(weights, BadPod):
-        return weights
-    asked = sorted({request.vendor for ask in asks for request in ask.requests})
-    constraints = ((key, vendors[key].constraint(annotations)) for key in asked)
-    return PodRequest(
-        uid=pod.metadata.uid,
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
-        containers=tuple(asks),
-        constraints=tuple((key, constraint) for key, constraint in constraints if constraint != Constraint()),
-        numa_bind=parse_bool(annotations.get(keys.NUMA_BIND, "")) or False,
-        node_policy=annotations.get(keys.NODE_POLICY, defaults.node),
-        device_policy=annotations.get(keys.DEVICE_POLICY, defaults.device),
-        weights=weights,
-    )
+    """What one pod asks; whoever reads many keeps a `PodReader`."""
+    return PodReader(vendors, defaults).request(pod)
+
+
+def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
+    """What one pod holds; whoever reads many keeps a `PodReader`."""
+    return PodReader(vendors).facts(pod)
+
+
+class PodReader:
+    """Reads pods with the same vendors. Amounts that were read before are not read again: most pods have sisters."""
+
+    def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults = PolicyDefaults()) -> None:
+        self._vendors = vendors
+        self._defaults = defaults
+        self._read: dict[Hashable, tuple[Request, ...] | BadRequest] = {}
+        self._allocated: dict[str, list[str]] = {}
+        """annotation -> vendors that write it"""
+        self.forget()
+
+    def forget(self) -> None:
+        """The vendors are others now."""
+        self._read.clear()
+        self._allocated.clear()
+        for key in sorted(self._vendors):
+            self._allocated.setdefault(self._vendors[key].keys.allocated, []).append(key)
+
+    def request(self, pod: Pod) -> PodRequest | BadPod:
+        """The pod's request, or what is wrong with it. Every container has its entry, asking or not."""
+        asks = []
+        for container, role in _containers(pod):
+            requests = self._requests(container)
+            if isinstance(requests, BadRequest):
+                return BadPod(container.name, requests.text)
+            asks.append(ContainerAsk(container.name, role, requests))
+        annotations = pod.annotations
+        weights = _weights(annotations)
+        if isinstance(weights, BadPod):
+            return weights
+        asked = sorted({request.vendor for ask in asks for request in ask.requests})
+        constraints = ((key, self._vendors[key].constraint(annotations)) for key in asked)
+        return PodRequest(
+            uid=pod.metadata.uid,
+            namespace=pod.metadata.namespace,
+            name=pod.metadata.name,
+            containers=tuple(asks),
+            constraints=tuple((key, constraint) for key, constraint in constraints if constraint != UNCONSTRAINED),
+            numa_bind=parse_bool(annotations.get(keys.NUMA_BIND, "")) or False,
+            node_policy=annotations.get(keys.NODE_POLICY, self._defaults.node),
+            device_policy=annotations.get(keys.DEVICE_POLICY, self._defaults.device),
+            weights=weights,
+        )
+
+    def _requests(self, container: Container) -> tuple[Request, ...] | BadRequest:
+        limits, requests = container.resources.limits or {}, container.resources.requests or {}
+        if not limits and not requests:
+            return ()
+        amounts = tuple(limits.items()), tuple(requests.items())
+        answer = self._read.get(amounts)
+        if answer is None:
+            if len(self._read) >= REMEMBERED:
+                self._read.clear()
+            answer = self._read[amounts] = self._read_requests(Resources(limits, requests))
+        return answer
+
+    def _read_requests(self, resources: Resources) -> tuple[Request, ...] | BadRequest:
+        found = []
+        for key in sorted(self._vendors):
+            answer = self._vendors[key].request(resources)
+            if isinstance(answer, BadRequest):
+                return answer
+            if answer is not None:
+                found.append(answer)
+        return tuple(found)
+
+    def facts(self, pod: Pod) -> PodFacts | None:
+        """What the pod holds on its node; None where it holds nothing: not bound, ended, or without an allocation.
+
+        Annotations of a pod that is not bound are nobody's word yet: the binding writes them and the node together.
+        """
+        if not pod.spec.node_name or pod.status.phase in ENDED:
+            return None
+        annotations = pod.annotations
+        keys_written = sorted(key for name in annotations for key in self._allocated.get(name, ()))
+        if not keys_written:
+            return None
+        return _facts(pod, {key: self._vendors[key] for key in keys_written})
 
 
 def _containers(pod: Pod) -> list[tuple[Container, Role]]:
@@ -78,21 +143,6 @@ def _containers(pod: Pod) -> list[tuple[Container, Role]]:
         for container in pod.init_containers
     ]
     return [*init, *((container, Role.APP) for container in pod.app_containers)]
-
-
-def _requests(container: Container, vendors: Mapping[str, Vendor]) -> tuple[Request, ...] | BadPod:
-    limits, requests = container.resources.limits or {}, container.resources.requests or {}
-    if not limits and not requests:
-        return ()
-    resources = Resources(limits, requests)
-    found = []
-    for key in sorted(vendors):
-        answer = vendors[key].request(resources)
-        if isinstance(answer, BadRequest):
-            return BadPod(container.name, answer.text)
-        if answer is not None:
-            found.append(answer)
-    return tuple(found)
 
 
 def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
@@ -105,17 +155,9 @@ def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
         return BadPod("", str(error))
 
 
-def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
-    """What the pod holds on its node; None where it holds nothing: not bound, ended, or without an allocation.
-
-    Annotations of a pod that is not bound are nobody's word yet: the binding writes them and the node together.
-    """
-    if not pod.spec.node_name or pod.status.phase in ENDED:
-        return None
+def _facts(pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
+    """From the allocations of the vendors that have `written` one."""
     annotations = pod.annotations
-    written = {key: vendors[key] for key in sorted(vendors) if vendors[key].keys.allocated in annotations}
-    if not written:
-        return None
     spans = _spans(pod)
     reservations, problems = _reservations(annotations)
     grants: dict[str, tuple[Grants, ...]] = {}

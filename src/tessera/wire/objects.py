@@ -35,10 +35,28 @@ class ResourceRequirements(Partial, frozen=True):
     requests: dict[str, QuantityText] | None = None
 
 
+class FieldRef(Partial, frozen=True):
+    field_path: str = ""
+
+
+class EnvSource(Partial, frozen=True):
+    """Where a variable's value comes from; other sources than fields are not told apart."""
+
+    field_ref: FieldRef | None = None
+
+
 class EnvVar(Partial, frozen=True):
     name: str = ""
     value: str = ""
-    value_from: dict[str, Any] | None = None
+    value_from: EnvSource | None = None
+
+    @property
+    def field_path(self) -> str | None:
+        """The field of the pod that the value is taken from, where it is."""
+        source = self.value_from
+        if source is None or source.field_ref is None or self.value:
+            return None
+        return source.field_ref.field_path
 
 
 class SecurityContext(Partial, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
-from math import sqrt
+from math import ceil, sqrt
 from random import Random
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.cards import NodeView
-from tessera.core.devices import HAMI_CORE, Device, NodeFacts
+from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.fitting import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
@@ -26,6 +26,10 @@ from tests.support.builders import vendors
 
 NVIDIA = "NVIDIA"
 MODELS = ("small", "large")
+
+EIGHTHS = ((1, 12, 1, range(7)), (2, 25, 2, (0, 2, 4)), (3, 50, 4, (0, 4)), (7, 100, 8, (0,)))
+"""of a card: compute slices, per cent, memory slices, places"""
+HALVES = ((1, 25, 1, range(4)), (2, 50, 2, (0, 2)), (4, 100, 4, (0,)))
 
 PARTS = st.sampled_from((1, 10, 20, 25, 47, 50, 81, 100))
 SLICES = st.builds(Slice, PARTS, PARTS, st.sampled_from((0.1, 0.5, 1.0)))
@@ -47,12 +51,21 @@ def nodes(draw: st.DrawFn) -> list[tuple[NodeFacts, HostAsk | None]]:
     made = []
     for number in range(draw(st.integers(1, 4))):
         model, memory = draw(st.sampled_from(MODELS)), draw(st.sampled_from((1000, 1024, 24576)))
-        cards = tuple(
-            Device(f"n{number}-{i}", NVIDIA, i, 10, memory, model=model, mode=HAMI_CORE)
-            for i in range(draw(st.integers(1, 4)))
+        mode, offers = draw(st.sampled_from(((HAMI_CORE, ()), (HAMI_CORE, ()), (MIG, HALVES), (MIG, EIGHTHS))))
+        profiles = tuple(
+            MigProfile(f"{slices}g", memory * part // 100, part, slices, tuple(MigPlacement(s, size) for s in starts))
+            for slices, part, size, starts in offers
         )
+        cards = tuple(
+            Device(
+                f"n{number}-{i}", NVIDIA, i, 10, memory,
+                model=model, mode=mode, mig_profiles=profiles, healthy=draw(st.sampled_from((True, True, True, False))),
+            )
+            for i in range(draw(st.integers(1, 4)))
+        )  # fmt: skip
         host = draw(st.sampled_from((None, HostAsk(8_000, 32_768), HostAsk(64_000, 262_144))))
-        made.append((NodeFacts(f"n{number}", cards), host))
+        cordoned = frozenset(draw(st.sampled_from(((), (), (), (cards[0].uuid,)))))
+        made.append((NodeFacts(f"n{number}", cards, cordoned), host))
     return made
 
 
@@ -78,6 +91,26 @@ def ledger_of(made: list[tuple[NodeFacts, HostAsk | None]]) -> Ledger:
     return ledger
 
 
+def plain_mig_waste(device: Device, taken: frozenset[int], outlook: Outlook) -> float:
+    """What nobody will come for, from the definition: `taken` are the memory slices in use."""
+    slices = max(place.start + place.size for profile in device.mig_profiles for place in profile.placements)
+
+    @cache
+    def waste(taken: frozenset[int]) -> float:
+        chance, later = NOBODY, NOBODY * (1.0 - len(taken) / slices)
+        for part in outlook.slices:
+            for profile in sorted(device.mig_profiles, key=lambda profile: profile.memory):
+                spans = [frozenset(range(place.start, place.start + place.size)) for place in profile.placements]
+                free = [span for span in spans if not span & taken]
+                if free and ceil(profile.memory * GRAIN / device.memory) >= part.memory:
+                    chance += part.weight
+                    later += part.weight * min(waste(taken | span) for span in free)
+                    break
+        return later / chance
+
+    return waste(taken)
+
+
 def plain_loss(view: NodeView, host: HostAsk | None, outlook: Outlook) -> float:
     """The four parts, from their definitions."""
 
@@ -89,17 +122,28 @@ def plain_loss(view: NodeView, host: HostAsk | None, outlook: Outlook) -> float:
         return (NOBODY * outlook.worth(memory, cores) + later) / chance
 
     free = [
-        (c.free_memory * GRAIN // c.device.memory, c.free_cores * GRAIN // c.device.cores, c.device.model)
+        (
+            c.free_memory * GRAIN // c.device.memory,
+            max(c.free_cores, 0) * GRAIN // c.device.cores,
+            c.device.model,
+        )
         for c in view.cards
     ]
-    idle = sum(outlook.worth(memory, cores) for memory, cores, _ in free)
-    loss = sum(waste(memory, cores) for memory, cores, _ in free)
+    usable = [card.device.healthy and not card.cordoned for card in view.cards]
+    idle = sum(outlook.worth(memory, cores) for (memory, cores, _), can in zip(free, usable, strict=True) if can)
+    loss = 0.0
+    for card, (memory, cores, _) in zip(view.cards, free, strict=True):
+        if card.device.mode == MIG:
+            spans = (range(p.start, p.start + p.size) for p in (slot.placement for slot in card.mig))
+            loss += plain_mig_waste(card.device, frozenset(i for span in spans for i in span), outlook)
+        else:
+            loss += waste(memory, cores)
     loss += SCARCE * sum(outlook.pressure.get(model, 0.0) * (1.0 - outlook.worth(m, c)) for m, c, model in free)
     if host is not None:
         for load in outlook.loads:
             served = min(host.cpu / load.cpu, host.memory / load.memory)
             loss += UNSERVED * load.weight * max(idle - served, 0.0)
-    whole = sum(card.used == 0 for card in view.cards)
+    whole = sum(card.used == 0 for card, can in zip(view.cards, usable, strict=True) if can)
     for size, part in outlook.groups:
         if len(view.cards) >= size:
             loss -= GROUP * sqrt(part) * size * (whole // size)
@@ -121,11 +165,12 @@ def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
     remembered = {place: Remembered(replace(pod, outlook=outlook)) for place, pod in enumerate(wanted)}
     for place, pod in enumerate(wanted):
         asked = replace(pod, uid=f"u{place}", outlook=outlook)
-        grown = remembered[place].growth(ledger.arrays)
+        grown = -remembered[place].preference(ledger.arrays)
         for other in remembered.values():
-            columns = np.arange(len(ledger.arrays.names))
-            fresh = growth(ledger.arrays, other._pod, columns)
-            assert other.growth(ledger.arrays).tolist() == fresh.tolist()
+            kept = other.preference(ledger.arrays)
+            assert kept.tolist() == Remembered(other.pod).preference(ledger.arrays).tolist()
+            columns = np.flatnonzero(~ledger.arrays.odd[: len(kept)])
+            assert kept[columns].tolist() == (-growth(ledger.arrays, other.pod, columns)).tolist()
         answer = Selector(ledger).select(asked, ledger.node_names())
         if isinstance(answer, Refused):
             continue

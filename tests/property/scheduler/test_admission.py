@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.admitting import AdmissionSettings, admit
-from tessera.scheduler.admission.identity import CARRIED, carries_identity
+from tessera.scheduler.admission.identity import CARRIED, identity_of
 from tessera.scheduler.admission.injecting import Injection
 from tessera.scheduler.settings import PrivilegedMode
 from tessera.vendors.reading_pods import pod_request
@@ -202,7 +202,7 @@ def test_a_stored_pod_carries_its_slices_or_has_none_that_travel(document: Docum
     if privileged or not isinstance(request, PodRequest):
         return
     travels = CARRIED.keys() >= set(request.vendors) and request.constraint("NVIDIA").mode != "mig"
-    assert carries_identity(stored, request) is (travels or not request.asks_for_devices)
+    assert identity_of(stored).carries(request) is (travels or not request.asks_for_devices)
 
 
 @given(document=st.one_of(broken(), documents), how=settings_of, nvidia=configurations)

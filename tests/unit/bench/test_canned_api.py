@@ -14,7 +14,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, SECRETS
-from tessera.scheduler.admission.identity import carries_identity
+from tessera.scheduler.admission.identity import identity_of
 from tessera.vendors.base import Switches
 from tessera.vendors.reading_nodes import node_facts
 from tessera.vendors.reading_pods import pod_facts, pod_request
@@ -92,7 +92,7 @@ def test_a_filter_request_is_about_a_new_pod_that_passed_the_webhook_and_all_nod
     request = pod_request(first.pod, VENDORS)
     assert isinstance(request, PodRequest)
     assert request.asks_for_devices
-    assert carries_identity(first.pod, request)
+    assert identity_of(first.pod).carries(request)
     assert first.node_names is not None
     assert second.node_names is not None
     names = decode_node_names(first.node_names), decode_node_names(second.node_names)

@@ -135,6 +135,14 @@ def test_books_that_disagree_are_broken(damage: Callable[[Cluster], None], parts
     assert all(text.startswith(part) for text, part in zip(found, parts, strict=True))
 
 
+def test_instances_that_the_arrays_do_not_show_are_broken() -> None:
+    one = cluster(node("n1").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB))
+    one.place(gpu_pod(mem=4000))
+    assert audit(one.ledger) == []
+    one.ledger.arrays.taken[0, one.ledger.arrays.row("n1")] = 0
+    assert [finding.text for finding in audit(one.ledger)] == ["the arrays disagree about the card's instances"]
+
+
 def test_a_node_too_wide_for_the_arrays_and_one_without_cards_are_audited_too() -> None:
     one = cluster(node("wide").gpus(65), node("bare"))
     one.start(gpu_pod(mem=100), ["wide"])

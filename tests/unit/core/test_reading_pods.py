@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tessera.core.grants import Grant, Span
-from tessera.core.requests import Constraint, Request, Role, Weights
-from tessera.vendors.reading_pods import BadPod, pod_facts
+from tessera.core.requests import Constraint, PodRequest, Request, Role, Weights
+from tessera.vendors import reading_pods
+from tessera.vendors.reading_pods import BadPod, PodReader, pod_facts, pod_request
 from tests.support.builders import PodBuilder, gpu_pod, pod, vendors
 
 WEIGHTS = "hami.io/device-scoring-weights"
@@ -167,3 +168,55 @@ def test_the_words_of_models_are_kept_where_a_vendor_writes_them() -> None:
 def test_thousands_of_entries_are_read() -> None:
     text = "".join(f"G{number},NVIDIA,1,1:" for number in range(5000)) + ";" * 3000
     assert len(gpu_pod().on("n1", text).facts().grants["NVIDIA"][0]) == 5000
+
+
+# -- reading many
+
+
+def test_a_reader_of_many_answers_as_one_who_reads_afresh() -> None:
+    reader = PodReader(vendors())
+    pods = [
+        gpu_pod(mem=5),
+        gpu_pod(mem=7),
+        gpu_pod(gpu="many"),
+        gpu_pod(mem=5).policy(node="spread"),
+        pod().container(),
+    ]
+    for one in [*pods, *pods]:
+        assert reader.request(one.api()) == pod_request(one.api(), vendors())
+
+
+def test_a_bad_value_names_the_container_that_has_it_however_often_it_was_read() -> None:
+    reader = PodReader(vendors())
+    for one, name in ((pod().container(gpu="many"), "c0"), (pod().container().container(gpu="many"), "c1")):
+        found = reader.request(one.api())
+        assert isinstance(found, BadPod)
+        assert found.container == name
+
+
+def test_other_vendors_read_what_was_read_before_in_their_own_way() -> None:
+    known = dict(vendors())
+    reader = PodReader(known)
+    assert reader.request(gpu_pod().api()) == pod_request(gpu_pod().api(), known)
+    held = gpu_pod().on("n1", "G,NVIDIA,10,5:;").api()
+    assert reader.facts(held) is not None
+    del known["NVIDIA"]
+    reader.forget()
+    found = reader.request(gpu_pod().api())
+    assert not isinstance(found, BadPod)
+    assert not found.asks_for_devices
+    assert reader.facts(held) is None
+
+
+def test_amounts_beyond_those_remembered_are_read_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading_pods, "REMEMBERED", 2)
+    reader = PodReader(vendors())
+    for memory in (1, 2, 3, 4, 1):
+        (ask,) = _request(reader, gpu_pod(mem=memory)).containers
+        assert ask.requests[0].memory == memory
+
+
+def _request(reader: PodReader, one: PodBuilder) -> PodRequest:
+    found = reader.request(one.api())
+    assert isinstance(found, PodRequest)
+    return found

@@ -26,6 +26,11 @@ def test_a_success_names_the_best_nodes_and_counts_the_rest(count: int) -> None:
     assert text == f"find fit node(n000), 1 nodes not fit, {count} nodes fit({','.join(shown)})"
 
 
+def test_in_a_rush_a_success_names_the_chosen_node_alone() -> None:
+    placement = cluster(node("n1").gpus(1)).chosen(gpu_pod(mem=1), ["n1"]).placement
+    assert wording.brief_success_text(placement, given=300) == "find fit node(n1) among 300 nodes, score 0.00"
+
+
 @pytest.mark.parametrize("count", [1, LIMIT, LIMIT + 1, 300])
 def test_a_failure_names_some_nodes_for_each_reason_and_counts_the_rest(count: int) -> None:
     world = cluster(*(node(name).gpus(1, healthy=False) for name in names(count)))

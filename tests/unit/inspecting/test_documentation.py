@@ -4,29 +4,48 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tessera.inspecting.describing import describe
 from tessera.inspecting.manifests import Manifest
+from tessera.inspecting.setups import given_flags
 from tessera.inspecting.showing.simulated import simulated
 from tessera.inspecting.simulating import simulate
 from tessera.inspecting.state import Setup
 from tessera.inspecting.world import World
-from tests.support.builders import NOW
+from tests.support.builders import CORES, GPU, MEMORY, NOW, PERCENT
 
-PAGE = Path(__file__).parents[3] / "docs" / "explain.md"
+PAGE = (Path(__file__).parents[3] / "docs" / "explain.md").read_text(encoding="utf-8")
+LEFT_OUT = "..."
+
+MANIFESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "pod.yaml": ("trainer", {GPU: 2, MEMORY: 30000, CORES: 40}),
+    "half.yaml": ("half", {GPU: 1, PERCENT: 50, CORES: 50}),
+}
+"""what is in the files of the page: names and limits"""
+
+SHOWN = re.findall(r"^\$ tessera simulate pod (.*)\n((?:(?!```).*\n)*)```", PAGE, re.MULTILINE)
 
 
-async def test_the_described_cluster_gives_the_shown_answer() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    [description] = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    shown = re.search(r"--count 10\n(.*?)```", text, re.DOTALL)
-    assert shown is not None
-    limits = {"nvidia.com/gpu": 2, "nvidia.com/gpumem": 30000, "nvidia.com/gpucores": 40}
+def test_the_page_shows_every_pod_that_is_described_here() -> None:
+    assert [command.split()[1] for command, _ in SHOWN] == list(MANIFESTS)
+
+
+@pytest.mark.parametrize(("command", "shown"), SHOWN, ids=[command.split()[1] for command, _ in SHOWN])
+async def test_the_described_cluster_gives_the_shown_answer(command: str, shown: str) -> None:
+    [description] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    words = command.split()
+    options = list(zip(words[::2], words[1::2], strict=True))
+    flags = given_flags([value for name, value in options if name == "--scheduler-flag"])
+    name, limits = MANIFESTS[dict(options)["-f"]]
     pod = {
-        "metadata": {"name": "trainer", "namespace": "default"},
+        "metadata": {"name": name, "namespace": "default"},
         "spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]},
     }
-    world = World(describe(description, file="nodes.yaml", now=NOW, setup=Setup()))
-    found = simulate(world, Manifest("default", "trainer", pod, 10))
-    lines = [line.text for line in simulated(found)]
-    assert [line for line in shown[1].splitlines() if line.strip() != "..." and line not in lines] == []
+    world = World(describe(description, file="nodes.yaml", now=NOW, setup=Setup(flags=flags or None)))
+    found = simulate(world, Manifest("default", name, pod, int(dict(options).get("--count", 1))))
+    text = "\n".join(line.text for line in simulated(found))
+    for part in shown.split(f"{LEFT_OUT}\n"):
+        assert part.strip("\n") in text

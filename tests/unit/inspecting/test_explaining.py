@@ -5,10 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.inspecting.choosing import Fits
 from tessera.inspecting.explaining import Explanation, Status, explain, find
 from tessera.inspecting.showing.explained import explained, made_from
 from tessera.inspecting.state import InspectionError
-from tessera.inspecting.verdicts import Fits, FitsNowhere
+from tessera.inspecting.verdicts import FitsNowhere
 from tessera.inspecting.world import World
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
 from tests.support.inspected import quota, state_of

@@ -5,14 +5,17 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core.requests import HostAsk
+from tessera.inspecting import reducing
+from tessera.inspecting.choosing import Fits
 from tessera.inspecting.explaining import explain
 from tessera.inspecting.hashing import hash_names
 from tessera.inspecting.setups import deciding_flags, given_flags, settings_of
 from tessera.inspecting.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspecting.state import InspectionError, Setup, State
-from tessera.inspecting.verdicts import Fits, FitsNowhere
+from tessera.inspecting.verdicts import FitsNowhere
 from tessera.inspecting.world import World
-from tests.support.builders import MEMORY, gpu_pod, node
+from tests.support.builders import MEMORY, gpu_pod, node, pod, vendors
 from tests.support.inspected import plain, quota, state_of
 
 KEY = b"key"
@@ -31,7 +34,8 @@ def busy() -> State:
     waiting = gpu_pod(mem=50000).called("waiting-pod", namespace="team-secret", uid="3333-4444")
     small = gpu_pod(mem=1000).called("small-pod", namespace="other-team", uid="5555-6666")
     quotas = [quota("team-secret", {MEMORY: 200000}, name="secret-limit")]
-    return state_of(nodes, [holder, waiting, small], quotas=quotas)
+    state = state_of(nodes, [holder, waiting, small], quotas=quotas)
+    return replace(state, others={"alpha-host": HostAsk(1500, 2048), "left-host": HostAsk(100, 0)})
 
 
 def test_a_snapshot_reads_back_as_it_was() -> None:
@@ -49,12 +53,36 @@ async def test_a_snapshot_decides_as_the_cluster_did() -> None:
         assert explain(World(again), key) == explain(World(state), key)
 
 
+def test_an_old_snapshot_is_read_and_says_what_it_does_not_hold() -> None:
+    data = json.loads(encode_snapshot(busy()))
+    old = {**{name: value for name, value in data.items() if name != "others"}, "version": 1}
+    found = decode_snapshot(json.dumps(old).encode(), file="s.json")
+    assert (found.nodes, found.others) == (busy().nodes, {})
+    assert "pods without devices" in found.unseen[-1]
+
+
+def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes() -> None:
+    asks = {"requests": {"cpu": "250m", "memory": "512Mi"}}
+    pods = [
+        pod("a").container(**asks).container(**asks).on("n1"),
+        pod("b").container(limits={"cpu": 2, "memory": "1Gi"}).on("n1"),
+        pod("c").container(**asks).on("n2"),
+        pod("ended").container(**asks).on("n2").ended(),
+        pod("waits").container(**asks),
+    ]
+    documents = [plain(one) for one in pods]
+    assert reducing.host_asks([*documents, {"spec": {"nodeName": 7}}]) == {
+        "n1": HostAsk(2500, 2048),
+        "n2": HostAsk(250, 512),
+    }
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b"", "not a snapshot"),
         (b"{}", "kind is '', not TesseraSnapshot"),
-        (b'{"kind": "TesseraSnapshot", "version": 2}', "this tessera reads version 1"),
+        (b'{"kind": "TesseraSnapshot", "version": 3}', "this tessera reads up to 2"),
         (b'{"kind": "TesseraSnapshot", "version": 1, "taken": "yesterday"}', "not a readable snapshot"),
     ],
 )
@@ -64,20 +92,28 @@ def test_a_file_that_is_no_snapshot_says_what_it_is(data: bytes, words: str) -> 
 
 
 def test_nothing_secret_gets_into_a_snapshot() -> None:
-    pod = plain(gpu_pod(mem=1))
-    pod["spec"]["containers"][0] |= {"env": [{"name": "TOKEN", "value": "s3cret"}], "image": "registry/s3cret"}
-    pod["spec"]["volumes"] = [{"name": "s3cret"}]
-    pod["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "s3cret"
-    from tessera.inspecting import reducing
-    from tests.support.builders import vendors
-
-    reduced = reducing.reduce_pod(pod, reducing.domains(vendors()))
+    secret = plain(gpu_pod(mem=1))
+    secret["spec"]["containers"][0] |= {"env": [{"name": "TOKEN", "value": "s3cret"}], "image": "registry/s3cret"}
+    secret["spec"]["volumes"] = [{"name": "s3cret"}]
+    secret["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "s3cret"
+    reduced = reducing.reduce_pod(secret, reducing.domains(vendors()))
     assert "s3cret" not in json.dumps(reduced)
 
 
 def test_hashing_leaves_no_name_anywhere() -> None:
     text = encode_snapshot(hash_names(busy(), KEY), hashed=True).decode()
-    for name in ("alpha", "beta", "gamma", "secret", "holder", "waiting", "small-pod", "other-team", "1111-2222"):
+    for name in (
+        "alpha",
+        "beta",
+        "gamma",
+        "left-host",
+        "secret",
+        "holder",
+        "waiting",
+        "small-pod",
+        "other-team",
+        "1111-2222",
+    ):
         assert name not in text, name
 
 
@@ -105,6 +141,12 @@ async def test_a_hashed_snapshot_decides_as_the_cluster_does() -> None:
                 assert [change.fits for change in first.changes] == [change.fits for change in second.changes]
             case _:
                 assert one.verdict is two.verdict is None
+
+
+def test_what_others_ask_follows_the_name_of_its_node() -> None:
+    hashed = hash_names(busy(), KEY)
+    alpha = sorted(node["metadata"]["name"] for node in hashed.nodes)[0]
+    assert hashed.others[alpha] == HostAsk(1500, 2048)
 
 
 async def test_cards_that_are_named_after_their_node_follow_it() -> None:

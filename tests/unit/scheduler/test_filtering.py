@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tessera.core.ledger import State
 from tessera.core.selection import Refused
 from tessera.scheduler.filtering import Filter, Prepared
+from tessera.vendors.reading_pods import PolicyDefaults
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids
 from tests.support.scheduling import RESERVATION, World, carrying, filter_body, uid
@@ -480,7 +481,7 @@ def test_every_refusal_is_counted_and_silence_is_the_default() -> None:
         cluster.selector,
         cluster.vendors,
         waiting=cluster.waiting,
-        defaults=cluster.filter._defaults,
+        defaults=PolicyDefaults(),
         reservation_seconds=1.0,
         time=cluster.time,
         on_refusal=refusals.append,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
@@ -9,12 +10,11 @@ from tessera.core.grants import Grant, Placement
 from tessera.core.requests import ContainerAsk, PodRequest, Request
 from tessera.scheduler.admission.identity import (
     MAX_DEVICES,
-    carries_identity,
     identity_annotations,
     identity_env,
-    refers_to_slices,
+    identity_of,
 )
-from tessera.wire.objects import Container, EnvVar, Pod, PodSpec
+from tessera.wire.objects import Container, Pod, PodSpec
 
 UID = {"name": "TESSERA_POD_UID", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}}
 
@@ -123,15 +123,14 @@ def test_every_reference_has_its_annotation() -> None:
 
 
 def container(entries: list[dict[str, Any]] | None) -> Container:
-    variables = [EnvVar(e["name"], e.get("value", ""), e.get("valueFrom")) for e in entries or []]
-    return Container(name="main", env=variables if entries is not None else None)
+    return msgspec.convert({"name": "main", "env": entries}, Container)
 
 
 def carries(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
     api = [container(entries) for entries, _ in containers]
     asks = tuple(ContainerAsk("main", requests=requests) for _, requests in containers)
     pod = Pod(spec=PodSpec(containers=api[init:], init_containers=api[:init] or None))
-    return carries_identity(pod, PodRequest("u", "ns", "p", asks))
+    return identity_of(pod).carries(PodRequest("u", "ns", "p", asks))
 
 
 ONE = (Request("NVIDIA", 1),)
@@ -183,7 +182,7 @@ def test_init_containers_come_first_and_must_carry_theirs_too() -> None:
     ],
 )
 def test_a_pod_that_waits_for_annotations_is_recognised(entries: list[dict[str, Any]] | None, expected: bool) -> None:
-    assert refers_to_slices(Pod(spec=PodSpec(init_containers=[container(entries)]))) is expected
+    assert identity_of(Pod(spec=PodSpec(init_containers=[container(entries)]))).refers is expected
 
 
 @pytest.mark.parametrize(("value", "carried"), [("true", False), ("1", False), ("false", True), ("yes", True)])

@@ -123,3 +123,36 @@ def test_a_list_with_something_else_in_it_is_not_taken_for_one_without() -> None
     looked_up(lists, "n1")
     with pytest.raises(WireError):
         lists.look_up(Raw(b'["n1",1]'))
+
+
+# -- reading no further than needed
+
+
+def test_a_name_is_found_in_the_text_itself_and_only_as_a_whole() -> None:
+    named = NameLists(ONE.selector).named(listed(["n1", "n20"]))
+    assert named.has("n1")
+    assert named.has("n20")
+    assert not named.has("n2")
+    assert not named.has("20")
+    assert named.count == 2
+    assert named.candidates.names == ("n1", "n20")
+
+
+def test_an_unusual_spelling_is_known_to_those_who_read_it() -> None:
+    named = NameLists(ONE.selector).named(Raw(rb'["\u006e1"]'))
+    assert not named.has("n1")
+    assert named.candidates.names == ("n1",)
+
+
+@pytest.mark.parametrize(("names", "most"), [(4, True), (2, True), (1, False), (0, False)])
+def test_a_list_of_few_nodes_is_told_from_one_of_most(names: int, most: bool) -> None:
+    assert NameLists(ONE.selector).named(listed([f"n{i}" for i in range(names)])).are_most is most
+
+
+def test_what_is_most_follows_the_nodes() -> None:
+    one = cluster(node("n1").gpus(1), node("n2").gpus(1))
+    lists = NameLists(one.selector)
+    assert lists.named(listed(["n1"])).are_most
+    one.add(node("n3").gpus(1))
+    one.add(node("n4").gpus(1))
+    assert not lists.named(listed(["n1"])).are_most

@@ -81,6 +81,7 @@ def bound(number: int, error: str = "") -> BindEvent:
 async def test_a_success_is_told_once_decisions_pause() -> None:
     async with told() as (written, teller):
         teller.decided(found(1))
+        await asyncio.sleep(0)
         teller.bound(bound(1))
         await asyncio.sleep(10 * telling.QUIET_SECONDS)
         assert written.said == [
@@ -120,12 +121,13 @@ async def test_a_success_keeps_the_time_of_the_decision() -> None:
 @in_fake_time
 async def test_in_a_rush_only_the_first_sentences_name_all_nodes() -> None:
     async with told() as (written, teller):
-        for number in range(2 * telling.DETAILED):
+        for number in range(2 * telling.UNHURRIED):
             teller.decided(found(number))
+            await asyncio.sleep(0)
         assert await teller.flush(5.0) == 0
         full = [message for _, message in written.said if message.startswith("all nodes")]
-        assert len(full) == telling.DETAILED
-        assert len(written.said) == 2 * telling.DETAILED
+        assert len(full) == telling.UNHURRIED
+        assert len(written.said) == 2 * telling.UNHURRIED
 
 
 @in_fake_time

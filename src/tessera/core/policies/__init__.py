@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from tessera.core.cards import Card
 from tessera.core.policies import binpack, fragmentation, mutex, numa, spread, topology_aware
-from tessera.core.policies.base import CardKey, NodeRank, Policy
+from tessera.core.policies.base import CardKey, NodeRank, PlaceLossOf, Policy
 from tessera.core.requests import PodRequest, Request
 from tessera.core.scoring import device_score
 
@@ -43,6 +43,12 @@ def card_score(pod: PodRequest, request: Request) -> Callable[[Card], float]:
     if policy is not None and policy.card_score is not None:
         return policy.card_score(pod, request)
     return lambda card: device_score(card, request, pod.weights)
+
+
+def place_loss(pod: PodRequest) -> PlaceLossOf | None:
+    """How the pod's device policy weighs places on cards in MIG mode; None = it does not."""
+    policy = POLICIES.get(pod.device_policy)
+    return None if policy is None else policy.place_loss
 
 
 def _by_numa(card: Card, _score: float) -> float:

@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.core.cards import Card
+from tessera.core.devices import Device
+from tessera.core.mig import PlaceLoss
 from tessera.core.requests import PodRequest, Request
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ CardKey = Callable[[Card, float], float]
 CardScore = Callable[[PodRequest, Request], Callable[[Card], float]]
 """a policy's own score of cards for a request, in place of their use"""
 
+PlaceLossOf = Callable[[PodRequest, Device], PlaceLoss | None]
+"""a policy's own weighing of places on a card in MIG mode, in place of the usual order"""
+
 NodeRank = Callable[[Ranking], Floats]
 """larger is better; equal values are decided by node name"""
 
@@ -55,6 +60,7 @@ class Policy:
     cards: CardKey | None = None
     nodes: NodeRank | None = None
     card_score: CardScore | None = None
+    place_loss: PlaceLossOf | None = None
     looks_ahead: bool = False
     """whether pods under this policy should carry an outlook, and what they ask of the host"""
     numa_first: bool = True

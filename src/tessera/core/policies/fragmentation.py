@@ -1,11 +1,9 @@
 """fragmentation: put a pod where what is left over is worth most to the pods to come.
 
 A pod goes to the node whose loss (`fragmentation_loss`) grows least, and there to the cards whose waste
-(`fragmentation_waste`) grows least; equal growth is decided by node name. The growth on a node is remembered by shape
-and worked out again only when the node changes.
-
-Only an order: every node that fits stays a candidate. MIG cards are weighed by their free memory and cores; where an
-instance can sit is fitting's business.
+(`fragmentation_waste`, `fragmentation_mig`) grows least, on a card in MIG mode to the place that keeps the instances to
+come possible; equal growth is decided by node name. The growth on a node is remembered by shape and worked out again
+only when the node changes. Only an order: every node that fits stays a candidate.
 """
 
 from __future__ import annotations
@@ -14,12 +12,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.core.arrays import CardArrays
+from tessera.core.arrays import CardArrays, Ints
 from tessera.core.cards import Card
-from tessera.core.outlook import GRAIN, PRIOR
+from tessera.core.devices import MIG, Device
+from tessera.core.mig import PlaceLoss, bits
+from tessera.core.outlook import PRIOR
 from tessera.core.policies.base import Floats, Policy, Ranking
-from tessera.core.policies.fragmentation_loss import DIGITS, growth
-from tessera.core.policies.fragmentation_waste import waste_table
+from tessera.core.policies.fragmentation_loss import DIGITS, MISSING, growth
+from tessera.core.policies.fragmentation_mig import mig_waste
+from tessera.core.policies.fragmentation_node import NodeGrowth, steps
+from tessera.core.policies.fragmentation_waste import waste_rows
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
 
@@ -28,53 +30,90 @@ def rank(ranking: Ranking) -> Floats:
     known = ranking.memo.get(NAME)
     if not isinstance(known, Remembered):
         known = ranking.memo[NAME] = Remembered(ranking.pod)
-    preference: Floats = -known.growth(ranking.arrays)[ranking.rows]
+    preference: Floats = known.preference(ranking.arrays)[ranking.rows]
     return preference
 
 
 def card_score(pod: PodRequest, request: Request) -> Callable[[Card], float]:
     """By card: how much its waste grows with the request on it."""
-    table = waste_table(pod.outlook or PRIOR)
+    outlook = pod.outlook or PRIOR
+    rows = waste_rows(outlook)
+    known: dict[tuple[int, int, int, int], float] = {}
 
     def growth(card: Card) -> float:
         device = card.device
-        cores = _cores_asked(request, device.cores)
-        before = _steps(card.free_memory, device.memory), _steps(card.free_cores, device.cores)
-        left_memory, left_cores = card.free_memory - request.memory_on(device.memory), card.free_cores - cores
-        after = _steps(left_memory, device.memory), _steps(left_cores, device.cores)
-        return round(float(table[after] - table[before]), DIGITS)
+        if device.mode == MIG and (mig := mig_waste(outlook, device)) is not None:
+            instance = mig.take(bits(slot.placement for slot in card.mig), request.memory_on(device.memory))
+            return MISSING if instance is None else round(instance.wasted, DIGITS)
+        # Most cards of a node are in the same state as another one of it.
+        state = device.memory, device.cores, card.used_memory, card.used_cores
+        grown = known.get(state)
+        if grown is None:
+            grown = known[state] = round(_growth(rows, request, *state), DIGITS)
+        return grown
 
     return growth
 
 
-def _cores_asked(request: Request, total: int) -> int:
-    return total if request.cores >= min(WHOLE_CARD_CORES, total) else request.cores
+def _growth(
+    rows: list[list[float]], request: Request, memory: int, cores: int, used_memory: int, used_cores: int
+) -> float:
+    taken_memory, taken_cores = request.memory_on(memory), request.cores
+    if request.cores >= min(WHOLE_CARD_CORES, cores):
+        taken_cores = cores
+    left_memory, left_cores = memory - used_memory, cores - used_cores
+    before = rows[steps(left_memory, memory)][steps(left_cores, cores)]
+    after = rows[steps(left_memory - taken_memory, memory)][steps(left_cores - taken_cores, cores)]
+    return after - before
 
 
-def _steps(free: int, total: int) -> int:
-    return max(free, 0) * GRAIN // total if total > 0 else GRAIN
+def place_loss(pod: PodRequest, device: Device) -> PlaceLoss | None:
+    """For the places of an instance: the waste of the card with it."""
+    mig = mig_waste(pod.outlook or PRIOR, device)
+    return None if mig is None else lambda places: round(mig.of(bits(places)), DIGITS)
 
 
 NAME = "fragmentation"
-POLICY = Policy(NAME, cards=lambda _card, score: score, nodes=rank, card_score=card_score, looks_ahead=True)
+POLICY = Policy(
+    NAME,
+    cards=lambda _card, score: score,
+    nodes=rank,
+    card_score=card_score,
+    place_loss=place_loss,
+    looks_ahead=True,
+)
+
+FEW = 12
+"""columns up to which plain numbers are quicker than arrays"""
 
 
 class Remembered:
-    """One shape's growth on every column, kept up to date with the arrays' log."""
+    """One shape's preference of every column, kept up to date with the arrays' log."""
 
     def __init__(self, pod: PodRequest) -> None:
-        self._pod = pod
+        self.pod = pod
+        self._one = NodeGrowth(pod)
         self._epoch = -1
         self._seen = 0
-        self._growth: Floats = np.zeros(0)
+        self._preference: Floats = np.zeros(0)
 
-    def growth(self, arrays: CardArrays) -> Floats:
+    def preference(self, arrays: CardArrays) -> Floats:
+        """By column: the growth of the loss, below zero."""
         dirty = arrays.changed_since(self._seen) if self._epoch == arrays.epoch else None
         if dirty is None:
-            columns = np.arange(len(arrays.names), dtype=np.int64)
-            self._growth = growth(arrays, self._pod, columns)
-        elif dirty:
-            columns = np.array(dirty, dtype=np.int64)
-            self._growth[columns] = growth(arrays, self._pod, columns)
+            self._preference = np.zeros(len(arrays.names))
+            self._weigh(arrays, np.arange(len(arrays.names), dtype=np.int64))
+        elif len(dirty) > FEW:
+            self._weigh(arrays, np.array(dirty, dtype=np.int64))
+        else:
+            for column in dirty:
+                self._preference[column] = -self._one.on(arrays, column)
         self._seen, self._epoch = arrays.now, arrays.epoch
-        return self._growth
+        return self._preference
+
+    def _weigh(self, arrays: CardArrays, columns: Ints) -> None:
+        self._preference[columns] = -growth(arrays, self.pod, columns)
+        # Nodes with cards in MIG mode are odd; the arrays do not know how to weigh them.
+        odd = columns[arrays.odd[columns]]
+        if len(odd):
+            self._preference[odd] = -self._one.on_many(arrays, odd)

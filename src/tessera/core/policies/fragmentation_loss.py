@@ -2,8 +2,8 @@
 
 The loss is the sum of four things, in cards: parts of cards that nobody will come for (`fragmentation_waste`), idle
 cards that the host's CPU and memory cannot serve, whole groups of cards (a gain, so they count below zero), and cards
-in use whose model others cannot do without. Reads the arrays and changes nothing. What a host has free may be unknown:
-then the second part is left out for it.
+in use whose model others cannot do without. What a host has free may be unknown: then the second part is left out for
+it. Cards in MIG mode are not weighed here but in `fragmentation_node`, which is also quicker for few columns.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCARCE = 0.2
 DIGITS = 6
 """of a growth, in cards: less is noise of floating point and must not outweigh the names"""
 MISSING = 1_000.0
-"""growth in cards where the arrays see no card that takes the request: tried last"""
+"""growth in cards for each card that the request misses on a node: tried last"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Cards:
     usable: Bools
     """healthy, and open to new pods"""
     room: Bools
-    """a free slot on a healthy card"""
+    """usable, with a free slot"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def growth(arrays: CardArrays, pod: PodRequest, columns: Ints) -> Floats:
 def cards_of(arrays: CardArrays, columns: Ints) -> Cards:
     kind, sick = arrays.kind[:, columns], arrays.sick[:, columns]
     memory, cores, used = arrays.memory[:, columns], arrays.cores[:, columns], arrays.used[:, columns]
-    present = kind >= 0
+    usable = (kind >= 0) & ~sick & ~arrays.cordoned[:, columns]
     return Cards(
         kind=kind,
         memory=memory,
@@ -96,8 +96,8 @@ def cards_of(arrays: CardArrays, columns: Ints) -> Cards:
         left_memory=memory - arrays.used_memory[:, columns],
         left_cores=cores - arrays.used_cores[:, columns],
         unused=used == 0,
-        usable=present & ~sick & ~arrays.cordoned[:, columns],
-        room=present & ~sick & (used < arrays.slots[:, columns]),
+        usable=usable,
+        room=usable & (used < arrays.slots[:, columns]),
     )
 
 
@@ -146,18 +146,27 @@ def _on_cards(
     """On the cards where it grows least: growth of waste and scarcity, worth taken, and whole cards opened."""
     table = waste_table(outlook)
     memory: Ints | int = request.memory if request.memory > 0 else cards.memory * request.percent // 100
-    whole = request.cores >= np.minimum(cards.cores, WHOLE_CARD_CORES)
+    whole = (cards.cores > 0) & (request.cores >= np.minimum(cards.cores, WHOLE_CARD_CORES))
     left_memory, left_cores = cards.left_memory - memory, cards.left_cores - np.where(whole, cards.cores, request.cores)
     # Models and modes are left to the fit: a node's cards rarely differ in them.
     takes = cards.room & (left_memory >= 0) & (left_cores >= 0) & _of_vendor(arrays, request.vendor)[cards.kind]
+    takes &= cards.unused | ~whole
+    if request.cores == 0:
+        takes &= (cards.left_cores > 0) | (cards.cores <= 0)
     left = _steps(cards, left_memory, left_cores)
     wasted = np.where(takes, table[left] - table[free], MISSING)
     worth = outlook.worth(1, 0) * (free[0] - left[0]) + outlook.worth(0, 1) * (free[1] - left[1])
+    worth = np.where(takes, worth, 0.0)
     count = min(request.count, len(wasted))
-    best = wasted.argmin(axis=0)[None, :] if count == 1 else np.argsort(wasted, axis=0, kind="stable")[:count]
+    # Of equal cards the one registered last is taken, as `order_cards` has it.
+    last_first = np.round(wasted[::-1], DIGITS)
+    best = last_first.argmin(axis=0)[None, :] if count == 1 else last_first.argsort(axis=0, kind="stable")[:count]
+    best = len(wasted) - 1 - best
     across = np.arange(wasted.shape[1])
     grown = wasted + SCARCE * _scarcity(arrays, outlook)[cards.kind] * worth if outlook.pressure else wasted
-    return grown[best, across].sum(axis=0), worth[best, across].sum(axis=0), cards.unused[best, across].sum(axis=0)
+    beyond = MISSING * (request.count - count)
+    opened = cards.unused & takes
+    return beyond + grown[best, across].sum(axis=0), worth[best, across].sum(axis=0), opened[best, across].sum(axis=0)
 
 
 def _of_vendor(arrays: CardArrays, vendor: str) -> Bools:

@@ -22,7 +22,8 @@ NOBODY = 0.02
 def waste_table(outlook: Outlook) -> Floats:
     """By free memory and free cores, both 0 to `GRAIN`: the expected waste, in cards."""
     steps = np.arange(GRAIN + 1)
-    worth = np.array([[outlook.worth(memory, cores) for cores in steps.tolist()] for memory in steps.tolist()])
+    # `Outlook.worth` of all parts at once.
+    worth = (outlook.memory_part * steps[:, None] + (1.0 - outlook.memory_part) * steps) / GRAIN
     table: Floats = np.zeros_like(worth)
     for memory in steps.tolist():
         chance = np.full(GRAIN + 1, NOBODY)
@@ -34,3 +35,10 @@ def waste_table(outlook: Outlook) -> Floats:
         table[memory] = waste / chance
     table.flags.writeable = False
     return table
+
+
+@lru_cache(maxsize=8)
+def waste_rows(outlook: Outlook) -> list[list[float]]:
+    """The same as plain numbers, for those who look up a few; not to be changed."""
+    rows: list[list[float]] = waste_table(outlook).tolist()
+    return rows

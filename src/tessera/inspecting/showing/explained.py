@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from tessera.inspecting.asking import Understood
+from tessera.inspecting.choosing import Fits
 from tessera.inspecting.explaining import Explanation, Status
+from tessera.inspecting.showing.chosen import why
 from tessera.inspecting.showing.lines import Column, Line, Style, counted, listed, table
 from tessera.inspecting.showing.topped import model
 from tessera.inspecting.showing.words import in_words
 from tessera.inspecting.slices import Slice
 from tessera.inspecting.state import State
-from tessera.inspecting.verdicts import CardVerdict, Fits, FitsNowhere, Group
+from tessera.inspecting.verdicts import CardVerdict, FitsNowhere, Group
 
-CARDS = 16
-"""cards named with their scores"""
 HOLDERS = 5
 """pods named as holders of a card"""
 
@@ -38,11 +38,11 @@ def explained(found: Explanation, *, width: int | None = None) -> Iterator[Line]
     if found.status is Status.PLACED:
         yield from _placed(found)
     elif isinstance(found.verdict, Fits):
-        yield from _would_go(found.verdict)
+        yield from _would_go(found, found.verdict)
     elif found.verdict is not None:
         yield from refused(found.verdict, found.kept_off, width=width)
     if found.said and found.status in (Status.FITS, Status.REFUSED, Status.INVALID):
-        yield from _section("kube-scheduler last said", [Line(found.said)])
+        yield from section("kube-scheduler last said", [Line(found.said)])
 
 
 def made_from(state: State) -> Iterator[Line]:
@@ -56,7 +56,7 @@ def made_from(state: State) -> Iterator[Line]:
 
 def asked(request: Understood) -> Iterator[Line]:
     lines = [Line(one.text) for one in request.asked]
-    yield from _section("Asks for", [*lines, Line("; ".join(wish.text for wish in request.wishes))])
+    yield from section("Asks for", [*lines, Line("; ".join(wish.text for wish in request.wishes))])
 
 
 def refused(
@@ -65,20 +65,20 @@ def refused(
     """Why there is no place, and what would help."""
     asked_about = sum(len(group.nodes) for group in verdict.groups)
     heading = f"{what}, on {counted(asked_about, 'node')}" if asked_about else f"{what}: no node is left to ask about"
-    yield from _section(heading, _groups(verdict.groups))
+    yield from section(heading, _groups(verdict.groups))
     if kept_off:
-        yield from _section("Ruled out by kube-scheduler's own rules, before Tessera is asked", _groups(kept_off))
+        yield from section("Ruled out by kube-scheduler's own rules, before Tessera is asked", _groups(kept_off))
     if verdict.near_miss:
         holders = listed([holder.text for holder in verdict.holders], HOLDERS)
         held = [Line(f"that card is held by {holders}")] if holders else []
-        yield from _section("Nearest", [Line(verdict.near_miss, Style.WARN), *held])
+        yield from section("Nearest", [Line(verdict.near_miss, Style.WARN), *held])
     if verdict.changes:
         changes = [Line(change.text, Style.GOOD) for change in verdict.changes]
-        yield from _section("The smallest changes that would fit, each alone", changes)
+        yield from section("The smallest changes that would fit, each alone", changes)
     if verdict.cards:
-        yield from _section("Card by card", _cards(verdict.cards, width))
+        yield from section("Card by card", _cards(verdict.cards, width))
     if not verdict.near_miss and not verdict.changes and asked_about:
-        yield from _section("What would help", [Line("no smaller request would fit: see the reasons above")])
+        yield from section("What would help", [Line("no smaller request would fit: see the reasons above")])
 
 
 def slice_text(one: Slice) -> str:
@@ -109,31 +109,23 @@ def _headline(found: Explanation) -> str:
 
 
 def _placed(found: Explanation) -> Iterator[Line]:
-    yield from _section("Holds", [Line(slice_text(one)) for one in found.slices])
+    yield from section("Holds", [Line(slice_text(one)) for one in found.slices])
     if not isinstance(found.verdict, Fits):
         if found.verdict is not None:
             text = "it would not fit again: the cluster has changed since it was placed"
-            yield from _section("Why there", [Line(text, Style.WARN)])
+            yield from section("Why there", [Line(text, Style.WARN)])
         return
-    lines = [*_scores(found.verdict)]
+    lines = [*why(found.verdict, found.expected)]
     if found.verdict.node != found.node:
         lines.append(
             Line(f"today it would go to {found.verdict.node} instead: other pods have come or gone since", Style.DIM)
         )
-    yield from _section("Why there (the choice as it looks now, without this pod)", lines)
+    yield from section("Why there (the choice as it looks now, without this pod)", lines)
 
 
-def _would_go(verdict: Fits) -> Iterator[Line]:
-    yield from _section("Would get", [Line(slice_text(one)) for one in verdict.slices])
-    yield from _section("Why there", _scores(verdict))
-
-
-def _scores(verdict: Fits) -> Iterator[Line]:
-    more = f", {verdict.fitting - len(verdict.best)} more" if verdict.fitting > len(verdict.best) else ""
-    nodes = ", ".join(f"{one.node} ({one.score:.2f})" for one in verdict.best)
-    yield Line(f"nodes that fit, best first by the node policy, with their scores: {nodes}{more}")
-    cards = ", ".join(f"{one.index} ({one.score:.2f})" for one in verdict.cards[:CARDS])
-    yield Line(f"cards of {verdict.cards_of}, best first by the card policy, with their scores: {cards}")
+def _would_go(found: Explanation, verdict: Fits) -> Iterator[Line]:
+    yield from section("Would get", [Line(slice_text(one)) for one in verdict.slices])
+    yield from section("Why there", why(verdict, found.expected))
 
 
 def _groups(groups: Iterable[Group]) -> Iterator[Line]:
@@ -171,7 +163,7 @@ def _cards(cards: Sequence[CardVerdict], width: int | None) -> list[Line]:
     return table(columns, rows, width=None if width is None else width - 2)
 
 
-def _section(title: str, lines: Iterable[Line]) -> Iterator[Line]:
+def section(title: str, lines: Iterable[Line]) -> Iterator[Line]:
     yield Line()
     yield Line(title, Style.HEAD)
     for line in lines:

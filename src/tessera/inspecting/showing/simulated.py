@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tessera.inspecting.showing.explained import asked, refused, slice_text
+from tessera.inspecting.showing.chosen import why
+from tessera.inspecting.showing.explained import asked, refused, section, slice_text
 from tessera.inspecting.showing.lines import Line, Style, counted
 from tessera.inspecting.simulating import Placed, Simulation
 
@@ -19,6 +20,9 @@ def simulated(found: Simulation, *, width: int | None = None) -> Iterator[Line]:
     if found.request is not None:
         yield from asked(found.request)
     yield from _copies(found)
+    if found.why is not None:
+        heading = "Why there" if found.count == 1 else f"Why the first one goes to {found.why.node}"
+        yield from section(heading, why(found.why, found.expected))
     if found.request is not None or found.stop is not None:
         yield Line()
         yield Line("How many fit", Style.HEAD)

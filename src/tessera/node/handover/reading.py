@@ -182,10 +182,7 @@ def _claim(
 
 
 def _refers_to_itself(entry: EnvVar | None, position: int) -> bool:
-    match entry.value_from if entry is not None and not entry.value else None:
-        case {"fieldRef": {"fieldPath": str(path)}}:
-            return path == f"metadata.annotations['{keys.visible_devices(position)}']"
-    return False
+    return entry is not None and entry.field_path == f"metadata.annotations['{keys.visible_devices(position)}']"
 
 
 def _is_true(entry: EnvVar | None) -> bool:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
 from tessera.core.devices import MIG
 from tessera.core.grants import Placement
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import PodRequest, Request
 from tessera.wire import keys
 from tessera.wire.gobool import parse_bool
-from tessera.wire.objects import Container, EnvVar, Pod
+from tessera.wire.objects import Pod
 
 MAX_DEVICES = 16
 """devices that HAMi-core knows in one container; it reads no limit of any further one"""
@@ -111,43 +112,47 @@ def travels(request: Request, pod: PodRequest) -> bool:
     return request.vendor in CARRIED and MIG not in (pod.constraint(request.vendor).mode or "")
 
 
-def is_uncontrolled(pod: Pod) -> bool:
-    """Whether a container asks to be left without the enforcing library, which only Allocate's answer can do."""
-    return any(
-        entry.name == DISABLE_CONTROL and parse_bool(entry.value) is True
-        for container in (*pod.init_containers, *pod.app_containers)
-        for entry in container.env or ()
-    )
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What the environment of a pod's containers says about where their slices come from."""
+
+    refers: bool
+    """some container waits for a slice's annotations: without them it sees no device, whatever Allocate says"""
+    misplaced: str | None
+    """the first container whose references are those of another position: containers were added after admission"""
+    uncontrolled: bool
+    """a container asks to be left without the enforcing library, which only Allocate's answer can do"""
+    paths: tuple[Mapping[str, str | None], ...]
+    """by container: the field that each variable is taken from; None for other values, and for names given twice"""
+
+    def carries(self, request: PodRequest) -> bool:
+        """Whether every container that gets devices has them by reference: the order of Allocate is all the same."""
+        return not self.uncontrolled and all(
+            request.vendor in CARRIED and _refers_to_all(paths, request.vendor, position, request.count)
+            for position, (paths, ask) in enumerate(zip(self.paths, request.containers, strict=True))
+            for request in ask.requests
+        )
 
 
-def carries_identity(pod: Pod, request: PodRequest) -> bool:
-    """Whether every container that gets devices has them by reference: then the order of Allocate does not matter."""
-    containers = [*pod.init_containers, *pod.app_containers]
-    return not is_uncontrolled(pod) and all(
-        _carries(container, position, ask)
-        for position, (container, ask) in enumerate(zip(containers, request.containers, strict=True))
-        if ask.requests
-    )
-
-
-def refers_to_slices(pod: Pod) -> bool:
-    """Whether any container waits for a slice's annotations: without them it sees no device, whatever Allocate says."""
-    return any(
-        _SLICE.fullmatch(path) is not None
-        for container in (*pod.init_containers, *pod.app_containers)
-        for entry in container.env or ()
-        if (path := _field_path(entry)) is not None
-    )
-
-
-def misplaced_references(pod: Pod) -> str | None:
-    """The first container whose references are those of another position: containers were added after admission."""
+def identity_of(pod: Pod) -> Identity:
+    """Reads every variable once."""
+    refers = uncontrolled = False
+    misplaced: str | None = None
+    found: list[dict[str, str | None]] = []
     for position, container in enumerate((*pod.init_containers, *pod.app_containers)):
+        paths: dict[str, str | None] = {}
         for entry in container.env or ():
-            found = _SLICE.fullmatch(_field_path(entry) or "")
-            if found is not None and int(found["position"]) != position:
-                return container.name
-    return None
+            path = entry.field_path
+            # The last entry of a name is the one that counts; the name may stand once only, to be sure.
+            paths[entry.name] = path if entry.name not in paths else None
+            if path is not None and (slice_ := _SLICE.fullmatch(path)) is not None:
+                refers = True
+                if misplaced is None and int(slice_["position"]) != position:
+                    misplaced = container.name
+            elif entry.name == DISABLE_CONTROL and parse_bool(entry.value) is True:
+                uncontrolled = True
+        found.append(paths)
+    return Identity(refers, misplaced, uncontrolled, tuple(found))
 
 
 def is_slice_reference(entry: Mapping[str, Any]) -> bool:
@@ -160,18 +165,13 @@ def is_slice_reference(entry: Mapping[str, Any]) -> bool:
     return False
 
 
-def _carries(container: Container, position: int, ask: ContainerAsk) -> bool:
-    """The last entry of a name is the one that counts; the name may stand once only, to be sure."""
-    paths: dict[str, list[str | None]] = {}
-    for entry in container.env or ():
-        paths.setdefault(entry.name, []).append(_field_path(entry))
-    return all(
-        request.vendor in CARRIED
-        and all(
-            paths.get(name) == [path] for name, path in _references(CARRIED[request.vendor], position, request.count)
-        )
-        for request in ask.requests
-    )
+def _refers_to_all(paths: Mapping[str, str | None], vendor: str, container: int, devices: int) -> bool:
+    return all(paths.get(name) == path for name, path in _all_references(vendor, container, min(devices, MAX_DEVICES)))
+
+
+@lru_cache(maxsize=256)
+def _all_references(vendor: str, container: int, devices: int) -> tuple[tuple[str, str], ...]:
+    return tuple(_references(CARRIED[vendor], container, devices))
 
 
 def _references(variables: Variables, container: int, devices: int) -> Iterator[tuple[str, str]]:
@@ -196,10 +196,3 @@ def _annotation(key: str) -> str:
 def _variable(name: str, path: str) -> dict[str, Any]:
     # The apiserver adds the version where it is missing; with it, what comes back equals what was sent.
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
-
-
-def _field_path(entry: EnvVar) -> str | None:
-    match entry.value_from:
-        case {"fieldRef": {"fieldPath": str(path)}} if not entry.value:
-            return path
-    return None
