@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 
 KEEP_ALIVE_SECONDS = 15.0
 """idle connections are given up before the other side does it, which would fail the next request"""
@@ -20,24 +19,28 @@ _PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 20, 10, 3
 """a watch is silent for minutes; without probes a peer that vanished is noticed only by the deadline"""
 
 
-@dataclass(slots=True)
-class Departure:
-    """Whether a request left this process."""
+class Body(aiohttp.BytesPayload):
+    """What a request sends, and whether it began to leave this process: then it may have had its effect."""
 
-    left: bool = False
+    left = False
+
+    def __init__(self, content: bytes, content_type: str) -> None:
+        super().__init__(content, content_type=content_type)
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        # The head waits for the body, so nothing has left before.
+        self.left = True
+        await super().write_with_length(writer, content_length)
 
 
 def open_session(user_agent: str) -> aiohttp.ClientSession:
     """Deadlines are the caller's, so none are set here."""
-    tracing = aiohttp.TraceConfig()
-    tracing.on_request_headers_sent.append(_note_departure)
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(
             limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=_probed_socket
         ),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
         cookie_jar=aiohttp.DummyCookieJar(),
-        trace_configs=[tracing],
         read_bufsize=READ_BUFFER_BYTES,
         # In the cluster bandwidth is cheaper than the event loop's time.
         headers={"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"},
@@ -45,13 +48,6 @@ def open_session(user_agent: str) -> aiohttp.ClientSession:
     # aiohttp sends GET, PUT and DELETE again by itself after a lost answer; whether to is the caller's to decide.
     session._retry_connection = False
     return session
-
-
-async def _note_departure(
-    session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceRequestHeadersSentParams
-) -> None:
-    departure: Departure = context.trace_request_ctx
-    departure.left = True
 
 
 def _probed_socket(address: tuple[Any, ...]) -> socket.socket:

@@ -14,7 +14,7 @@ from yarl import URL
 
 from tessera.kube.access import Access
 from tessera.kube.answers import api_error
-from tessera.kube.connecting import Departure, open_session
+from tessera.kube.connecting import Body, open_session
 from tessera.kube.errors import Unreachable
 from tessera.kube.limiter import Limiter
 from tessera.kube.lines import Lines
@@ -49,12 +49,10 @@ class Transport:
         """The body of the answer. Raises ApiError for any status but 2xx."""
         # Outside the deadline: a plugin has its own, and a slow plugin must not look like a slow apiserver.
         headers = await self._access.headers()
-        departure = Departure()
-        if body is not None:
-            headers["Content-Type"] = content_type
-        with _faults(f"{method} {path}", departure):
+        content = Body(body, content_type) if body is not None else None
+        with _faults(f"{method} {path}", content):
             async with asyncio.timeout(timeout):
-                response = await self._send(method, path, query, headers, body, departure)
+                response = await self._send(method, path, query, headers, content)
                 async with response:
                     return await self._read(response)
 
@@ -64,18 +62,18 @@ class Transport:
         """The lines of an answer that goes on for a while: it begins within `timeout` and ends in `stream_timeout`."""
         deadline = asyncio.get_running_loop().time() + stream_timeout
         headers = await self._access.headers()
-        departure, lines, what = Departure(), Lines(), f"WATCH {path}"
+        lines, what = Lines(), f"WATCH {path}"
         # The deadline is around each wait, not around the whole: between lines the caller has the floor.
-        with _faults(what, departure):
+        with _faults(what):
             async with asyncio.timeout(timeout):
-                response = await self._send("GET", path, query, headers, None, departure)
+                response = await self._send("GET", path, query, headers)
                 if response.status != 200:
                     async with response:
                         await self._read(response)
                         raise Unreachable(f"{what}: answered with status {response.status}", maybe_done=False)
         try:
             while True:
-                with _faults(what, departure):
+                with _faults(what):
                     async with asyncio.timeout_at(deadline):
                         chunk = await _chunk(response, lines)
                 if not chunk:
@@ -92,23 +90,22 @@ class Transport:
         path: str,
         query: Mapping[str, str],
         headers: Mapping[str, str],
-        body: bytes | None,
-        departure: Departure,
+        body: Body | None = None,
     ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("the client is not open: use it in `async with`")
         if self._limiter is not None:
             await self._limiter.take()
+        url = URL(self._access.server + path, encoded=True)
         return await self._session.request(
             method,
-            URL(self._access.server + path, encoded=True).with_query(query),
+            url.with_query(query) if query else url,
             data=body,
             headers=headers,
             ssl=self._access.ssl or True,
             server_hostname=self._access.tls_server_name,
             proxy=self._access.proxy,
             allow_redirects=False,
-            trace_request_ctx=departure,
         )
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
@@ -135,11 +132,11 @@ async def _chunk(response: aiohttp.ClientResponse, lines: Lines) -> bytes:
 
 
 @contextmanager
-def _faults(what: str, departure: Departure) -> Iterator[None]:
+def _faults(what: str, body: Body | None = None) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise Unreachable(f"{what}: no answer in time", maybe_done=departure.left) from error
+        raise Unreachable(f"{what}: no answer in time", maybe_done=body is not None and body.left) from error
     except (aiohttp.ClientError, OSError) as error:
         said = str(error) or type(error).__name__
-        raise Unreachable(f"{what}: {said}", maybe_done=departure.left) from error
+        raise Unreachable(f"{what}: {said}", maybe_done=body is not None and body.left) from error
