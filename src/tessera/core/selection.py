@@ -27,6 +27,8 @@ SHAPES = 256
 """remembered shapes; each costs a byte a card and request"""
 GLANCES = 16
 """best nodes of all that are looked for among the candidates before these are looked up: hosts fill up before cards"""
+AHEAD = 32
+"""best nodes that are put in order before all others are"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,16 +298,24 @@ def _misfit(answer: Placement | Misfit) -> Misfit:
 
 def _best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
     """Positions from the best, equal ones by rank; costs what is asked for, because mostly the first will do."""
-    left = preference
-    remaining = len(preference)
-    while remaining:
-        best = np.flatnonzero(left == left.max())
-        first = int(best[np.argmin(ranks[best])])
-        yield first
-        for i in best[np.argsort(ranks[best])].tolist() if len(best) > 1 else ():
+    if not len(preference):
+        return
+    best = np.flatnonzero(preference == preference.max())
+    first = int(best[np.argmin(ranks[best])])
+    yield first
+    rest = np.arange(len(preference))
+    if len(preference) > AHEAD:
+        part = np.argpartition(preference, -AHEAD)[-AHEAD:]
+        bound = preference[part].min()
+        for i in _sorted(part[preference[part] > bound], preference, ranks):
             if i != first:
                 yield i
-        if left is preference:
-            left = preference.copy()
-        left[best] = -np.inf
-        remaining -= len(best)
+        rest = np.flatnonzero(preference <= bound)
+    for i in _sorted(rest, preference, ranks):
+        if i != first:
+            yield i
+
+
+def _sorted(positions: Ints, preference: Floats, ranks: Ints) -> list[int]:
+    found: list[int] = positions[np.lexsort((ranks[positions], -preference[positions]))].tolist()
+    return found

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tessera.core import arrays, evaluation, selection
 from tessera.core.audit import audit
@@ -323,3 +327,36 @@ def test_a_ledger_of_its_own_has_a_memory_of_its_own() -> None:
     first, second = Ledger(vendors()), Ledger(vendors())
     assert first.arrays is not second.arrays
     assert selection.Selector(first).all_nodes().names == ()
+
+
+# -- glancing
+
+
+def test_the_best_node_of_all_is_taken_where_it_is_allowed_and_the_next_best_where_not() -> None:
+    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
+    found = world.selector.glance(gpu_pod(mem=1).request(), {"n2", "n3"}.__contains__)
+    assert found is not None
+    assert found.placement.node == "n2"
+    seen = found.among(world.selector.candidates(["n2", "n3", "unknown"]))
+    assert [name for name, _ in seen.fits] == ["n3", "n2"]
+    assert len(seen.candidates.names) == 3
+
+
+def test_a_glance_that_finds_nothing_soon_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "GLANCES", 2)
+    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
+    assert world.selector.glance(gpu_pod(mem=1).request(), {"n2"}.__contains__) is None
+    assert world.selector.glance(gpu_pod(mem=1).request(), {"n1"}.__contains__) is not None
+
+
+@given(
+    values=st.lists(st.sampled_from([0.0, 1.0, 2.5, -np.inf]), max_size=12),
+    ahead=st.integers(1, 6),
+    seed=st.randoms(use_true_random=False),
+)
+def test_nodes_are_tried_from_the_best_and_each_once(values: list[float], ahead: int, seed: random.Random) -> None:
+    preference = np.array(values, dtype=np.float64)
+    ranks = np.array(seed.sample(range(len(values)), len(values)), dtype=np.int64)
+    with mock.patch.object(selection, "AHEAD", ahead):
+        order = list(selection._best_first(preference, ranks))
+    assert order == sorted(range(len(values)), key=lambda i: (-preference[i], ranks[i]))
