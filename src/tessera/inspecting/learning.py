@@ -15,8 +15,8 @@ from tessera.core.outlook import Outlook
 from tessera.core.requests import PodRequest
 from tessera.core.workload import FIRST, Workload
 from tessera.inspecting.state import Json
+from tessera.scheduler.lessons import in_order, was_placed
 from tessera.vendors.base import Vendor
-from tessera.wire import keys
 from tessera.wire.objects import Pod
 
 
@@ -101,8 +101,7 @@ def asked_before(
     pods: Mapping[str, Pod], documents: Mapping[str, Json], vendors: Mapping[str, Vendor], *, scheduler_name: str
 ) -> list[Pod]:
     """The pods that the scheduler was asked about, in the order in which it counts them; both tables by one key."""
-    allocated = {vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated}
-    placed = [pod for pod in pods.values() if not allocated.isdisjoint(pod.annotations)]
+    placed = [pod for pod in pods.values() if was_placed(pod, vendors)]
     refused = [
         pod
         for key, pod in pods.items()
@@ -110,7 +109,7 @@ def asked_before(
         and pod.spec.scheduler_name in ("", scheduler_name)
         and refusal(documents[key]) is not None
     ]
-    return [*sorted(placed, key=_when_bound), *sorted(refused, key=_name)]
+    return [*in_order(placed), *sorted(refused, key=_name)]
 
 
 def refusal(document: Json) -> str | None:
@@ -119,11 +118,6 @@ def refusal(document: Json) -> str | None:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message", ""))
     return None
-
-
-def _when_bound(pod: Pod) -> tuple[int, tuple[str, str]]:
-    text = pod.annotations.get(keys.ASSIGNED_TIME, "")
-    return int(text) if text.isdecimal() else 0, _name(pod)
 
 
 def _name(pod: Pod) -> tuple[str, str]:

@@ -7,7 +7,7 @@ An answer has exactly one node, or a reason for every candidate. A pod that asks
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -197,6 +197,14 @@ class Filter:
         """What was read and judged by the old rules means nothing any more."""
         self._reader.forget()
         self._selector.forget()
+
+    def learn(self, pods: Iterable[Pod]) -> None:
+        """Count these pods instead of all that were counted before; an unreadable one teaches nothing."""
+        self._workload = Workload()
+        for pod in pods:
+            prepared = self.prepare(pod)
+            if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+                self._workload.observe(prepared.request, self._ledger.arrays, self._vendors)
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""

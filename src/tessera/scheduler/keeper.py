@@ -43,9 +43,14 @@ class PodKeeper:
         on_room: Callable[[], None],
         on_settled: Callable[[str], None] = lambda _uid: None,
         on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
+        on_listed: Callable[[Pod], None] = lambda _pod: None,
+        on_synced: Callable[[], None] = lambda: None,
         hosts: Hosts | None = None,
     ) -> None:
         self._hosts = hosts
+        self._on_listed = on_listed
+        """shown every pod of a list that is not complete yet"""
+        self._on_synced = on_synced
         self._ledger = ledger
         self._reader = PodReader(vendors)
         self._turns = turns
@@ -65,6 +70,8 @@ class PodKeeper:
         if self._uids.get(key, uid) != uid:
             self.drop(key)
         self._uids[key] = uid
+        if not self.has_synced:
+            self._on_listed(pod)
         if self._hosts is not None:
             self._hosts.put_pod(pod)
         facts = self._reader.facts(pod)
@@ -89,6 +96,7 @@ class PodKeeper:
 
     def synced(self) -> None:
         self.has_synced = True
+        self._on_synced()
         # What was gained while decisions had to wait woke nobody.
         self._on_room()
 

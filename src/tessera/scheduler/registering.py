@@ -47,6 +47,7 @@ class Registrar:
         patch: Callable[[str, Patch], None],
         on_room: Callable[[], None],
         on_node: Callable[[Node], None] = lambda _node: None,
+        on_synced: Callable[[], None] = lambda: None,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
@@ -56,6 +57,7 @@ class Registrar:
         self._patch = patch
         self._on_room = on_room
         self._on_node = on_node
+        self._on_synced = on_synced
         self._asked: dict[str, Node] = {}
         """nodes with a handshake that waits for an answer: only time changes what they mean"""
         self._registered: dict[str, NodeFacts] = {}
@@ -75,6 +77,7 @@ class Registrar:
 
     def synced(self) -> None:
         self.has_synced = True
+        self._on_synced()
         # What was gained while decisions had to wait woke nobody.
         self._on_room()
 

@@ -23,6 +23,7 @@ from tessera.scheduler.filtering import Filter, FilterEvent
 from tessera.scheduler.handover import Handover
 from tessera.scheduler.hosts import Hosts
 from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
+from tessera.scheduler.lessons import Lessons
 from tessera.scheduler.node_locks import NodeLocks
 from tessera.scheduler.registering import Patch, Registrar
 from tessera.scheduler.settings import Settings
@@ -93,7 +94,9 @@ class Engine:
             leads=leads,
             on_bind=on_bind,
         )
-        hosts = Hosts(self.ledger.arrays) if looks_ahead(settings.policies.node, settings.policies.device) else None
+        ahead = looks_ahead(settings.policies.node, settings.policies.device)
+        hosts = Hosts(self.ledger.arrays) if ahead else None
+        self._lessons = Lessons(self.vendors) if ahead else None
 
         def seen(node: Node) -> None:
             self.turns.seen(node)
@@ -108,6 +111,8 @@ class Engine:
             on_room=self._room.set,
             on_settled=self.filter.settled,
             on_pod=on_pod,
+            on_listed=self._lessons.note if self._lessons is not None else lambda _pod: None,
+            on_synced=self._learn,
             hosts=hosts,
         )
         self.nodes = Registrar(
@@ -119,8 +124,14 @@ class Engine:
             patch=self._stamp,
             on_room=self._room.set,
             on_node=seen,
+            on_synced=self._learn,
         )
         self.quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._room.set)
+
+    def _learn(self) -> None:
+        """Once pods and nodes are known: what a pod asks is seen against the cards that there are."""
+        if self._lessons is not None and self.pods.has_synced and self.nodes.has_synced:
+            self.filter.learn(self._lessons.take())
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty = all are."""
