@@ -11,6 +11,7 @@ from tessera.kube.client import KubeClient
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
+from tessera.services.lean_http import LeanListener
 from tessera.services.listening import Listener
 
 START_S = 10.0
@@ -84,8 +85,11 @@ class Replica:
                 await asyncio.sleep(0)
 
 
-def _cut_off(listener: Listener) -> None:
+def _cut_off(listener: Listener | LeanListener) -> None:
     """aiohttp has no way to end a server without waiting for its handlers, and takes 0 seconds for forever."""
+    if isinstance(listener, LeanListener):
+        listener.cut()
+        return
     runner = listener._runner
     runner._shutdown_timeout = 0.001
     for connection in runner.server.connections if runner.server is not None else ():

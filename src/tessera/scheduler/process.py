@@ -26,8 +26,17 @@ from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.observing.exposition import Exposition
 from tessera.scheduler.observing.metrics import Levels, Metrics
 from tessera.scheduler.service import Service
-from tessera.scheduler.serving import Routes, extender_routes, health_routes, metrics_routes, webhook_routes
+from tessera.scheduler.serving import (
+    Routes,
+    extender_routes,
+    health_routes,
+    lean_routes,
+    metrics_routes,
+    refusal_of,
+    webhook_routes,
+)
 from tessera.scheduler.settings import Settings
+from tessera.services.lean_http import LeanListener
 from tessera.services.listening import Listener
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
@@ -88,7 +97,7 @@ class Process:
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
-        self.listeners: dict[str, Listener] = {}
+        self.listeners: dict[str, Listener | LeanListener] = {}
         self.stopping = asyncio.Event()
         self._look = asyncio.Event()
         self._events_dropped = 0
@@ -155,7 +164,9 @@ class Process:
         else:
             if listeners.extender is not None:
                 own = tls if listeners.extender_tls else None
-                self.listeners["extender"] = Listener(listeners.extender, [*decide, *health], tls=own, grace=grace)
+                self.listeners["extender"] = LeanListener(
+                    listeners.extender, lean_routes(routes), guard=refusal_of, tls=own, grace=grace
+                )
             if listeners.webhook is not None and tls is not None:
                 self.listeners["webhook"] = Listener(listeners.webhook, [*admit, *health], tls=tls, grace=grace)
         if listeners.metrics is not None:

@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,8 +16,11 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from tessera.services import listening
+from tessera.services.answers import Answer, health
+from tessera.services.lean_reading import Route
 
 JSON = "application/json"
+FORBIDDEN = Answer(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +39,8 @@ class Routes:
     """verb and seconds"""
 
 
-def may_decide(request: web.Request) -> bool:
+def may_decide(transport: asyncio.BaseTransport | None) -> bool:
     """Whether the peer may call filter and bind."""
-    transport = request.transport
     if transport is None:
         return False
     if transport.get_extra_info("peercert"):
@@ -54,24 +57,34 @@ def may_decide(request: web.Request) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def refusal_of(transport: asyncio.BaseTransport) -> Answer | None:
+    """What filter and bind answer this peer with instead, if anything."""
+    return None if may_decide(transport) else FORBIDDEN
+
+
+def lean_routes(routes: Routes) -> list[Route]:
+    """Of the extender's own listener, which every pod meets twice; `refusal_of` is its guard."""
+    decide = _Decisions(routes)
+    return [
+        Route("POST", "/filter", decide.filter, guarded=True),
+        Route("POST", "/bind", decide.bind, guarded=True),
+        *(_lean_health(path, answer) for path, answer in health(routes.is_ready).items()),
+    ]
+
+
 def extender_routes(routes: Routes) -> list[web.RouteDef]:
+    """The same two on HAMi's single listener."""
+    decide = _Decisions(routes)
+
     async def filter_(request: web.Request) -> web.Response:
-        if not may_decide(request):
-            return _forbidden()
-        body = await request.read()
-        started = time.perf_counter()
-        answer = routes.filter(body)
-        routes.observe("filter", time.perf_counter() - started)
-        return web.Response(body=answer, content_type=JSON)
+        if not may_decide(request.transport):
+            return listening.response(FORBIDDEN)
+        return listening.response(decide.filter(await request.read()))
 
     async def bind(request: web.Request) -> web.Response:
-        if not may_decide(request):
-            return _forbidden()
-        body = await request.read()
-        started = time.perf_counter()
-        answer = await routes.bind(body)
-        routes.observe("bind", time.perf_counter() - started)
-        return web.Response(body=answer, content_type=JSON)
+        if not may_decide(request.transport):
+            return listening.response(FORBIDDEN)
+        return listening.response(await decide.bind(await request.read()))
 
     return [web.post("/filter", filter_), web.post("/bind", bind)]
 
@@ -103,6 +116,24 @@ def metrics_routes(routes: Routes) -> list[web.RouteDef]:
     return [web.get("/metrics", metrics)]
 
 
-def _forbidden() -> web.Response:
-    text = "filter and bind answer this machine only; set --client-ca-file to let other callers in\n"
-    return web.Response(status=403, text=text)
+@dataclass(frozen=True, slots=True)
+class _Decisions:
+    """Filter and bind as both servers ask for them, timed without what is before and after."""
+
+    routes: Routes
+
+    def filter(self, body: bytes) -> Answer:
+        started = time.perf_counter()
+        answer = self.routes.filter(body)
+        self.routes.observe("filter", time.perf_counter() - started)
+        return Answer(200, answer, JSON)
+
+    async def bind(self, body: bytes) -> Answer:
+        started = time.perf_counter()
+        answer = await self.routes.bind(body)
+        self.routes.observe("bind", time.perf_counter() - started)
+        return Answer(200, answer, JSON)
+
+
+def _lean_health(path: str, answer: Callable[[], Answer]) -> Route:
+    return Route("GET", path, lambda _body: answer())

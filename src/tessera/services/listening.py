@@ -8,6 +8,7 @@ from collections.abc import Callable
 from aiohttp import web
 
 from tessera.services.addresses import Address
+from tessera.services.answers import Answer, health
 
 MAX_BODY = 8 * 2**20
 """bytes; a filter request names every node of the cluster"""
@@ -21,17 +22,20 @@ BACKLOG = 1024
 """connections that may wait: kube-scheduler binds on many short-lived ones"""
 
 
+def response(answer: Answer) -> web.Response:
+    return web.Response(status=answer.status, body=answer.body, headers={"Content-Type": answer.content_type})
+
+
 def health_routes(missing: Callable[[], str]) -> list[web.RouteDef]:
     """`missing` says why callers should not be sent here; empty = they may."""
 
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.Response()
+    def route(path: str, answer: Callable[[], Answer]) -> web.RouteDef:
+        async def handle(_request: web.Request) -> web.Response:
+            return response(answer())
 
-    async def readyz(_request: web.Request) -> web.Response:
-        text = missing()
-        return web.Response(status=503, text=f"{text}\n") if text else web.Response()
+        return web.get(path, handle)
 
-    return [web.get("/healthz", healthz), web.get("/readyz", readyz)]
+    return [route(path, answer) for path, answer in health(missing).items()]
 
 
 class Listener:

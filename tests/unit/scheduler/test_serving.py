@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -13,10 +13,24 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from tessera.scheduler.serving import Routes, extender_routes, health_routes, may_decide, metrics_routes, webhook_routes
+from tessera.scheduler.serving import (
+    Routes,
+    extender_routes,
+    health_routes,
+    lean_routes,
+    may_decide,
+    metrics_routes,
+    refusal_of,
+    webhook_routes,
+)
 from tessera.services.addresses import Address
+from tessera.services.lean_http import LeanListener
 from tessera.services.listening import MAX_BODY, Listener
 from tests.support.looping import in_real_time
+
+AT = Address("127.0.0.1", 0)
+GRACE = 5.0
+"""seconds"""
 
 
 @dataclass
@@ -64,9 +78,25 @@ class Service:
         return [route for make in made for route in make(routes)]
 
 
+def single(service: Service) -> Listener:
+    return Listener(AT, service.everything(), grace=GRACE)
+
+
+def lean(service: Service) -> LeanListener:
+    """The extender's own listener: filter, bind and health."""
+    return LeanListener(AT, lean_routes(service.routes()), guard=refusal_of, grace=GRACE)
+
+
+Make = Callable[[Service], Listener | LeanListener]
+
+on_both = pytest.mark.parametrize("make", [single, lean])
+
+
 @asynccontextmanager
-async def serving(service: Service) -> AsyncIterator[tuple[Listener, aiohttp.ClientSession]]:
-    listener = Listener(Address("127.0.0.1", 0), service.everything(), grace=5.0)
+async def serving(
+    service: Service, make: Make = single
+) -> AsyncIterator[tuple[Listener | LeanListener, aiohttp.ClientSession]]:
+    listener = make(service)
     await listener.start()
     try:
         async with aiohttp.ClientSession(base_url=f"http://{listener.address}") as client:
@@ -84,11 +114,6 @@ class Transport:
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._info.get(name, default)
-
-
-class Request:
-    def __init__(self, transport: Transport | None) -> None:
-        self.transport = transport
 
 
 @pytest.mark.parametrize(
@@ -114,7 +139,10 @@ class Request:
     ],
 )
 def test_only_this_machine_and_holders_of_a_certificate_may_decide(transport: Transport | None, allowed: bool) -> None:
-    assert may_decide(cast("web.Request", Request(transport))) is allowed
+    seen = cast("asyncio.BaseTransport | None", transport)
+    assert may_decide(seen) is allowed
+    if seen is not None:
+        assert (refusal_of(seen) is None) is allowed
 
 
 @pytest.mark.parametrize("verb", ["filter", "bind"])
@@ -134,38 +162,47 @@ async def test_others_are_refused_before_their_body_is_read(verb: str) -> None:
 # -- routes
 
 
+@pytest.mark.parametrize(
+    ("make", "path", "said"),
+    [
+        (single, "/filter", '{"filter": true}'),
+        (single, "/bind", '{"bind": true}'),
+        (single, "/webhook", "text/x 3"),
+        (lean, "/filter", '{"filter": true}'),
+        (lean, "/bind", '{"bind": true}'),
+    ],
+)
 @in_real_time
-async def test_every_verb_answers_on_its_route_and_is_timed() -> None:
+async def test_every_verb_answers_on_its_route_and_is_timed(make: Make, path: str, said: str) -> None:
     service = Service()
-    async with serving(service) as (_, client):
-        found = []
-        for path in ("/filter", "/bind", "/webhook"):
-            async with client.post(path, data=b"abc", headers={"Content-Type": "text/x"}) as answer:
-                found.append((answer.status, answer.content_type, await answer.text()))
-    assert found == [
-        (200, "application/json", '{"filter": true}'),
-        (200, "application/json", '{"bind": true}'),
-        (200, "application/json", "text/x 3"),
-    ]
-    assert service.observed == ["filter", "bind", "webhook"]
+    async with (
+        serving(service, make) as (_, client),
+        client.post(path, data=b"abc", headers={"Content-Type": "text/x"}) as answer,
+    ):
+        assert (answer.status, answer.content_type, await answer.text()) == (200, "application/json", said)
+    assert service.observed == [path[1:]]
 
 
+@on_both
 @in_real_time
-async def test_a_call_without_a_body_is_the_services_to_answer() -> None:
+async def test_a_call_without_a_body_is_the_services_to_answer(make: Make) -> None:
     service = Service()
-    async with serving(service) as (_, client), client.post("/filter") as answer:
+    async with serving(service, make) as (_, client), client.post("/filter") as answer:
         assert answer.status == 200
     assert service.asked == [("filter", 0)]
 
 
+@on_both
 @in_real_time
-async def test_health_is_always_well_and_readiness_says_what_is_missing() -> None:
+async def test_health_is_always_well_and_readiness_says_what_is_missing(make: Make) -> None:
     service = Service(missing="the first list of pods is not complete")
-    async with serving(service) as (_, client):
+    async with serving(service, make) as (_, client):
         async with client.get("/healthz") as answer:
             assert (answer.status, await answer.text()) == (200, "")
         async with client.get("/readyz") as answer:
             assert (answer.status, await answer.text()) == (503, "the first list of pods is not complete\n")
+        async with client.head("/readyz") as answer:
+            assert (answer.status, await answer.text()) == (503, "")
         service.missing = ""
         async with client.get("/readyz") as answer:
             assert (answer.status, await answer.text()) == (200, "")
@@ -179,31 +216,40 @@ async def test_metrics_are_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("make", "method", "path", "status"),
     [
-        ("GET", "/filter", 405),
-        ("PUT", "/bind", 405),
-        ("GET", "/webhook", 405),
-        ("POST", "/healthz", 405),
-        ("POST", "/metrics", 405),
-        ("GET", "/", 404),
-        ("POST", "/filter/", 404),
-        ("GET", "/debug/pprof/", 404),
+        *(
+            (make, method, path, status)
+            for make in (single, lean)
+            for method, path, status in (
+                ("GET", "/filter", 405),
+                ("PUT", "/bind", 405),
+                ("POST", "/healthz", 405),
+                ("GET", "/", 404),
+                ("POST", "/filter/", 404),
+                ("GET", "/debug/pprof/", 404),
+            )
+        ),
+        (single, "GET", "/webhook", 405),
+        (single, "POST", "/metrics", 405),
+        (lean, "POST", "/webhook", 404),
+        (lean, "GET", "/metrics", 404),
     ],
 )
 @in_real_time
-async def test_other_methods_and_paths_are_refused(method: str, path: str, status: int) -> None:
+async def test_other_methods_and_paths_are_refused(make: Make, method: str, path: str, status: int) -> None:
     service = Service()
-    async with serving(service) as (_, client), client.request(method, path) as answer:
+    async with serving(service, make) as (_, client), client.request(method, path) as answer:
         assert answer.status == status
     assert service.asked == []
 
 
+@on_both
 @in_real_time
-async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bodies_are_refused() -> None:
+async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bodies_are_refused(make: Make) -> None:
     names = json.dumps({"NodeNames": [f"{i:0253}" for i in range(20_000)]}).encode()
     service = Service()
-    async with serving(service) as (_, client):
+    async with serving(service, make) as (_, client):
         for size, status in ((len(names), 200), (MAX_BODY, 200), (MAX_BODY + 1, 413)):
             async with client.post("/filter", data=BytesIO(names.ljust(size))) as answer:
                 assert answer.status == status
@@ -213,11 +259,12 @@ async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bod
 # -- listening
 
 
+@on_both
 @in_real_time
-async def test_a_listener_stops_accepting_but_lets_running_calls_end() -> None:
+async def test_a_listener_stops_accepting_but_lets_running_calls_end(make: Make) -> None:
     service = Service(gate=asyncio.Event())
     assert service.gate is not None
-    listener = Listener(Address("127.0.0.1", 0), service.everything(), grace=5.0)
+    listener = make(service)
     await listener.start()
     assert listener.address.port != 0
     async with aiohttp.ClientSession(base_url=f"http://{listener.address}") as client:
