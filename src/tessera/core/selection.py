@@ -17,6 +17,7 @@ from tessera.core import policies, quota
 from tessera.core.arrays import Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
 from tessera.core.fitting import Rooms
+from tessera.core.glancing import Absent, best_position
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -25,10 +26,6 @@ from tessera.core.requests import PodRequest, Request
 
 SHAPES = 256
 """remembered shapes; each costs a byte a card and request"""
-GLANCES = 16
-"""best nodes of all that are looked for among the candidates before these are looked up: hosts fill up before cards"""
-AHEAD = 32
-"""best nodes that are put in order before all others are"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,6 +107,7 @@ class Selector:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, Memory] = OrderedDict()
         self._everyone = Candidates((), np.zeros(0, dtype=np.int64), (), -1)
+        self._absent = Absent()
 
     def forget(self) -> None:
         """Drop all remembered shapes, because the rules themselves changed."""
@@ -144,7 +142,14 @@ class Selector:
         if self.ledger.rooms(pod.namespace, pod.vendors):
             return None
         everyone = self.all_nodes()
-        return self._choose(pod, everyone, memory, everyone.rows[evaluation.possible[everyone.rows]], {}, allowed)
+        rows = everyone.rows[evaluation.possible[everyone.rows]]
+        scores, preference, ranks = self._rank(pod, memory, rows, {})
+        chosen = self._absent.best(self.ledger.arrays, rows, preference, ranks, allowed) if len(rows) else None
+        answer = evaluation.placement(int(rows[chosen])) if chosen is not None else None
+        if chosen is None or not isinstance(answer, Placement):
+            return None
+        placement = replace(answer, score=float(scores[chosen]))
+        return Selected(placement, rows, scores, preference, ranks, everyone, self.ledger.arrays.names)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""
@@ -174,32 +179,13 @@ class Selector:
     # -- choosing
 
     def _choose(
-        self,
-        pod: PodRequest,
-        candidates: Candidates,
-        memory: Memory,
-        rows: Ints,
-        rooms: Rooms,
-        allowed: Callable[[str], bool] | None = None,
+        self, pod: PodRequest, candidates: Candidates, memory: Memory, rows: Ints, rooms: Rooms
     ) -> Selected | None:
         arrays, evaluation = self.ledger.arrays, memory.evaluation
-        scores: Floats = arrays.score[rows]
-        if evaluation.scored:
-            scores = scores + np.array(
-                [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()], dtype=np.float64
-            )
-        rank = policies.node_rank(pod.node_policy)
-        preference = rank(Ranking(pod, rows, scores, arrays, memory.policy))
-        ranks = arrays.ranks[rows]
+        scores, preference, ranks = self._rank(pod, memory, rows, rooms)
         failed: list[int] = []
-        glances = 0
         for i in _best_first(preference, ranks):
             row = int(rows[i])
-            if allowed is not None and not allowed(arrays.names[row]):
-                glances += 1
-                if glances == GLANCES:
-                    return None
-                continue
             answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
             if isinstance(answer, Placement):
                 left = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
@@ -214,6 +200,17 @@ class Selector:
                 )
             failed.append(i)
         return None
+
+    def _rank(self, pod: PodRequest, memory: Memory, rows: Ints, rooms: Rooms) -> tuple[Floats, Floats, Ints]:
+        """Scores, what the node policy makes of them, and the order of names."""
+        arrays, evaluation = self.ledger.arrays, memory.evaluation
+        scores: Floats = arrays.score[rows]
+        if evaluation.scored:
+            scores = scores + np.array(
+                [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()], dtype=np.float64
+            )
+        rank = policies.node_rank(pod.node_policy)
+        return scores, rank(Ranking(pod, rows, scores, arrays, memory.policy)), arrays.ranks[rows]
 
     # -- refusing
 
@@ -297,25 +294,11 @@ def _misfit(answer: Placement | Misfit) -> Misfit:
 
 
 def _best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
-    """Positions from the best, equal ones by rank; costs what is asked for, because mostly the first will do."""
+    """Positions from the best; sorting everything is put off until the first choice turns out not to do."""
     if not len(preference):
         return
-    best = np.flatnonzero(preference == preference.max())
-    first = int(best[np.argmin(ranks[best])])
+    first = best_position(preference, ranks)
     yield first
-    rest = np.arange(len(preference))
-    if len(preference) > AHEAD:
-        part = np.argpartition(preference, -AHEAD)[-AHEAD:]
-        bound = preference[part].min()
-        for i in _sorted(part[preference[part] > bound], preference, ranks):
-            if i != first:
-                yield i
-        rest = np.flatnonzero(preference <= bound)
-    for i in _sorted(rest, preference, ranks):
+    for i in np.lexsort((ranks, -preference)).tolist():
         if i != first:
             yield i
-
-
-def _sorted(positions: Ints, preference: Floats, ranks: Ints) -> list[int]:
-    found: list[int] = positions[np.lexsort((ranks[positions], -preference[positions]))].tolist()
-    return found

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core import arrays, evaluation, selection
+from tessera.core import arrays, evaluation, glancing, selection
 from tessera.core.audit import audit
 from tessera.core.fitting import fit_pod
 from tessera.core.ledger import Ledger
@@ -343,20 +342,27 @@ def test_the_best_node_of_all_is_taken_where_it_is_allowed_and_the_next_best_whe
 
 
 def test_a_glance_that_finds_nothing_soon_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "GLANCES", 2)
+    monkeypatch.setattr(glancing, "GLANCES", 2)
     world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    assert world.selector.glance(gpu_pod(mem=1).request(), {"n2"}.__contains__) is None
-    assert world.selector.glance(gpu_pod(mem=1).request(), {"n1"}.__contains__) is not None
+    assert world.selector.glance(gpu_pod(mem=1).request(), {"n3"}.__contains__) is None
+    # By now it is known which ones are not there.
+    assert world.selector.glance(gpu_pod(mem=1).request(), {"n3"}.__contains__) is not None
+
+
+def test_a_node_that_was_not_allowed_is_taken_when_it_is_allowed_again() -> None:
+    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
+    for allowed, chosen in (({"n2", "n3"}, "n2"), ({"n1", "n2"}, "n1"), ({"n0", "n1", "n3"}, "n0"), ({"n3"}, "n3")):
+        found = world.selector.glance(gpu_pod(mem=1).request(), allowed.__contains__)
+        assert found is not None
+        assert found.placement.node == chosen
 
 
 @given(
     values=st.lists(st.sampled_from([0.0, 1.0, 2.5, -np.inf]), max_size=12),
-    ahead=st.integers(1, 6),
     seed=st.randoms(use_true_random=False),
 )
-def test_nodes_are_tried_from_the_best_and_each_once(values: list[float], ahead: int, seed: random.Random) -> None:
+def test_nodes_are_tried_from_the_best_and_each_once(values: list[float], seed: random.Random) -> None:
     preference = np.array(values, dtype=np.float64)
     ranks = np.array(seed.sample(range(len(values)), len(values)), dtype=np.int64)
-    with mock.patch.object(selection, "AHEAD", ahead):
-        order = list(selection._best_first(preference, ranks))
+    order = list(selection._best_first(preference, ranks))
     assert order == sorted(range(len(values)), key=lambda i: (-preference[i], ranks[i]))
