@@ -88,16 +88,11 @@ class Cluster:
             fits = fits & evaluation.possible
         return np.flatnonzero(fits)
 
-    @property
-    def free_cpu_part(self) -> Floats:
-        """By column, of the host's own CPU."""
-        parts: Floats = self.arrays.free_cpu[: len(self._cpu)] / self._cpu
-        return parts
-
-    @property
-    def free_memory_part(self) -> Floats:
-        parts: Floats = self.arrays.free_memory[: len(self._memory)] / self._memory
-        return parts
+    def left_after(self, ask: Ask, rows: Ints) -> tuple[Floats, Floats]:
+        """CPU and memory that would be free with the pod there, as parts of the host's own."""
+        cpu: Floats = (self.arrays.free_cpu[rows] - ask.cpu) / self._cpu[rows]
+        memory: Floats = (self.arrays.free_memory[rows] - ask.memory) / self._memory[rows]
+        return cpu, memory
 
     def evaluation(self, request: PodRequest) -> Evaluation:
         """The core's memory of the request's shape, up to date."""

@@ -9,6 +9,7 @@ from tessera.core.selection import Selected, Selector
 from tessera.simulator.cluster import Cluster, request_of
 from tessera.simulator.saturation import Options, place, saturate
 from tessera.simulator.strategies import STRATEGIES
+from tessera.simulator.strategies.shipped import Shipped
 from tessera.simulator.synthetic import synthetic
 from tessera.simulator.traces import Ask
 from tests.unit.simulator.made_up import nodes, pod, trace
@@ -61,17 +62,19 @@ def test_a_pod_goes_to_the_models_it_accepts_and_to_no_longer_names() -> None:
     assert saturate(accepts, "best-fit", 1).at(1.0) == 100.0
 
 
-@pytest.mark.parametrize("policy", ["fragmentation", "binpack-spread", "spread-binpack"])
-def test_the_scheduler_s_policies_choose_what_the_scheduler_chooses(policy: str) -> None:
+@pytest.mark.parametrize(
+    ("node", "device"), [("fragmentation", "fragmentation"), ("binpack", "spread"), ("spread", "binpack")]
+)
+def test_the_scheduler_s_policies_choose_what_the_scheduler_chooses(node: str, device: str) -> None:
     world = synthetic(nodes=8, seed=6)
     cluster = Cluster(world.nodes)
-    strategy = STRATEGIES[policy](cluster, world, Random(1))
+    strategy = Shipped(cluster, node=node, device=device)
     selector = Selector(cluster.ledger)
     for each in world.pods[:150]:
         ask = each.ask
         strategy.arrived(ask)
         if ask.cards and len(rows := cluster.fitting(ask)):
-            request = strategy._recall(ask).request  # type: ignore[attr-defined]
+            request = strategy._recall(ask).request
             names = [cluster.arrays.names[row] for row in rows.tolist()]
             answer = selector.select(request, names)
             assert isinstance(answer, Selected)

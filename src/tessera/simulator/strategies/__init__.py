@@ -10,19 +10,24 @@ from types import MappingProxyType
 from tessera.simulator.cluster import Cluster
 from tessera.simulator.strategies.base import Maker, Strategy
 from tessera.simulator.strategies.fgd import FragmentationGradientDescent
+from tessera.simulator.strategies.kube import AnyOfTheBest
 from tessera.simulator.strategies.packing import Clustering, Packing
 from tessera.simulator.strategies.shipped import Shipped
 from tessera.simulator.strategies.simple import BestFit, Chance, DotProduct, FirstFit
 from tessera.simulator.traces import Trace
 
 
-def _shipped(node: str, device: str, cluster: Cluster, trace: Trace, dice: Random) -> Strategy:
-    return Shipped(cluster, node=node, device=device)
+def _fragmentation(cluster: Cluster, trace: Trace, dice: Random) -> Strategy:
+    return Shipped(cluster, node="fragmentation", device="fragmentation")
+
+
+def _hami(node: str, device: str, cluster: Cluster, trace: Trace, dice: Random) -> Strategy:
+    return AnyOfTheBest(Shipped(cluster, node=node, device=device), dice)
 
 
 STRATEGIES: Mapping[str, Maker] = MappingProxyType(
     {
-        "fragmentation": partial(_shipped, "fragmentation", "fragmentation"),
+        "fragmentation": _fragmentation,
         "fgd": FragmentationGradientDescent,
         "best-fit": BestFit,
         "gpu-packing": Packing,
@@ -30,10 +35,10 @@ STRATEGIES: Mapping[str, Maker] = MappingProxyType(
         "dot-product": DotProduct,
         "first-fit": FirstFit,
         "random": Chance,
-        "binpack-binpack": partial(_shipped, "binpack", "binpack"),
-        "binpack-spread": partial(_shipped, "binpack", "spread"),
-        "spread-binpack": partial(_shipped, "spread", "binpack"),
-        "spread-spread": partial(_shipped, "spread", "spread"),
+        "binpack-binpack": partial(_hami, "binpack", "binpack"),
+        "binpack-spread": partial(_hami, "binpack", "spread"),
+        "spread-binpack": partial(_hami, "spread", "binpack"),
+        "spread-spread": partial(_hami, "spread", "spread"),
     }
 )
-"""the last four are HAMi's: node policy, then device policy; `binpack-spread` is HAMi's default"""
+"""the last four are HAMi's, node policy and device policy, with ties left to chance; `binpack-spread` is its default"""

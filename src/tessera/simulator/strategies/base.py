@@ -19,6 +19,9 @@ from tessera.simulator.traces import Ask, Trace
 
 Floats = npt.NDArray[np.float64]
 
+FULL_MARKS = 100
+"""the best score of a node in kube-scheduler, which the published strategies score with in whole numbers"""
+
 
 class Strategy(Protocol):
     def arrived(self, ask: Ask) -> None:

@@ -2,7 +2,7 @@
 
 The scheduler does not place pods without devices. Here a policy that looks ahead places them by the same growth of
 loss, as every policy of the published protocol places all pods; under the others they go where kube-scheduler's
-default scoring (the most free of CPU and memory) would put them.
+default scoring would put them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tessera.core.requests import HostAsk, PodRequest
 from tessera.core.workload import Workload
 from tessera.simulator.cluster import Cluster, request_of
 from tessera.simulator.strategies.base import Floats
+from tessera.simulator.strategies.kube import default_marks
 from tessera.simulator.traces import Ask
 
 
@@ -47,7 +48,7 @@ class Shipped:
     def preference(self, ask: Ask, rows: Ints) -> Floats:
         arrays = self._cluster.arrays
         if not ask.cards and not self._looks_ahead:
-            return _least_allocated(self._cluster, rows)
+            return default_marks(self._cluster, ask, rows)
         known = self._recall(ask)
         return self._rank(Ranking(known.request, rows, arrays.score[rows], arrays, known.memo))
 
@@ -64,8 +65,3 @@ class Shipped:
                 request = replace(request, host=HostAsk(ask.cpu, ask.memory), outlook=self._workload.outlook)
             known = self._known[ask] = Known(request, {})
         return known
-
-
-def _least_allocated(cluster: Cluster, rows: Ints) -> Floats:
-    free: Floats = cluster.free_cpu_part[rows] + cluster.free_memory_part[rows]
-    return free

@@ -1,4 +1,8 @@
-"""Strategies that look at one number a node: chance, the first name, the least room, the smallest product."""
+"""Strategies that look at one number a node: chance, the first name, the least room, the smallest product.
+
+Best fit and the dot product score in whole numbers from 0 to 100 against the largest node, as published: nodes that are
+nearly alike are equal, and equal nodes are decided by name.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy as np
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
 from tessera.simulator.cluster import Cluster
-from tessera.simulator.strategies.base import Floats
+from tessera.simulator.strategies.base import FULL_MARKS, Floats
 from tessera.simulator.strategies.cards import free_parts, place, tightest
 from tessera.simulator.traces import WHOLE, Ask, Trace
 
@@ -20,8 +24,7 @@ class FirstFit:
     def __init__(self, cluster: Cluster, trace: Trace, dice: Random) -> None:
         self._cluster = cluster
         self._dice = dice
-        largest = max(trace.nodes, key=lambda node: node.cpu)
-        self._most_cpu = largest.cpu
+        self._most_cpu = max(node.cpu for node in trace.nodes)
         self._most_cards = WHOLE * max(node.cards for node in trace.nodes)
 
     def arrived(self, ask: Ask) -> None:
@@ -38,6 +41,9 @@ class FirstFit:
         cards = np.maximum(free_parts(self._cluster, rows), 0).sum(axis=0)
         return self._cluster.arrays.free_cpu[rows] / self._most_cpu, cards / self._most_cards
 
+    def _asked(self, ask: Ask) -> tuple[float, float]:
+        return ask.cpu / self._most_cpu, ask.demand / self._most_cards
+
 
 class Chance(FirstFit):
     """Any node, any cards."""
@@ -53,19 +59,18 @@ class BestFit(FirstFit):
     """The node with the least left of CPU and cards, and its tightest cards."""
 
     def preference(self, ask: Ask, rows: Ints) -> Floats:
-        cpu, cards = self._free(rows)
-        return -(cpu + cards)
+        (cpu, cards), (asked_cpu, asked_cards) = self._free(rows), self._asked(ask)
+        left = (cpu - asked_cpu + cards - asked_cards) / 2.0
+        return np.floor(FULL_MARKS * (1.0 - left))
 
     def cards(self, ask: Ask, row: int) -> Placement:
         return tightest(self._cluster, ask, row)
 
 
-class DotProduct(FirstFit):
-    """The node whose free CPU and cards, weighed by what the pod asks of each, are least."""
+class DotProduct(BestFit):
+    """The node whose free CPU and cards, weighed by what the pod asks of each, are least; its tightest cards."""
 
     def preference(self, ask: Ask, rows: Ints) -> Floats:
-        cpu, cards = self._free(rows)
-        return -(cpu * ask.cpu / self._most_cpu + cards * ask.demand / self._most_cards)
-
-    def cards(self, ask: Ask, row: int) -> Placement:
-        return tightest(self._cluster, ask, row)
+        (cpu, cards), (asked_cpu, asked_cards) = self._free(rows), self._asked(ask)
+        product = (cpu * asked_cpu + cards * asked_cards) / 2.0
+        return np.floor(FULL_MARKS * (1.0 - product))
