@@ -12,11 +12,12 @@ import gc
 import sys
 
 import uvloop
-from aiohttp import web
 
 from tessera.scheduler.serving import JSON
 from tessera.services.addresses import Address
-from tessera.services.listening import Listener
+from tessera.services.answers import Answer
+from tessera.services.lean_http import LeanListener
+from tessera.services.lean_reading import Route
 from tessera.wire.extender import decode_filter_args, decode_node_names, encode_filter_result
 
 ANSWER = encode_filter_result(node_names=["gpu-a100-pool-node-00000"])
@@ -28,9 +29,9 @@ def decoded_names(body: bytes) -> list[str]:
     return decode_node_names(args.node_names) if args.node_names is not None else []
 
 
-async def echo(request: web.Request) -> web.Response:
-    decoded_names(await request.read())
-    return web.Response(body=ANSWER, content_type=JSON)
+def echo(body: bytes) -> Answer:
+    decoded_names(body)
+    return Answer(200, ANSWER, JSON)
 
 
 class Refusal:
@@ -39,16 +40,15 @@ class Refusal:
     def __init__(self) -> None:
         self._answer = b""
 
-    async def __call__(self, request: web.Request) -> web.Response:
-        names = decoded_names(await request.read())
+    def __call__(self, body: bytes) -> Answer:
+        names = decoded_names(body)
         self._answer = self._answer or encode_filter_result(failed=dict.fromkeys(names, "8/8 CardInsufficientMemory"))
-        return web.Response(body=self._answer, content_type=JSON)
+        return Answer(200, self._answer, JSON)
 
 
 async def serve() -> None:
-    listener = Listener(
-        Address("127.0.0.1", 0), [web.post("/echo", echo), web.post("/echo-refusal", Refusal().__call__)], grace=0.1
-    )
+    routes = [Route("POST", "/echo", echo), Route("POST", "/echo-refusal", Refusal())]
+    listener = LeanListener(Address("127.0.0.1", 0), routes, grace=0.1)
     await listener.start()
     gc.collect()
     gc.freeze()

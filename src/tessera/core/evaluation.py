@@ -83,6 +83,11 @@ class Evaluation:
         """counts changes of any verdict already given: equal values mean equal refusals"""
         self.scored = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the arrays alone decide, except on odd nodes. After `catch_up`."""
+        return self._by_itself and not self._pod.numa_bind and all(judged.exact for judged in self._judged)
+
     def catch_up(self) -> None:
         """Judge what changed since the last time."""
         if self.unknown_vendor is not None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from tessera.core.arrays import CardArrays
 from tessera.core.generic import refuse_capacity, refuse_identity, refuse_sharing
 from tessera.core.grants import Grants, Span, Use, effective_use
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
-from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.rules import UNLIMITED, Ask, Room, Rules
 
 
@@ -166,3 +167,32 @@ def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
             )
         )
     return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)
+
+
+def first_shortage(pod: PodRequest, rooms: Mapping[str, Room]) -> tuple[Request, int, int] | None:
+    """The first vendor whose quota no placement could satisfy: (request, container, cards it pays for)."""
+    for vendor in pod.vendors:
+        short = shortage(pod, vendor, rooms[vendor]) if vendor in rooms else None
+        if short is not None:
+            container, cards_paid = short
+            request = next(r for r in pod.containers[container].requests if r.vendor == vendor)
+            return request, container, cards_paid
+    return None
+
+
+def binding(
+    pod: PodRequest, rooms: Mapping[str, Room], arrays: CardArrays, rules: Mapping[str, Rules]
+) -> dict[str, Room]:
+    """The quotas that could still refuse some placement."""
+    found = {}
+    for vendor, room in rooms.items():
+        _, most = bounds(
+            pod,
+            vendor,
+            largest_card=arrays.largest_card.get(vendor, 0),
+            mig=vendor in arrays.mig_vendors,
+            exact=rules[vendor].arrays_exact,
+        )
+        if not room.allows(most.memory, most.cores):
+            found[vendor] = room
+    return found

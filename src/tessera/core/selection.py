@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tessera.core import policies, quota
-from tessera.core.arrays import Ints
+from tessera.core.arrays import Bools, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
 from tessera.core.fitting import Rooms
 from tessera.core.glancing import Absent, best_position
@@ -53,6 +53,8 @@ class Selected:
     candidates: Candidates
     names: Sequence[str]
     """by column"""
+    undecided: Bools | None = None
+    """by column: the arrays cannot tell whether the pod fits there; None = nowhere they can"""
 
     @property
     def fits(self) -> list[tuple[str, float]]:
@@ -61,14 +63,24 @@ class Selected:
 
     def among(self, candidates: Candidates) -> Selected:
         """The same choice, as if only these had been there to choose from. Before nodes come or go."""
-        kept = np.isin(self.rows, candidates.rows)
+        return replace(self._only(np.isin(self.rows, candidates.rows)), candidates=candidates)
+
+    def certain(self) -> Selected:
+        """The same choice with only the nodes that fit for sure. Before nodes come or go."""
+        unsure = np.ones(len(self.rows), dtype=np.bool_) if self.undecided is None else self.undecided[self.rows]
+        sure = ~unsure
+        if len(sure) and not sure.all():
+            # The chosen one was tried; it is the best of those that were not found wanting.
+            sure[best_position(self.preference, self.ranks)] = True
+        return self._only(sure)
+
+    def _only(self, kept: Bools) -> Selected:
         return replace(
             self,
             rows=self.rows[kept],
             scores=self.scores[kept],
             preference=self.preference[kept],
             ranks=self.ranks[kept],
-            candidates=candidates,
         )
 
     def best(self, count: int) -> list[tuple[str, float]]:
@@ -149,7 +161,9 @@ class Selector:
         if chosen is None or not isinstance(answer, Placement):
             return None
         placement = replace(answer, score=float(scores[chosen]))
-        return Selected(placement, rows, scores, preference, ranks, everyone, self.ledger.arrays.names)
+        arrays = self.ledger.arrays
+        undecided = arrays.odd if evaluation.is_exact else None
+        return Selected(placement, rows, scores, preference, ranks, everyone, arrays.names, undecided)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""
@@ -166,10 +180,10 @@ class Selector:
             return self._refused(candidates, [unknown] * len(candidates.rows))
         rooms = ledger.rooms(pod.namespace, pod.vendors)
         if rooms:
-            short = self._shortage(pod, rooms)
+            short = quota.first_shortage(pod, rooms)
             if short is not None:
                 return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
-            rooms = self._binding(pod, rooms)
+            rooms = quota.binding(pod, rooms, ledger.arrays, ledger.rules)
         rows = candidates.rows[evaluation.possible[candidates.rows]]
         chosen = self._choose(pod, candidates, memory, rows, rooms)
         if chosen is not None:
@@ -197,6 +211,7 @@ class Selector:
                     ranks=ranks[left],
                     candidates=candidates,
                     names=arrays.names,
+                    undecided=arrays.odd if evaluation.is_exact and not rooms else None,
                 )
             failed.append(i)
         return None
@@ -233,32 +248,6 @@ class Selector:
         return Refused({name: known.get(name, UNREGISTERED) for name in candidates.names})
 
     # -- quota
-
-    def _shortage(self, pod: PodRequest, rooms: Rooms) -> tuple[Request, int, int] | None:
-        """The first vendor whose quota no placement could satisfy: (request, container, cards it pays for)."""
-        for vendor in pod.vendors:
-            short = quota.shortage(pod, vendor, rooms[vendor]) if vendor in rooms else None
-            if short is not None:
-                container, cards_paid = short
-                request = next(r for r in pod.containers[container].requests if r.vendor == vendor)
-                return request, container, cards_paid
-        return None
-
-    def _binding(self, pod: PodRequest, rooms: Rooms) -> Rooms:
-        """The quotas that could still refuse some placement."""
-        arrays = self.ledger.arrays
-        binding = {}
-        for vendor, room in rooms.items():
-            _, most = quota.bounds(
-                pod,
-                vendor,
-                largest_card=arrays.largest_card.get(vendor, 0),
-                mig=vendor in arrays.mig_vendors,
-                exact=self.ledger.rules[vendor].arrays_exact,
-            )
-            if not room.allows(most.memory, most.cores):
-                binding[vendor] = room
-        return binding
 
     def _refuse_for_quota(
         self,

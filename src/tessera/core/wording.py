@@ -18,13 +18,18 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def success_text(selected: Selected) -> str:
-    """Which node was found, and among which: worst to best, the best ones where there are many."""
-    found = len(selected.rows)
-    shown = [f"{name}:{score:.2f}" for name, score in selected.best(NAMED_NODES)]
+    """Which node was found, and among which: worst to best, the best ones where there are many.
+
+    Nodes that only a look at each of them could decide about, as those with MIG, are neither fit nor not fit.
+    """
+    sure = selected.certain()
+    found, open_ = len(sure.rows), len(selected.rows) - len(sure.rows)
+    shown = [f"{name}:{score:.2f}" for name, score in sure.best(NAMED_NODES)]
     if found > NAMED_NODES:
         shown.insert(0, f"{found - NAMED_NODES} more ...")
-    refused = len(selected.candidates.names) - found
-    return f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
+    refused = len(selected.candidates.names) - found - open_
+    text = f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
+    return f"{text}, {open_} nodes not looked at" if open_ else text
 
 
 def brief_success_text(placement: Placement, *, given: int) -> str:

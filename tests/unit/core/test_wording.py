@@ -7,7 +7,7 @@ import pytest
 from tessera.core import wording
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
 from tessera.core.selection import Refused
-from tests.support.builders import cluster, gpu_pod, node
+from tests.support.builders import cluster, gpu_pod, node, pod
 
 LIMIT = wording.NAMED_NODES
 
@@ -24,6 +24,23 @@ def test_a_success_names_the_best_nodes_and_counts_the_rest(count: int) -> None:
     if count > LIMIT:
         shown.insert(0, f"{count - LIMIT} more ...")
     assert text == f"find fit node(n000), 1 nodes not fit, {count} nodes fit({','.join(shown)})"
+
+
+def test_nodes_that_nobody_looked_at_are_neither_fit_nor_unfit() -> None:
+    world = cluster(
+        node("n1").gpus(1), node("n2").gpus(1), *(node(f"with-mig{i}").gpus(1, mode="mig") for i in range(3))
+    )
+    text = wording.success_text(
+        world.chosen(gpu_pod(mem=1), ["n1", "n2", "with-mig0", "with-mig1", "with-mig2", "unknown"])
+    )
+    assert text == "find fit node(n1), 1 nodes not fit, 2 nodes fit(n2:0.00,n1:0.00), 3 nodes not looked at"
+
+
+def test_where_only_a_look_decides_the_chosen_node_is_the_only_one_that_fits_for_sure() -> None:
+    world = cluster(*(node(f"n{i}").gpus(2) for i in range(3)))
+    several = pod().container(gpu=1, mem=1).container(gpu=1, mem=1)
+    text = wording.success_text(world.chosen(several, ["n0", "n1", "n2"]))
+    assert text == "find fit node(n0), 0 nodes not fit, 1 nodes fit(n0:0.00), 2 nodes not looked at"
 
 
 def test_in_a_rush_a_success_names_the_chosen_node_alone() -> None:
