@@ -8,9 +8,10 @@ name no mode stay open to everybody.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
-from tessera.core.requests import PodRequest
+from tessera.core.requests import Constraint, PodRequest
 from tessera.scheduler.admission.identity import CARRIED
 from tessera.vendors.reading_pods import BadPod
 
@@ -19,23 +20,31 @@ MODES = (HAMI_CORE, MIG, MPS, WHOLE)
 
 def with_modes(pod: PodRequest, *, by_reference: bool) -> PodRequest | BadPod:
     """The same request for cards of fitting modes only; `by_reference`: its containers refer to their own slices."""
-    kept = dict(pod.constraints)
-    for vendor in CARRIED.keys() & set(pod.vendors):
+    narrowed: dict[str, Constraint] = {}
+    for vendor in pod.vendors:
+        if vendor not in CARRIED:
+            continue
         constraint = pod.constraint(vendor)
         several = _asks_for_several(pod, vendor)
-        refused = {MPS} if several is not None else set()
-        if by_reference and constraint.mode is None:
-            # A pod that names MIG itself was given no references for it.
-            refused.add(MIG)
-        if not refused:
-            continue
-        accepted = [mode for mode in MODES if constraint.mode is None or mode in constraint.mode]
-        left = [mode for mode in accepted if mode not in refused]
+        accepted, left = _modes(constraint.mode, several=several is not None, by_reference=by_reference)
         if several is not None and accepted and not left:
             return BadPod(several, f"cards in mode {MPS} are given to a container one at a time: ask for one")
         if left != accepted:
-            kept[vendor] = replace(constraint, mode=",".join(left))
-    return replace(pod, constraints=tuple(sorted(kept.items())))
+            narrowed[vendor] = replace(constraint, mode=",".join(left))
+    if not narrowed:
+        return pod
+    return replace(pod, constraints=tuple(sorted((dict(pod.constraints) | narrowed).items())))
+
+
+@lru_cache(maxsize=256)
+def _modes(mode: str | None, *, several: bool, by_reference: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the pod accepts by itself, and what is left of it."""
+    refused = {MPS} if several else set()
+    if by_reference and mode is None:
+        # A pod that names MIG itself was given no references for it.
+        refused.add(MIG)
+    accepted = tuple(one for one in MODES if mode is None or one in mode)
+    return accepted, tuple(one for one in accepted if one not in refused)
 
 
 def _asks_for_several(pod: PodRequest, vendor: str) -> str | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
-from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
 from tessera.core.rules import Rules
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.wire.objects import Node
@@ -64,7 +65,7 @@ class SharedSection(Section, frozen=True, kw_only=True):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AnnotationKeys:
     """Annotations that a vendor reads or writes; empty = it has none of that kind."""
 
@@ -84,6 +85,13 @@ class AnnotationKeys:
     """node annotations that `node_score` or `fit` read (`NodeFacts.traits`)"""
     lock: str = ""
     """node annotation that serialises handover where this vendor's plugin needs it"""
+
+    @cached_property
+    def constraining(self) -> tuple[str, ...]:
+        """Pod annotations that say which cards it accepts."""
+        return (
+            self.use_models, self.avoid_models, *self.use_uuids, *self.avoid_uuids, self.mode, *self.settings
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,8 @@ class Vendor(Rules):
     def constraint(self, annotations: Mapping[str, str]) -> Constraint:
         """Which cards the pod accepts, from its annotations."""
         keys = self.keys
+        if annotations.keys().isdisjoint(keys.constraining):
+            return UNCONSTRAINED
         return Constraint(
             use_models=words(annotations, keys.use_models, lower=True),
             avoid_models=words(annotations, keys.avoid_models, lower=True),

@@ -27,12 +27,9 @@ def test_a_success_names_the_best_nodes_and_counts_the_rest(count: int) -> None:
 
 
 def test_nodes_that_nobody_looked_at_are_neither_fit_nor_unfit() -> None:
-    world = cluster(
-        node("n1").gpus(1), node("n2").gpus(1), *(node(f"with-mig{i}").gpus(1, mode="mig") for i in range(3))
-    )
-    text = wording.success_text(
-        world.chosen(gpu_pod(mem=1), ["n1", "n2", "with-mig0", "with-mig1", "with-mig2", "unknown"])
-    )
+    mig = [f"with-mig{i}" for i in range(3)]
+    world = cluster(node("n1").gpus(1), node("n2").gpus(1), *(node(name).gpus(1, mode="mig") for name in mig))
+    text = wording.success_text(world.chosen(gpu_pod(mem=1), ["n1", "n2", *mig, "unknown"]))
     assert text == "find fit node(n1), 1 nodes not fit, 2 nodes fit(n2:0.00,n1:0.00), 3 nodes not looked at"
 
 
