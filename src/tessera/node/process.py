@@ -12,7 +12,6 @@ process over cards, kubelet or the apiserver being away.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from tessera.node.health.calling import CallThread, NoAnswer
 from tessera.node.health.watching import HardwareWatch
 from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.choosing import choose_hardware
+from tessera.node.noticing import FileNotice
 from tessera.node.observing import Metrics, Seen
 from tessera.node.wiring import Agent, Surroundings
 from tessera.services.addresses import Address
@@ -46,7 +46,6 @@ LINK_COMPONENT = "hami-device-plugin"
 LINK_WINDOW_S = 3600.0
 """equal events about links within this time are one"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
-LOOK_AT_FILES_S = 5.0
 CLOSE_S = 3.0
 """for the driver to let go"""
 FLUSH_S = 3.0
@@ -58,7 +57,6 @@ SOUND_S = 300.0
 
 Reload = Callable[[], Configuration]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
-Stamp = tuple[tuple[int, int, int], ...]
 
 
 def run(configuration: Configuration, reload: Reload | None = None) -> int:
@@ -112,7 +110,7 @@ class Process:
         self.address: Address | None = None
         """of the metrics; known once `listening` is set"""
         self.stopping = asyncio.Event()
-        self._look = asyncio.Event()
+        self._notice = FileNotice(lambda: self.configuration.files)
         self._renew = asyncio.Event()
         self._parts_over = asyncio.Event()
         self._kept: str | None = None
@@ -122,7 +120,7 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._look.set)
+        loop.add_signal_handler(signal.SIGHUP, self._notice.ask)
         try:
             return await self._until_stopped()
         finally:
@@ -232,23 +230,11 @@ class Process:
 
     async def _watch_files(self) -> None:
         """Read the configuration again on SIGHUP and when a file changes."""
-        seen = await asyncio.to_thread(self._stamp)
+        await self._notice.begin()
         # A file may have changed between the first reading and the first look.
         await self._read_again(asked=False)
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AT_FILES_S):
-                    await self._look.wait()
-            asked = self._look.is_set()
-            self._look.clear()
-            stamp = await asyncio.to_thread(self._stamp)
-            if asked or stamp != seen:
-                seen = stamp
-                await self._read_again(asked=asked)
-
-    def _stamp(self) -> Stamp:
-        """Changes whenever one of the files does, also when it goes."""
-        return tuple(_stamp_of(name) for name in self.configuration.files)
+            await self._read_again(asked=await self._notice.news())
 
     async def _read_again(self, *, asked: bool) -> None:
         if self._reload is None:
@@ -299,11 +285,3 @@ async def _close(hardware: Hardware) -> None:
     with suppress(NoAnswer):
         await thread.call(hardware.close, deadline=CLOSE_S)
     await thread.close(patience=0.0)
-
-
-def _stamp_of(path: str) -> tuple[int, int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)

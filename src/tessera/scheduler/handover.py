@@ -1,23 +1,27 @@
 """Turns between bind and the end of a pod's last Allocate.
 
-kubelet's Allocate does not say which pod it is for. Pods whose grants travel with them need no turn. Where the answer
-itself must be right, pods of one node that the agent could mix up go one after the other:
+kubelet's Allocate does not say which pod it is for. Where the answer itself must be right (a dependent pod), pods of
+one node that the agent could mix up go one after the other. Pods that carry their slices need no turn among themselves:
 
     ask ----> waiting ----(no conflict with pods in hand or earlier waiters)----> in hand ----> over
                  \\                                                     success, failed, gone or forgotten
                   +--(waited too long: the bind fails and is tried again)
 
-The order is the order of asking. Waiting is inside bind, which costs no other pod anything.
+The order is the order of asking. Waiting is inside bind, which costs no other pod anything. A pod that carries its
+slices waits for dependent ones a few seconds at most, so that one that is stuck holds up nobody for long.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from tessera.core.devices import MigSlot
 from tessera.core.grants import Placement
+
+CARRIED_WAITS_S = 10.0
+"""seconds: a handover takes milliseconds, unless kubelet or the agent is away. The agent counts on it (`OVERDUE_S`)"""
 
 Slice = tuple[str, int, int, MigSlot | None]
 """uuid, memory, cores, and the instance where the card is cut into some"""
@@ -31,43 +35,67 @@ class Shape:
     """by container, only those that get devices"""
     alone: bool = False
     """True where the plugin hands over one pod at a time, or the pod gets what no other of its shape does"""
+    carried: bool = False
+    """True where the pod's containers find their slices in the pod itself, whatever Allocate answers"""
+    inits: frozenset[int] = frozenset()
+    """which of these containers are init containers: kubelet does not show to the agent what those hold"""
 
     def conflicts(self, other: Shape) -> bool:
-        """Whether an Allocate call could be meant for either pod and the answers would differ."""
+        """Whether an Allocate call could be meant for either pod and it matters which."""
         if self.alone or other.alone:
             return True
-        if self.slices == other.slices:
+        if self.carried and other.carried:
+            return False
+        # Beside one that carries its slices, an answer tells nothing: it would count as the dependent pod's own.
+        if (self.slices, self.inits, self.carried) == (other.slices, other.inits, other.carried):
             return False
         return not {len(s) for s in self.slices}.isdisjoint(len(s) for s in other.slices)
 
 
-def shape_of(placement: Placement, *, alone: bool = False) -> Shape:
-    """The shape of a placement's handover, over all vendors."""
-    slices = tuple(
-        tuple((grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants)
+def shape_of(placement: Placement, *, inits: Collection[int] = (), alone: bool = False, carried: bool = False) -> Shape:
+    """The shape of a placement's handover, over all vendors; `inits` are positions of init containers."""
+    given = [
+        (position, tuple((grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants))
         for vendor in sorted(placement.grants)
-        for grants in placement.grants[vendor]
+        for position, grants in enumerate(placement.grants[vendor])
         if grants
-    )
-    return Shape(slices, alone)
+    ]
+    first = frozenset(number for number, (position, _) in enumerate(given) if position in inits)
+    return Shape(tuple(slices for _, slices in given), alone, carried, first)
+
+
+@dataclass(slots=True)
+class _Pod:
+    uid: str
+    shape: Shape
+    since: float
+    """when it asked, or began to be handed over"""
+
+    def is_in_the_way_of(self, other: _Pod, now: float) -> bool:
+        if self.uid == other.uid or not self.shape.conflicts(other.shape):
+            return False
+        return not other.shape.carried or now < self.since + CARRIED_WAITS_S
 
 
 @dataclass(slots=True)
 class _Waiter:
-    uid: str
-    shape: Shape
+    pod: _Pod
     turn: asyncio.Future[None]
 
 
 @dataclass(slots=True)
 class _Queue:
-    in_hand: dict[str, tuple[Shape, float]] = field(default_factory=dict)
-    """uid -> shape and when it is forgotten"""
+    in_hand: dict[str, _Pod] = field(default_factory=dict)
     waiting: list[_Waiter] = field(default_factory=list)
 
     @property
     def idle(self) -> bool:
         return not self.in_hand and not self.waiting
+
+    def before(self, pod: _Pod) -> list[_Pod]:
+        """In hand, or waiting since before it."""
+        waiting = [waiter.pod for waiter in self.waiting]
+        return [*self.in_hand.values(), *(waiting[: waiting.index(pod)] if pod in waiting else waiting)]
 
 
 class Handover:
@@ -99,23 +127,29 @@ class Handover:
         """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
 
         A pod has one turn: asked for on the same node again it still has it, on another node the old one ends.
-        `at_once` is for pods that those before them wait for.
+        `at_once` is for pods that those before them wait for. A pod that carries its slices gets it in any case.
         """
         if self._nodes.get(uid) == node:
             return True
         self.over(uid)
-        if at_once:
+        pod = _Pod(uid, shape, self._time())
+        queue = self._queues.setdefault(node, _Queue())
+        if at_once or not any(each.is_in_the_way_of(pod, pod.since) for each in queue.before(pod)):
             self._take(node, uid, shape)
             return True
-        queue = self._queues.setdefault(node, _Queue())
-        waiter = _Waiter(uid, shape, asyncio.get_running_loop().create_future())
+        waiter = _Waiter(pod, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiter)
-        self._advance(node)
+        deadline = pod.since + timeout
         try:
-            async with asyncio.timeout(timeout):
-                await waiter.turn
-        except TimeoutError:
-            return waiter.turn.done() and not waiter.turn.cancelled()
+            while not waiter.turn.done() and self._time() < deadline:
+                patience = [each.since + CARRIED_WAITS_S for each in queue.before(pod)] if shape.carried else []
+                until = min((each for each in patience if each > self._time()), default=deadline)
+                await asyncio.wait([waiter.turn], timeout=min(until, deadline) - self._time())
+                if not waiter.turn.done():
+                    self._advance(node)
+            if shape.carried and not waiter.turn.done():
+                self._take(node, uid, shape)
+            return shape.carried or waiter.turn.done()
         except asyncio.CancelledError:
             self.over(uid)
             raise
@@ -123,7 +157,12 @@ class Handover:
             if waiter in queue.waiting:
                 queue.waiting.remove(waiter)
                 self._advance(node)
-        return True
+
+    def begun(self, uid: str) -> None:
+        """The binding is written: from now on the agent can hand over."""
+        node = self._nodes.get(uid)
+        if node is not None:
+            self._queues[node].in_hand[uid].since = self._time()
 
     def resume(self, node: str, uid: str, shape: Shape) -> None:
         """A pod that an earlier process bound and whose handover is not over."""
@@ -143,31 +182,34 @@ class Handover:
     def forget_old(self) -> list[str]:
         """End turns that no agent ever ended; their uids."""
         now = self._time()
-        old = [uid for q in self._queues.values() for uid, (_, until) in q.in_hand.items() if until <= now]
+        since = now - self._forget_after
+        old = [uid for queue in self._queues.values() for uid, pod in queue.in_hand.items() if pod.since <= since]
         for uid in sorted(old):
             self.over(uid)
         self._forgotten.update(old)
         return sorted(old)
 
-    def _take(self, node: str, uid: str, shape: Shape) -> None:
+    def _take(self, node: str, uid: str, shape: Shape) -> _Pod:
         queue = self._queues.setdefault(node, _Queue())
-        queue.in_hand[uid] = (shape, self._time() + self._forget_after)
+        queue.in_hand[uid] = taken = _Pod(uid, shape, self._time())
         self._nodes[uid] = node
+        return taken
 
     def _advance(self, node: str) -> None:
         """Give the turn to every waiter that conflicts with nobody before it."""
         queue = self._queues[node]
-        before = [(uid, shape) for uid, (shape, _) in queue.in_hand.items()]
+        before, now = list(queue.in_hand.values()), self._time()
         still: list[_Waiter] = []
         for waiter in queue.waiting:
             if waiter.turn.done():
                 continue
-            if any(uid != waiter.uid and waiter.shape.conflicts(shape) for uid, shape in before):
+            if any(each.is_in_the_way_of(waiter.pod, now) for each in before):
                 still.append(waiter)
             else:
-                self._take(node, waiter.uid, waiter.shape)
+                before.append(self._take(node, waiter.pod.uid, waiter.pod.shape))
                 waiter.turn.set_result(None)
-            before.append((waiter.uid, waiter.shape))
+                continue
+            before.append(waiter.pod)
         queue.waiting = still
         if queue.idle:
             del self._queues[node]

@@ -2,8 +2,8 @@
 
 | node | pod | turn | lock |
 |---|---|---|---|
-| agent hands over by environment | carries its slices | no | no |
-| agent of ours otherwise | any | beside pods it could not be mixed up with | no |
+| agent hands over by environment | carries its slices | waits a moment for dependent pods it could be taken for | no |
+| agent of ours otherwise | any (dependent) | beside pods it could not be mixed up with | no |
 | no agent of ours, vendor with a lock | any | alone | yes |
 | no agent of ours, vendor without a lock | any | no | no |
 
@@ -13,15 +13,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
+from tessera.core.requests import Role
 from tessera.kube.errors import KubeError
 from tessera.scheduler.filtering import Prepared
-from tessera.scheduler.handover import Handover, shape_of
+from tessera.scheduler.handover import Handover, Shape, shape_of
 from tessera.scheduler.node_locks import Held, NodeLocks, NotHeld
 from tessera.scheduler.settings import NodeLockMode
 from tessera.vendors.base import Vendor
@@ -80,11 +81,12 @@ class Turns:
 
     async def take(self, args: BindingArgs, prepared: Prepared, placement: Placement) -> str | None:
         """Wait for the turn and the lock, no longer than the timeout for all; None, or why they could not be had."""
-        if not self.needs_turn(placement, carries=prepared.carries_identity):
+        roles = [each.role for each in prepared.request.containers]
+        shape = self._shape(placement, roles, carries=prepared.carries_identity, uncontrolled=prepared.uncontrolled)
+        if shape is None:
             return None
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._timeout
-        shape = shape_of(placement, alone=prepared.uncontrolled or self._alone(placement))
         owner = (args.pod_namespace, args.pod_name)
         # A lock that an earlier process took for this pod: whoever has the turn only to wait for it waits for this pod.
         locked = self._locks.owner(args.node) == owner and self._handover.holders(args.node) <= self._locking
@@ -127,12 +129,14 @@ class Turns:
         """The binding is written. Where its handover is over already, nobody else will remove what was taken for it."""
         if args.pod_uid not in self._handover.holders(args.node):
             await self.give_back(args)
+        self._handover.begun(args.pod_uid)
 
     def resume(self, facts: PodFacts, *, carries: bool, uncontrolled: bool = False) -> None:
         """A pod in handover that this process did not bind itself."""
         placement = Placement(facts.node, facts.grants)
-        if self.needs_turn(placement, carries=carries):
-            shape = shape_of(placement, alone=uncontrolled or self._alone(placement))
+        roles = [span.role for span in facts.spans]
+        shape = self._shape(placement, roles, carries=carries, uncontrolled=uncontrolled)
+        if shape is not None:
             self._handover.resume(facts.node, facts.uid, shape)
 
     def over(self, uid: str) -> None:
@@ -144,6 +148,14 @@ class Turns:
         """End turns that no agent ever ended; locks that were taken with them have expired."""
         for uid in self._handover.forget_old():
             self._locked.pop(uid, None)
+
+    def _shape(self, placement: Placement, roles: Sequence[Role], *, carries: bool, uncontrolled: bool) -> Shape | None:
+        """None where nobody hands the pod over whom the scheduler could wait for."""
+        inits = [position for position, role in enumerate(roles) if role is Role.INIT]
+        if self.needs_turn(placement, carries=carries):
+            return shape_of(placement, inits=inits, alone=uncontrolled or self._alone(placement))
+        # It waits for nobody of its kind, but dependent pods have to know of it.
+        return shape_of(placement, inits=inits, carried=True) if placement.node in self._agents else None
 
     def _alone(self, placement: Placement) -> bool:
         """Whether the plugin can tell no two pods apart: a foreign one, with its lock or without."""

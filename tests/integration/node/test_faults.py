@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tessera.node import noticing, wiring
 from tessera.node import process as module
-from tessera.node import wiring
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.health.watching import HardwareWatch
 from tessera.node.inventory.null import NullHardware
@@ -54,7 +54,7 @@ async def test_an_agent_whose_state_folder_is_in_the_way_serves_all_the_same(tmp
 async def test_another_driver_root_needs_another_process_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
     with captured() as logs:
         async with agent_node(tmp_path) as node:
             del node.flags["driver-root-ctr-path"]

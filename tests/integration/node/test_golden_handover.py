@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tessera.node.handover import janitor, searching
+from tessera.node.handover import janitor, searching, verifying
 from tessera.sandbox.api.faults import Fail, Hold
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices
@@ -58,6 +58,7 @@ async def test_golden_9_both_containers_in_one_call_are_one_patch(
 ) -> None:
     # Whoever makes up for what was left undone may look in the middle of a call, and would write what it sees.
     monkeypatch.setattr(janitor, "EVERY_S", 3600.0)
+    monkeypatch.setattr(verifying, "GATHER_S", 3600.0)
     async with agent_node(tmp_path) as node:
         await bound(node, "p", both(node))
         if locked:

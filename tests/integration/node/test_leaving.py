@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tessera.node import noticing, retiring
 from tessera.node import process as module
-from tessera.node import retiring
 from tessera.node.handover import writing
 from tessera.node.modes import mps, mps_card
 from tessera.sandbox.api.faults import Fail
@@ -26,7 +26,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
-    monkeypatch.setattr(module, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
     monkeypatch.setattr(retiring, "AGAIN_S", 0.05)
 
 

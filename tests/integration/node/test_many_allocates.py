@@ -85,8 +85,8 @@ class Traffic:
 
 @pytest.mark.parametrize(
     ("calls", "by_webhook", "flags"),
-    [(1000, 1.0, {}), (300, 0.5, {"pass-device-specs": "true"})],
-    ids=["by environment", "by answer"],
+    [(300, 1.0, {}), (1000, 0.7, {}), (300, 0.5, {"pass-device-specs": "true"})],
+    ids=["by environment", "by environment, some past the webhook", "by answer"],
 )
 async def test_many_allocates_of_mixed_shapes_in_any_order_give_no_wrong_slice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int, by_webhook: float, flags: dict[str, str]

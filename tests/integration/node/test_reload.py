@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.backoff import Backoff
+from tessera.node import noticing
 from tessera.node import process as module
 from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
@@ -21,7 +22,7 @@ NOT_READ = "configuration not read again, the old one stays"
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
-    monkeypatch.setattr(module, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
 
 
 def hang_up() -> None:

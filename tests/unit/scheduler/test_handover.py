@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
-from tessera.scheduler.handover import Handover, Shape, Slice, shape_of
+from tessera.scheduler.handover import CARRIED_WAITS_S, Handover, Shape, Slice, shape_of
 from tests.support.looping import in_fake_time
 
 FORGET = 300.0
@@ -27,6 +27,9 @@ ONE_ON_B = Shape((slices("b"),))
 TWO = Shape((slices("a", "b"),))
 ONE_AND_TWO = Shape((slices("c"), slices("a", "b")))
 ALONE = Shape((slices("z", "y", "x"),), alone=True)
+CARRIED_ON_A = Shape((slices("a"),), carried=True)
+CARRIED_ON_B = Shape((slices("b"),), carried=True)
+CARRIED_TWO = Shape((slices("a", "b"),), carried=True)
 
 
 # -- shapes
@@ -47,6 +50,15 @@ ALONE = Shape((slices("z", "y", "x"),), alone=True)
         (ONE_AND_TWO, Shape((slices("a", "b"), slices("c"))), True),
         (ALONE, ONE_ON_A, True),
         (ALONE, ALONE, True),
+        (ONE_AND_TWO, Shape(ONE_AND_TWO.slices, inits=frozenset({0})), True),
+        (CARRIED_ON_A, CARRIED_ON_A, False),
+        (CARRIED_ON_A, CARRIED_ON_B, False),
+        (CARRIED_ON_A, ONE_ON_A, True),
+        (CARRIED_ON_A, ONE_ON_B, True),
+        (CARRIED_ON_A, ONE_AND_TWO, True),
+        (CARRIED_ON_A, TWO, False),
+        (CARRIED_TWO, ONE_AND_TWO, True),
+        (CARRIED_ON_A, ALONE, True),
     ],
 )
 def test_shapes_conflict_where_an_allocate_could_be_meant_for_either(one: Shape, other: Shape, conflict: bool) -> None:
@@ -64,6 +76,8 @@ def test_a_shape_is_what_the_containers_with_devices_get() -> None:
     )
     assert shape_of(placement) == Shape(((("a", 1, 2, None), ("b", 3, 4, INSTANCE)), (("z", 5, 6, None),)))
     assert shape_of(placement, alone=True).alone
+    assert shape_of(placement, carried=True).carried
+    assert shape_of(placement, inits=[1]).inits == {0}
 
 
 # -- turns
@@ -311,15 +325,131 @@ async def test_a_waiter_whose_pod_is_seen_in_handover_meanwhile_is_not_in_its_ow
     assert line.at_rest
 
 
+# -- beside pods that carry their slices
+
+
+@in_fake_time
+async def test_pods_that_carry_their_slices_wait_for_none_of_their_kind() -> None:
+    line = Line()
+    for uid, shape in (("p1", CARRIED_ON_A), ("p2", CARRIED_ON_B), ("p3", CARRIED_TWO)):
+        await line.ask(uid, shape)
+    assert line.got == ["p1", "p2", "p3"]
+
+
+@pytest.mark.parametrize(("first", "second"), [(CARRIED_ON_A, ONE_ON_A), (ONE_ON_A, CARRIED_ON_A)])
+def test_a_dependent_pod_and_one_that_carries_wait_for_each_other(first: Shape, second: Shape) -> None:
+    @in_fake_time
+    async def check() -> None:
+        line = Line()
+        await line.ask("p1", first)
+        await line.ask("p2", second)
+        assert line.got == ["p1"]
+        await line.over("p1")
+        assert line.got == ["p1", "p2"]
+
+    check()
+
+
+@in_fake_time
+async def test_a_dependent_pod_waits_for_those_that_carry_until_they_are_handed_over() -> None:
+    line = Line()
+    await line.ask("p1", CARRIED_ON_A)
+    await line.ask("p2", ONE_ON_B)
+    await asyncio.sleep(CARRIED_WAITS_S + 1)
+    assert line.got == ["p1"]
+    await asyncio.sleep(TIMEOUT)
+    assert line.late == ["p2"]
+
+
+@in_fake_time
+async def test_a_dependent_pod_that_waits_is_not_overtaken_by_those_that_carry() -> None:
+    line = Line()
+    await line.ask("p1", CARRIED_ON_A)
+    await line.ask("p2", ONE_ON_A)
+    await line.ask("p3", CARRIED_ON_B)
+    await line.ask("p4", CARRIED_TWO)
+    assert line.got == ["p1", "p4"], "p4 could not be taken for p2"
+    await line.over("p1")
+    await line.over("p2")
+    assert line.got == ["p1", "p4", "p2", "p3"]
+
+
+@in_fake_time
+async def test_a_stuck_dependent_pod_holds_up_those_that_carry_for_a_moment_only() -> None:
+    line = Line()
+    await line.ask("stuck", ONE_ON_A)
+    await line.ask("p1", CARRIED_ON_A)
+    await asyncio.sleep(CARRIED_WAITS_S - 0.001)
+    assert line.got == ["stuck"]
+    await asyncio.sleep(0.002)
+    assert line.got == ["stuck", "p1"]
+    await line.ask("p2", CARRIED_ON_B)
+    assert line.got == ["stuck", "p1", "p2"], "nobody waits for it any more"
+    await line.ask("p3", ONE_ON_B)
+    for uid in ("p1", "p2"):
+        await line.over(uid)
+    assert line.got == ["stuck", "p1", "p2"], "another dependent pod still does"
+    await line.over("stuck")
+    assert line.got == ["stuck", "p1", "p2", "p3"]
+    await line.over("p3")
+    assert line.at_rest
+
+
+@in_fake_time
+async def test_those_that_carry_wait_no_longer_than_one_timeout_for_several_dependent_pods() -> None:
+    line = Line()
+    await line.ask("d1", ONE_ON_A)
+    await line.ask("d2", ONE_ON_B, timeout=100.0)
+    await asyncio.sleep(1)
+    await line.ask("p1", CARRIED_ON_A)
+    await asyncio.sleep(8)
+    await line.over("d1")
+    assert line.got == ["d1", "d2"], "p1 waits for d2 from the moment of its turn"
+    await asyncio.sleep(CARRIED_WAITS_S - 0.001)
+    assert line.got == ["d1", "d2"]
+    await asyncio.sleep(0.002)
+    assert line.got == ["d1", "d2", "p1"]
+    await line.ask("p2", CARRIED_ON_A, timeout=0.5)
+    assert line.got == ["d1", "d2", "p1", "p2"]
+
+
+@in_fake_time
+async def test_the_moment_begins_when_the_binding_is_written() -> None:
+    line = Line()
+    await line.ask("slow", ONE_ON_A)
+    await asyncio.sleep(CARRIED_WAITS_S)
+    line.handover.begun("slow")
+    line.handover.begun("nobody")
+    await line.ask("p1", CARRIED_ON_A)
+    assert line.got == ["slow"]
+    await line.over("slow")
+    assert line.got == ["slow", "p1"]
+
+
+@in_fake_time
+async def test_a_pod_that_carries_and_stops_waiting_leaves_nothing_behind() -> None:
+    line = Line()
+    await line.ask("stuck", ONE_ON_A)
+    await line.ask("p1", CARRIED_ON_A)
+    await line.ask("p2", CARRIED_ON_A)
+    line.tasks["p1"].cancel()
+    await asyncio.sleep(CARRIED_WAITS_S)
+    await settle()
+    assert (line.got, line.handover.in_hand, line.handover.waiting) == (["stuck", "p2"], 2, 0)
+    await line.over("stuck")
+    await line.over("p2")
+    assert line.at_rest
+
+
 # -- any sequence
 
-SHAPES = (ONE_ON_A, ONE_ON_B, TWO, ONE_AND_TWO, ALONE)
+SHAPES = (ONE_ON_A, ONE_ON_B, TWO, ONE_AND_TWO, ALONE, CARRIED_ON_A, CARRIED_TWO)
 pods = st.integers(0, 7).map("p{}".format)
 steps = st.one_of(
     st.tuples(st.just("ask"), pods, st.sampled_from(SHAPES), st.sampled_from(["n", "m"])),
     st.tuples(st.just("over"), pods),
     st.tuples(st.just("cancel"), pods),
-    st.tuples(st.just("pass"), st.sampled_from([1.0, TIMEOUT, FORGET])),
+    st.tuples(st.just("pass"), st.sampled_from([1.0, CARRIED_WAITS_S, TIMEOUT, FORGET])),
 )
 
 
@@ -361,10 +491,11 @@ async def act(line: Line, step: tuple[object, ...]) -> None:
 
 def check(handover: Handover) -> None:
     for queue in handover._queues.values():
-        in_hand = list(queue.in_hand.items())
-        for i, (_, (one, _)) in enumerate(in_hand):
-            assert not any(one.conflicts(other) for _, (other, _) in in_hand[i + 1 :])
-        before = [shape for shape, _ in queue.in_hand.values()]
+        in_hand = [pod.shape for pod in queue.in_hand.values()]
+        for i, one in enumerate(in_hand):
+            # Those that carry pass a dependent pod after a moment.
+            assert not any(one.conflicts(other) and not (one.carried or other.carried) for other in in_hand[i + 1 :])
+        before = in_hand
         for waiter in queue.waiting:
-            assert any(waiter.shape.conflicts(shape) for shape in before), "its turn was free"
-            before.append(waiter.shape)
+            assert any(waiter.pod.shape.conflicts(shape) for shape in before), "its turn was free"
+            before = [*before, waiter.pod.shape]

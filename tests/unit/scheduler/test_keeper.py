@@ -181,12 +181,12 @@ def test_a_turn_ends_when_the_pods_phase_says_so(ending: type, in_hand: int) -> 
     assert kept.handover.in_hand == in_hand
 
 
-def test_a_pod_that_carries_its_slices_takes_no_turn_where_the_agent_reads_them() -> None:
+def test_pods_that_carry_their_slices_and_those_that_do_not_are_both_known_to_be_in_handover() -> None:
     kept = world(node("n1").gpus(2).annotate((keys.AGENT, "env")))
     kept.create(allocating(carrying(running("mine"))))
-    assert kept.handover.in_hand == 0
-    kept.create(allocating(running("plain")))
     assert kept.handover.in_hand == 1
+    kept.create(allocating(running("plain")))
+    assert kept.handover.in_hand == 2
 
 
 def test_a_bound_pod_whose_request_cannot_be_read_takes_its_turn() -> None:

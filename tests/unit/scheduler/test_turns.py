@@ -6,6 +6,7 @@ import pytest
 
 from tessera.core.grants import Grant, Placement
 from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.handover import CARRIED_WAITS_S
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tessera.wire.extender import BindingArgs
@@ -97,11 +98,32 @@ def test_a_node_that_loses_its_agent_is_served_by_a_foreign_plugin() -> None:
 
 
 @in_fake_time
-async def test_pods_that_carry_their_slices_wait_for_nobody() -> None:
+async def test_pods_that_carry_their_slices_wait_for_nobody_of_their_kind() -> None:
     world = World(by_environment(node("n1").gpus(2)))
     for name in ("a", "b", "c"):
         assert await take(world, name, granted(memory=ord(name)), carries=True) is None
-    assert (world.handover.in_hand, world.api.writes) == (0, [])
+    assert (asyncio.get_running_loop().time(), world.handover.in_hand, world.api.writes) == (0, 3, [])
+
+
+@in_fake_time
+async def test_a_pod_that_did_not_pass_the_webhook_waits_for_those_that_carry_their_slices() -> None:
+    world = World(by_environment(node("n1").gpus(2)))
+    assert await take(world, "carries", granted(memory=1), carries=True) is None
+    waiting = asyncio.create_task(take(world, "depends", granted(memory=2)))
+    await asyncio.sleep(7)
+    world.turns.over("uid-carries")
+    assert await waiting is None
+    assert asyncio.get_running_loop().time() == pytest.approx(7, abs=0.01)
+
+
+@in_fake_time
+async def test_pods_that_carry_their_slices_pass_one_that_is_never_handed_over() -> None:
+    world = World(by_environment(node("n1").gpus(2)))
+    assert await take(world, "stuck", granted(memory=2)) is None
+    for name in ("a", "b", "c"):
+        assert await take(world, name, granted(memory=1), carries=True) is None
+    assert asyncio.get_running_loop().time() == pytest.approx(CARRIED_WAITS_S, abs=0.01), "only the first has waited"
+    assert await take(world, "two", granted(memory=1, count=2), carries=True) is None
 
 
 @in_fake_time
@@ -242,16 +264,14 @@ async def test_an_apiserver_fault_while_locking_is_a_fault_of_the_bind() -> None
 
 
 @pytest.mark.parametrize(
-    ("served_by", "carries", "in_hand"), [(by_environment, True, 0), (by_environment, False, 1), (foreign, True, 1)]
+    ("served_by", "carries"), [(by_environment, True), (by_environment, False), (foreign, True), (by_answer, True)]
 )
-def test_a_pod_in_handover_before_a_restart_has_its_turn_where_it_needs_one(
-    served_by: type, carries: bool, in_hand: int
-) -> None:
+def test_a_pod_in_handover_before_a_restart_has_its_turn(served_by: type, carries: bool) -> None:
     world = World(served_by(node("n1").gpus(1)))
     built = gpu_pod("old", mem=500).annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING))
     world.create((carrying(built) if carries else built).on("n1", "n1-0,NVIDIA,500,0:;"))
     world.restart()
-    assert world.handover.in_hand == in_hand
+    assert world.handover.in_hand == 1
 
 
 @in_fake_time

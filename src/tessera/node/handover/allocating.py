@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from tessera.kube.errors import KubeError
+from tessera.node.handover.answers import Given, spot
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.counting import HandoverMetrics, Result
 from tessera.node.handover.locks import NodeLockRelease
 from tessera.node.handover.matching import Ambiguous, Match, Meant, Mismatched, Welcome
 from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Given, Progress
+from tessera.node.handover.progress import Progress
 from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.records import Records
 from tessera.node.handover.searching import Search
@@ -91,7 +92,7 @@ class HandoverAllocator:
             return ()
         cards = [each.uuid for each in claim.slices]
         chosen = preferred(cards, available=available, must_include=must_include, count=count)
-        if chosen and isinstance(found, Meant) and found.known and not self._search.in_doubt():
+        if chosen and isinstance(found, Meant) and found.known and self._search.is_sure(found):
             self._search.steering.propose(chosen, found, now=asyncio.get_running_loop().time())
         return chosen
 
@@ -138,7 +139,7 @@ class HandoverAllocator:
             raise Refused(f"the pods of node {self._pods.node} are not known yet")
         found = await self._search.find(ids, given=call.given)
         if isinstance(found, Meant):
-            given = self._gave(ids, found.claim, found.among, certain=found.known)
+            given = self._gave(ids, found.claim, found.among, certain=found.known, slices=self._slices(found.claim))
             self._metrics.allocated(Result.HANDED_OVER if found.certain else Result.UNCERTAIN)
         elif isinstance(found, Welcome):
             claim = found.among[0] if len(found.among) == 1 else None
@@ -148,26 +149,35 @@ class HandoverAllocator:
             raise await self._refusal(found, len(ids))
         call.given.append(given)
         if not (isinstance(found, Meant) and found.known):
-            return await self._answered(found, ids)
+            return await self._answered(found, given, ids)
         self._records.add(given)
         if self._search.is_shown(found.claim):
-            return await self._answered(found, ids)
+            return await self._answered(found, given, ids)
         # A later process must know of it as soon as kubelet does: it would answer the next container with this slice.
         kept = asyncio.ensure_future(self._records.keep(given))
         try:
-            return await self._answered(found, ids)
+            return await self._answered(found, given, ids)
         finally:
             await asyncio.wait([kept])
 
-    def _gave(self, ids: Ids, claim: Claim | None, among: Sequence[Claim], *, certain: bool) -> Given:
+    def _gave(
+        self, ids: Ids, claim: Claim | None, among: Sequence[Claim], *, certain: bool, slices: Claim | None = None
+    ) -> Given:
         pod = self._pods.get(claim.pod.uid) if claim is not None else None
-        return self._progress.gave(ids, claim, among, certain=certain, pod=pod)
+        return self._progress.gave(ids, claim, among, certain=certain, pod=pod, slices=slices)
 
-    async def _answered(self, found: Meant | Welcome, ids: Ids) -> Answer:
+    def _slices(self, claim: Claim) -> Claim:
+        """What the container gets: its own, or those of the container of equal slices that took its own."""
+        uid, position = self._progress.swaps.of(spot(claim))
+        pod = self._pods.get(uid)
+        found = pod.claim(position) if pod is not None else None
+        return found if found is not None and found.what == claim.what else claim
+
+    async def _answered(self, found: Meant | Welcome, given: Given, ids: Ids) -> Answer:
         meant = found.claim if isinstance(found, Meant) and found.known else None
         try:
             if isinstance(found, Meant):
-                return await self.mode.hand_over(found.claim, ids, certain=found.certain)
+                return await self.mode.hand_over(given.claim or found.claim, ids, certain=found.certain)
             return await self.mode.welcome(ids)
         except Refused:
             await self._fail(meant)
@@ -200,7 +210,7 @@ class HandoverAllocator:
 
     async def _write(self, call: _Call) -> None:
         """Tell the API, at once where a lock says that others wait for it."""
-        for key in dict.fromkeys(each.claim.pod for each in call.given if each.claim is not None and each.certain):
+        for key in dict.fromkeys(each.asker.pod for each in call.given if each.asker is not None and each.certain):
             pod = self._pods.get(key.uid)
             if pod is not None and self._pods.lock.concerns(key[:2]):
                 await self._write_now(pod)

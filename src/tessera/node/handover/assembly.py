@@ -45,15 +45,17 @@ class NodeHandover:
         """`report` records an event; `resources` is None where kubelet's PodResources API is not to be asked."""
         metrics = HandoverMetrics(registry)
         holdings = Holdings(resources)
-        self.progress = Progress()
+        self.progress = Progress(travels=settings.travels)
         self.pods = NodePods(
             settings.node_name,
+            time=lambda: asyncio.get_running_loop().time(),
             on_first=self.progress.inherit,
+            on_started=self.progress.finish,
             on_ended=self.progress.ended,
             on_gone=self.progress.forget,
         )
         self.records = records if records is not None else Records(settings.paths.state)
-        self._search = Search(self.pods, self.progress, holdings, travels=settings.travels)
+        self._search = Search(self.pods, self.progress, holdings)
         locks = NodeLockRelease(cluster, settings.node_name)
         self._writer = HandoverWriter(cluster, self.pods, self.progress, locks, before=self.records.save)
         self.verifier = Verifier(
@@ -62,7 +64,6 @@ class NodeHandover:
             holdings,
             self._writer,
             self.records,
-            travels=lambda: self._search.travels,
             report=report,
             metrics=metrics,
         )
@@ -83,7 +84,7 @@ class NodeHandover:
 
     def use(self, settings: AgentSettings, mode: SharingMode) -> None:
         """From the next call on."""
-        self._search.travels = settings.travels
+        self.progress.travels = settings.travels
         self.allocator.mode = mode
 
     def live_claims(self) -> list[Claim] | None:

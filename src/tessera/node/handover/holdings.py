@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from tessera.node.handover.progress import Held
+from tessera.node.handover.answers import Held
 
 log = structlog.get_logger(__name__)
 

@@ -21,6 +21,8 @@ class Waiting:
     claims: tuple[Claim, ...]
     doubtful: frozenset[int] = frozenset()
     """positions that may have been answered already, because an answer could have been for another pod as well"""
+    hidden: frozenset[int] = frozenset()
+    """positions that kubelet's PodResources never shows"""
 
     def nexts(self) -> Iterator[Claim]:
         """Every claim that kubelet may ask for next."""
@@ -119,7 +121,7 @@ def _chosen(found: Sequence[Claim], waiting: Sequence[Waiting], *, travels: bool
 def _rest(claim: Claim, waiting: Sequence[Waiting]) -> tuple[object, ...]:
     """What the pod gets from this container on: pods that agree in it may be taken for each other."""
     return tuple(
-        (each.what, each.carried)
+        (each.what, each.carried, each.position in pod.hidden)
         for pod in waiting
         if pod.pod == claim.pod
         for each in pod.claims

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from math import inf
+from time import monotonic
 
 import structlog
 
@@ -32,19 +34,24 @@ class NodePods:
         self,
         node: str,
         *,
+        time: Callable[[], float] = monotonic,
         on_first: Callable[[Iterable[str]], None] = lambda _uids: None,
+        on_started: Callable[[BoundPod], None] = lambda _pod: None,
         on_ended: Callable[[str], None] = lambda _uid: None,
         on_gone: Callable[[str], None] = lambda _uid: None,
     ) -> None:
-        """All are told uids: `on_first` those of the first list, `on_ended` of pods that have ended, `on_gone` of those
-        that are not there any more."""
+        """`on_started` is told pods that run, the others uids: `on_first` those of the first list, `on_ended` of pods
+        that have ended, `on_gone` of those that are not there any more."""
         self.node = node
+        self._time = time
         self.lock = LockView(self._tell)
         self.ready = asyncio.Event()
         """set when all pods are known"""
-        self._on_first, self._on_ended, self._on_gone = on_first, on_ended, on_gone
+        self._on_first, self._on_started, self._on_ended, self._on_gone = on_first, on_started, on_ended, on_gone
         self._pods: dict[str, BoundPod] = {}
         """by key of the reflector, namespace/name"""
+        self._since: dict[str, float] = {}
+        """uid -> when it was shown first"""
         self._keys: dict[str, str] = {}
         """uid -> key"""
         self._logged: dict[str, str] = {}
@@ -67,7 +74,11 @@ class NodePods:
             return
         self._pods[key] = found
         self._keys[found.key.uid] = key
+        # Those of the first list have been there for nobody knows how long.
+        self._since.setdefault(found.key.uid, self._time() if self.ready.is_set() else -inf)
         self._log(found)
+        if found.started and not (known is not None and known.started):
+            self._on_started(found)
         if found.terminal and not (known is not None and known.terminal):
             self._on_ended(found.key.uid)
         if found != known:
@@ -77,6 +88,7 @@ class NodePods:
         pod = self._pods.pop(key, None)
         if pod is not None:
             self._keys.pop(pod.key.uid, None)
+            self._since.pop(pod.key.uid, None)
             self._logged.pop(pod.key.uid, None)
             self._on_gone(pod.key.uid)
             self._tell()
@@ -101,6 +113,10 @@ class NodePods:
 
     def named(self, namespace: str, name: str) -> BoundPod | None:
         return self._pods.get(f"{namespace}/{name}")
+
+    def age(self, uid: str) -> float:
+        """Seconds since the pod was shown first."""
+        return self._time() - self._since.get(uid, -inf)
 
     def live_claims(self) -> list[Claim] | None:
         """Of all pods that have not ended, terminating ones included; None where one of them cannot be read.

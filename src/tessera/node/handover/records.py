@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.node.handover.answers import Given, Spot, spot
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.progress import Given, Spot, spot
 
 log = structlog.get_logger(__name__)
 

@@ -2,8 +2,8 @@
 
     match --found--> answer
       |--ambiguous, or everybody was answered--> ask kubelet once who holds what --> match again
-      |--nobody--> wait for the watch, which may be behind kubelet --> match again
-      +--still nobody--> refuse, or the pod that the lock names fails
+      |--nobody, or one who was answered before or is overdue--> wait for the watch, which may be behind --> match again
+      +--still nobody--> one who may not have asked after all, or refuse; or the pod that the lock names fails
 
 No API call, and in the plain case no waiting at all.
 """
@@ -13,16 +13,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
+from tessera.node.handover.answers import Given
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.holdings import Holdings
 from tessera.node.handover.matching import Ambiguous, Match, Meant, NobodyWaits, Welcome, match
 from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Given, Progress
+from tessera.node.handover.progress import Progress
 from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.steering import Steering
 
 WATCH_BEHIND_S = 2.0
 """seconds that the pod watch may be behind kubelet's own"""
+OVERDUE_S = 8.0
+"""seconds after which the scheduler may let pods that carry their slices pass one that depends on the answer: its 10
+less what the watch may be behind"""
 SYNC_S = 10.0
 """seconds that the first list of pods may take while kubelet waits"""
 
@@ -30,12 +34,10 @@ SYNC_S = 10.0
 class Search:
     """Over the pods of one node."""
 
-    def __init__(self, pods: NodePods, progress: Progress, holdings: Holdings, *, travels: bool) -> None:
-        """`travels`: whether slices reach containers through their own environment; may be changed."""
+    def __init__(self, pods: NodePods, progress: Progress, holdings: Holdings) -> None:
         self._pods = pods
         self._progress = progress
         self._holdings = holdings
-        self.travels = travels
         self.steering = Steering()
         self._asked_before = False
 
@@ -66,19 +68,19 @@ class Search:
             return steered
         loop = asyncio.get_running_loop()
         deadline = loop.time() + WATCH_BEHIND_S
-        if taken_over is None:
-            taken_over = self._progress.taken_over(ids)
-        asked = self._progress.shaken or self.in_doubt()
-        # What init containers have had is only worth something together with what the others hold.
-        told = await self._ask(given) if asked else False
-        taken_over = taken_over if told else None
+        evidence = self._progress.answers.taken_over(ids) if taken_over is None else taken_over
+        asked, in_doubt, taken_over = False, self._in_doubt(), None
         while True:
+            if self._progress.shaken or (in_doubt and not asked):
+                asked = True
+                # What init containers have had is only worth something together with what the others hold.
+                taken_over = evidence if await self._ask(given) else None
             version = self._pods.version
             found: Match = NobodyWaits() if self._is_behind() else self._match(len(ids), taken_over, confirmed=asked)
             unknown = isinstance(found, Ambiguous) or (isinstance(found, Meant) and found.certain and not found.known)
-            if isinstance(found, Meant | Welcome) and (asked or not unknown):
+            if isinstance(found, Meant | Welcome) and (asked or not unknown) and not self._is_late(found):
                 return found
-            if not asked and (unknown or self._progress.is_open):
+            if not asked and (unknown or self._progress.answers.open):
                 asked = True
                 await self._ask(given)
                 continue
@@ -89,10 +91,15 @@ class Search:
         # kubelet asks again for what it lost in a restart.
         await self._ask(given)
         found = self._match(len(ids), taken_over, confirmed=True)
-        if isinstance(found, NobodyWaits):
-            self._progress.reopen_lent(self._pods.all())
-            found = self._match(len(ids), taken_over, confirmed=True)
-        return found
+        return self._late_comer(len(ids)) if isinstance(found, NobodyWaits) else found
+
+    def _late_comer(self, count: int) -> Match:
+        """kubelet asks and nobody seems to wait: somebody was taken to have asked who has not."""
+        found = self._match(count, None, confirmed=True, unproven=True)
+        waiting = self._progress.waiting(self._pods.all(), unproven=True)
+        claims = [claim for pod in waiting for claim in pod.claims if len(claim.slices) == count]
+        dependent = dict.fromkeys(claim.pod for claim in claims if not self._progress.carries(claim))
+        return Ambiguous(tuple(dependent)) if isinstance(found, Welcome) and dependent else found
 
     def is_shown(self, claim: Claim) -> bool:
         """Whether kubelet tells a later process that the container has its devices."""
@@ -110,23 +117,25 @@ class Search:
         owner = self._pods.lock.owner
         return steered if steered is not None and owner in (None, steered.claim.pod[:2]) else None
 
-    def in_doubt(self) -> bool:
+    def _in_doubt(self) -> bool:
         """Whether a container that depends on the answer may have had it, or had it from an earlier process."""
         waiting = self._progress.waiting(self._pods.all())
         return self._progress.has_restored or any(
-            pod.doubtful and not all(self.travels and claim.carried for claim in pod.claims) for pod in waiting
+            pod.doubtful and not all(self._progress.carries(claim) for claim in pod.claims) for pod in waiting
         )
 
-    def _match(self, count: int, taken_over: Collection[str] | None, *, confirmed: bool) -> Match:
-        waiting = self._progress.waiting(self._pods.all(), taken_over=taken_over)
+    def _match(
+        self, count: int, taken_over: Collection[str] | None, *, confirmed: bool, unproven: bool = False
+    ) -> Match:
+        waiting = self._progress.waiting(self._pods.all(), taken_over=taken_over, unproven=unproven)
         return match(
             waiting,
             count=count,
-            travels=self.travels,
+            travels=self._progress.travels,
             owner=self._pods.lock.owner,
             underway=self._progress.underway,
             confirmed=confirmed,
-            open_answers=self._progress.open_answers(count, waiting),
+            open_answers=0 if unproven else self._progress.open_answers(count, waiting),
         )
 
     async def _ask(self, given: Collection[Given]) -> bool:
@@ -137,6 +146,24 @@ class Search:
             self._progress.learn(held, self._pods.all())
             self._progress.reopen_lost(held, self._pods.all(), but=given)
         return held is not None
+
+    def is_sure(self, found: Match) -> bool:
+        """Whether nobody else can be asking, as far as pods and answers are known."""
+        return not self._in_doubt() and not self._is_late(found)
+
+    def _is_late(self, found: Match) -> bool:
+        """Whether a pod that the watch has not shown yet may well ask instead of the one that was found."""
+        if isinstance(found, Meant) and found.known and self._is_overdue(found.claim):
+            return True
+        # Beside a pod that has not been answered yet, the scheduler binds none that could be mixed up with it.
+        among = found.among if isinstance(found, Meant | Welcome) else ()
+        return bool(among) and all(map(self._progress.is_late, among))
+
+    def _is_overdue(self, claim: Claim) -> bool:
+        """Whether the scheduler may have let others pass its pod; where a lock says who is meant, it does not."""
+        if not self._progress.travels or self._pods.lock.owner is not None or claim.pod == self._progress.underway:
+            return False
+        return self._pods.age(claim.pod.uid) >= OVERDUE_S
 
     def _is_behind(self) -> bool:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""

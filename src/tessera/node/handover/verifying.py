@@ -13,12 +13,13 @@ from collections.abc import Callable
 import structlog
 
 from tessera.kube.events import ObjectRef
+from tessera.node.handover.answers import Given, spot
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.counting import HandoverMetrics
 from tessera.node.handover.ending import owed
 from tessera.node.handover.holdings import Holdings
 from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Given, Progress, spot
+from tessera.node.handover.progress import Progress
 from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.records import Records
 from tessera.node.handover.writing import HandoverWriter
@@ -46,7 +47,6 @@ class Verifier:
         writer: HandoverWriter,
         records: Records,
         *,
-        travels: Callable[[], bool],
         report: Report,
         metrics: HandoverMetrics,
     ) -> None:
@@ -55,7 +55,6 @@ class Verifier:
         self._holdings = holdings
         self._writer = writer
         self._records = records
-        self._travels = travels
         self._report = report
         self._metrics = metrics
         self._asked = asyncio.Event()
@@ -79,11 +78,11 @@ class Verifier:
         for pod in self._pods.all():
             if pod.started or pod.terminal:
                 self._progress.finish(pod)
-        if self._progress.awaits_holder:
+        if self._progress.answers.awaits_holder:
             held = await self._holdings.ask()
             if held is not None:
                 self._progress.learn(held, self._pods.all())
-        for given in self._progress.unverified():
+        for given in self._progress.answers.unverified:
             given.verified = True
             self._compare(given)
         for pod in self._pods.all():
@@ -93,7 +92,7 @@ class Verifier:
 
     async def _news(self) -> None:
         """An answer, a change of a pod, or the time to look again."""
-        look_again = LOOK_AGAIN_S if self._progress.awaits_holder else None
+        look_again = LOOK_AGAIN_S if self._progress.answers.awaits_holder else None
         waits = [asyncio.ensure_future(self._asked.wait()), asyncio.ensure_future(self._pods.changed(since=self._seen))]
         try:
             await asyncio.wait(waits, timeout=look_again, return_when=asyncio.FIRST_COMPLETED)
@@ -106,7 +105,7 @@ class Verifier:
         if pod is None or given.holder is None or pod.claims_problem:
             return
         claim = pod.claim(given.holder[1])
-        if claim is not None and self._carries(claim) and len(claim.slices) == len(given.ids):
+        if claim is not None and self._progress.carries(claim) and len(claim.slices) == len(given.ids):
             return
         problem = self._problem(given, claim)
         if problem:
@@ -117,7 +116,7 @@ class Verifier:
         elif given.claim is not None and spot(given.claim) != given.holder:
             self._metrics.swapped()
             log.info("containers of equal slices swapped", got=str(given.claim.pod), pod=str(pod.key))
-        if given.claim is not None and not self._carries(given.claim):
+        if given.claim is not None and not self._progress.carries(given.claim):
             self._records.add(given)
 
     def _problem(self, given: Given, claim: Claim | None) -> str:
@@ -125,14 +124,11 @@ class Verifier:
             return "holds devices although none were given to it"
         if len(given.ids) != len(claim.slices):
             return f"holds {len(given.ids)} devices but was to get {len(claim.slices)}"
-        if given.claim is None or self._carries(given.claim):
+        if given.claim is None or self._progress.carries(given.claim):
             return "got no slice: kubelet asked for it before its pod was known here"
         if given.claim.what != claim.what:
             return f"got the slice of container {given.claim.container} of {given.claim.pod}"
         return ""
-
-    def _carries(self, claim: Claim) -> bool:
-        return claim.carried and self._travels()
 
 
 def _name(pod: BoundPod, position: int) -> str:

@@ -458,7 +458,8 @@ async def test_what_kubelet_did_not_wait_for_is_handed_out_again() -> None:
 
 @in_fake_time
 async def test_a_call_that_was_given_up_before_its_turn_takes_nothing() -> None:
-    world = World(bound("p", A), bound("q", A, at=1))
+    world = World()
+    world.api.put(bound("p", A), bound("q", A, at=1))
     world.mode.gate = asyncio.Event()
     async with world.running():
         first, second = (asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(2))
@@ -534,7 +535,8 @@ async def test_kubelet_is_steered_to_the_cards_of_the_container_that_is_meant() 
 
 @in_fake_time
 async def test_steered_ids_are_for_the_claim_that_they_were_proposed_for() -> None:
-    world = World(bound("p", A))
+    world = World()
+    world.api.put(bound("p", A))
     async with world.running():
         assert world.prefer("GPU-a::0", "GPU-b::0") == ["GPU-a::0"]
         world.api.put(bound("q", B))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.handover.progress import Given, spot
+from tessera.node.handover.answers import Given, spot
 from tessera.node.handover.records import FILE, JOURNAL, MOST_RECORDS, Record, Records
 from tessera.wire import keys
 from tests.support.logs import captured
@@ -16,7 +16,7 @@ MIG = '[{"gpuUUID":"GPU-a","profile":"1g.18gb+me","placement":{"start":2,"size":
 
 
 def given(*ids: str, claim: object = P, holder: tuple[str, int] | None = None) -> Given:
-    return Given(frozenset(ids), frozenset(), claim, True, holder)  # type: ignore[arg-type]
+    return Given(frozenset(ids), frozenset(), claim, True, holder=holder)  # type: ignore[arg-type]
 
 
 async def test_what_was_written_is_read_by_the_next_process(tmp_path: Path) -> None:

@@ -105,9 +105,9 @@ async def test_nobody_is_steered_while_it_is_not_known_whether_kubelet_has_the_l
     async with World(p).running() as world:
         assert await whose(world, "i") == repr(init.what)
         world.agent.progress.kubelet_is_new()
-        (chosen,) = world.prefer("GPU-a::0", "GPU-a::1")
-        assert await whose(world, chosen) == repr(init.what)
-        assert await whose(world, chosen) == repr(app.what)
+        assert world.prefer("GPU-a::0", "GPU-a::1") == []
+        assert await whose(world, "GPU-a::0") == repr(init.what)
+        assert await whose(world, "GPU-a::0") == repr(app.what)
 
 
 QUESTIONS = [

@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from tessera.kube.events import ObjectRef
 from tessera.node.fleet import Fleet
+from tessera.node.handover.answers import Given, Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.cluster import Annotations
-from tessera.node.handover.progress import Given, Held
 from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.records import Record, Records
 from tessera.node.modes.answers import Answer, Refused

@@ -1,0 +1,88 @@
+"""Pods that carry their slices beside pods that depend on the answer: no dependent one ever gets another's slice."""
+
+from __future__ import annotations
+
+import random
+from math import inf
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.node.handover.searching import WATCH_BEHIND_S
+from tessera.scheduler.handover import CARRIED_WAITS_S
+from tests.property.node.mixing import Node, Plan
+from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import World
+
+SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1")
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> list[Plan]:
+    """Pods in the order of binding; many of them equal, many with init containers."""
+    found: list[Plan] = []
+    for number in range(draw(st.integers(2, 9))):
+        like = draw(st.sampled_from([None, *found]))
+        containers = like.containers if like else tuple(draw(st.lists(st.sampled_from(SLICES), min_size=1, max_size=3)))
+        inits = like.inits if like else draw(st.integers(0, len(containers) - 1))
+        found.append(Plan(f"p{number}", containers, inits, draw(st.booleans())))
+    return found
+
+
+@settings(max_examples=100)
+@given(plans(), st.randoms(use_true_random=False))
+def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
+    coming: list[Plan], rng: random.Random
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World().running() as world:
+            node = Node(world, coming, rng, carried_wait=inf, behind=0.0)
+            await node.live()
+            assert (node.kubelet.wrong, node.kubelet.refused) == ([], [])
+            assert world.events == []
+
+    check()
+
+
+@settings(max_examples=100, derandomize=True)
+@given(plans(), st.randoms(use_true_random=False))
+def test_a_watch_that_is_behind_mixes_nobody_up(coming: list[Plan], rng: random.Random) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World().running() as world:
+            node = Node(world, coming, rng, carried_wait=inf, behind=WATCH_BEHIND_S * 0.75)
+            await node.live()
+            assert node.kubelet.wrong == []
+
+    check()
+
+
+@settings(max_examples=100, derandomize=True)
+@given(plans(), st.randoms(use_true_random=False))
+def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mixed_up(
+    coming: list[Plan], rng: random.Random
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World().running() as world:
+            node = Node(world, coming, rng, carried_wait=CARRIED_WAITS_S, behind=WATCH_BEHIND_S * 0.75)
+            await node.live()
+            assert node.kubelet.wrong == []
+
+    check()
+
+
+@settings(max_examples=100)
+@given(plans(), st.randoms(use_true_random=False))
+def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
+    coming: list[Plan], rng: random.Random
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World().running() as world:
+            node = Node(world, coming, rng, carried_wait=0.0, behind=0.0)
+            await node.live()
+            assert node.kubelet.wrong == []
+
+    check()
