@@ -6,15 +6,18 @@ the best on, a few times; whoever does not find one that way looks the candidate
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.arrays import CardArrays, Ints
 from tessera.core.policies.base import Floats
 
 GLANCES = 32
 """best nodes of all that are looked for among the candidates before these are looked up: hosts fill up before cards"""
+
+OUT = -np.inf
+"""preference of a column that is not to be chosen"""
 
 
 class Absent:
@@ -26,55 +29,47 @@ class Absent:
 
     def __init__(self) -> None:
         self._epoch = -1
-        self._columns: Bools = np.zeros(0, dtype=np.bool_)
+        self._columns: list[int] = []
 
-    def best(
-        self, arrays: CardArrays, rows: Ints, preference: Floats, ranks: Ints, allowed: Callable[[str], bool]
-    ) -> int | None:
-        """The position of the best row that is allowed; None where it was not found soon."""
-        if self._epoch != arrays.epoch:
-            self._epoch, self._columns = arrays.epoch, np.zeros(len(arrays.names), dtype=np.bool_)
-        aside = self._columns[rows]
-        left = np.where(aside, -np.inf, preference)
-        chosen: int | None = None
+    def best(self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool]) -> int | None:
+        """The best column that is allowed, by preference and then by name; None where it was not found soon."""
+        if self._epoch != arrays.epoch or len(self._columns) > GLANCES:
+            self._epoch, self._columns = arrays.epoch, []
+        aside = self._columns
+        left = preference
+        if aside:
+            left = preference.copy()
+            left[aside] = OUT
+        chosen = self._first(arrays, left, allowed)
+        return None if chosen is None else self._better(arrays, preference, allowed, aside=aside, chosen=chosen)
+
+    def _first(self, arrays: CardArrays, left: Floats, allowed: Callable[[str], bool]) -> int | None:
+        found: list[int] = []
         for _ in range(GLANCES):
-            first = best_position(left, ranks)
-            if left[first] == -np.inf:
+            column = best_position(left, arrays.ranks)
+            if left[column] == OUT:
                 break
-            row = int(rows[first])
-            if allowed(arrays.names[row]):
-                chosen = first
-                break
-            self._columns[row] = True
-            left[first] = -np.inf
-        if chosen is None:
-            return None
-        return self._better(arrays, rows, preference, ranks, allowed, aside, chosen)
+            if allowed(arrays.names[column]):
+                self._columns = self._columns + found
+                return column
+            if not found:
+                left = left.copy()
+            found.append(column)
+            left[column] = OUT
+        self._columns = self._columns + found
+        return None
 
     def _better(
-        self,
-        arrays: CardArrays,
-        rows: Ints,
-        preference: Floats,
-        ranks: Ints,
-        allowed: Callable[[str], bool],
-        aside: Bools,
-        chosen: int,
-    ) -> int | None:
+        self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool], *, aside: list[int], chosen: int
+    ) -> int:
         """The best of those put aside, where one is better than the chosen one and allowed after all."""
+        ranks = arrays.ranks
         mark = float(preference[chosen]), -int(ranks[chosen])
-        glances = 0
-        for i in np.flatnonzero(aside).tolist():
-            value = float(preference[i]), -int(ranks[i])
-            if value <= mark:
-                continue
-            glances += 1
-            if glances > GLANCES:
-                self._columns[:] = False
-                return None
-            if allowed(arrays.names[int(rows[i])]):
-                self._columns[rows[i]] = False
-                chosen, mark = i, value
+        for column in aside:
+            value = float(preference[column]), -int(ranks[column])
+            if value > mark and value[0] != OUT and allowed(arrays.names[column]):
+                self._columns = [other for other in self._columns if other != column]
+                chosen, mark = column, value
         return chosen
 
 
@@ -82,3 +77,14 @@ def best_position(preference: Floats, ranks: Ints) -> int:
     """Of at least one: the largest preference, of equal ones the first by rank."""
     best = np.flatnonzero(preference == preference.max())
     return int(best[np.argmin(ranks[best])])
+
+
+def best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
+    """Positions from the best; sorting everything is put off until the first choice turns out not to do."""
+    if not len(preference):
+        return
+    first = best_position(preference, ranks)
+    yield first
+    for i in np.lexsort((ranks, -preference)).tolist():
+        if i != first:
+            yield i

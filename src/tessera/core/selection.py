@@ -8,16 +8,16 @@ that `fitting.fit_pod` gives. Ties are decided by node name; the order of the ca
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from tessera.core import policies, quota
-from tessera.core.arrays import Bools, Ints
+from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
 from tessera.core.fitting import Rooms
-from tessera.core.glancing import Absent, best_position
+from tessera.core.glancing import OUT, Absent, best_first, best_position
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -61,10 +61,6 @@ class Selected:
         """Nodes and scores, the chosen one last."""
         return self.best(len(self.rows))
 
-    def among(self, candidates: Candidates) -> Selected:
-        """The same choice, as if only these had been there to choose from. Before nodes come or go."""
-        return replace(self._only(np.isin(self.rows, candidates.rows)), candidates=candidates)
-
     def certain(self) -> Selected:
         """The same choice with only the nodes that fit for sure. Before nodes come or go."""
         unsure = np.ones(len(self.rows), dtype=np.bool_) if self.undecided is None else self.undecided[self.rows]
@@ -72,15 +68,12 @@ class Selected:
         if len(sure) and not sure.all():
             # The chosen one was tried; it is the best of those that were not found wanting.
             sure[best_position(self.preference, self.ranks)] = True
-        return self._only(sure)
-
-    def _only(self, kept: Bools) -> Selected:
         return replace(
             self,
-            rows=self.rows[kept],
-            scores=self.scores[kept],
-            preference=self.preference[kept],
-            ranks=self.ranks[kept],
+            rows=self.rows[sure],
+            scores=self.scores[sure],
+            preference=self.preference[sure],
+            ranks=self.ranks[sure],
         )
 
     def best(self, count: int) -> list[tuple[str, float]]:
@@ -93,6 +86,25 @@ class Selected:
             chosen = np.concatenate((above, first))
         order = chosen[np.lexsort((-self.ranks[chosen], self.preference[chosen]))]
         return [(self.names[self.rows[i]], float(self.scores[i])) for i in order]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Glanced:
+    """A placement that was found without looking the candidates up."""
+
+    placement: Placement
+    scores: Floats
+    """by column, as they were"""
+    preference: Floats
+    arrays: CardArrays
+    undecided: Bools | None
+
+    def among(self, candidates: Candidates) -> Selected:
+        """The same choice with all that it was chosen from. Before nodes come or go."""
+        rows = candidates.rows[self.preference[candidates.rows] != OUT]
+        ranks, names = self.arrays.ranks[rows], self.arrays.names
+        scores, preference = self.scores[rows], self.preference[rows]
+        return Selected(self.placement, rows, scores, preference, ranks, candidates, names, self.undecided)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,7 +152,7 @@ class Selector:
             self._everyone = self.candidates(self.ledger.node_names())
         return self._everyone
 
-    def glance(self, pod: PodRequest, allowed: Callable[[str], bool]) -> Selected | None:
+    def glance(self, pod: PodRequest, allowed: Callable[[str], bool]) -> Glanced | None:
         """What `select` would choose among the nodes that are `allowed`, without knowing all of these.
 
         The best of all nodes, where it is allowed, is the best of those that are allowed. None says nothing: it was not
@@ -153,17 +165,23 @@ class Selector:
             return None
         if self.ledger.rooms(pod.namespace, pod.vendors):
             return None
-        everyone = self.all_nodes()
-        rows = everyone.rows[evaluation.possible[everyone.rows]]
-        scores, preference, ranks = self._rank(pod, memory, rows, {})
-        chosen = self._absent.best(self.ledger.arrays, rows, preference, ranks, allowed) if len(rows) else None
-        answer = evaluation.placement(int(rows[chosen])) if chosen is not None else None
-        if chosen is None or not isinstance(answer, Placement):
+        arrays, possible = self.ledger.arrays, evaluation.possible
+        if not len(possible):
             return None
-        placement = replace(answer, score=float(scores[chosen]))
-        arrays = self.ledger.arrays
+        scores = arrays.score[: len(possible)].copy()
+        sign = policies.sign_of_score(pod.node_policy)
+        if sign is not None:
+            preference: Floats = np.where(possible, scores if sign > 0 else -scores, OUT)
+        else:
+            rows = np.flatnonzero(possible)
+            preference = np.full(len(possible), OUT)
+            preference[rows] = self._rank(pod, memory, rows, {})[1]
+        column = self._absent.best(arrays, preference, allowed)
+        answer = evaluation.placement(column) if column is not None else None
+        if column is None or not isinstance(answer, Placement):
+            return None
         undecided = arrays.odd if evaluation.is_exact else None
-        return Selected(placement, rows, scores, preference, ranks, everyone, arrays.names, undecided)
+        return Glanced(replace(answer, score=float(scores[column])), scores, preference, arrays, undecided)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""
@@ -198,7 +216,7 @@ class Selector:
         arrays, evaluation = self.ledger.arrays, memory.evaluation
         scores, preference, ranks = self._rank(pod, memory, rows, rooms)
         failed: list[int] = []
-        for i in _best_first(preference, ranks):
+        for i in best_first(preference, ranks):
             row = int(rows[i])
             answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
             if isinstance(answer, Placement):
@@ -280,14 +298,3 @@ class Selector:
 def _misfit(answer: Placement | Misfit) -> Misfit:
     assert isinstance(answer, Misfit)  # every node was just tried
     return answer
-
-
-def _best_first(preference: Floats, ranks: Ints) -> Iterator[int]:
-    """Positions from the best; sorting everything is put off until the first choice turns out not to do."""
-    if not len(preference):
-        return
-    first = best_position(preference, ranks)
-    yield first
-    for i in np.lexsort((ranks, -preference)).tolist():
-        if i != first:
-            yield i

@@ -18,7 +18,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry, State
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.selection import Candidates, Glanced, Refused, Selected, Selector
 from tessera.core.wording import brief_success_text, failure_texts, success_text
 from tessera.core.workload import Workload
 from tessera.scheduler.admission.identity import identity_of
@@ -158,7 +158,7 @@ class Filter:
         self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))
         return encode_filter_result(node_names=[answer.placement.node])
 
-    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Refused:
+    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Glanced | Refused:
         """Most requests name almost all nodes, and reading thousands of names costs more than the choice."""
         if named.are_most:
             found = self._selector.glance(request, named.has)
@@ -254,5 +254,5 @@ class Filter:
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
 
 
-def _found(selected: Selected, named: NamedNodes) -> list[str]:
-    return [success_text(selected.among(named.candidates))]
+def _found(found: Selected | Glanced, named: NamedNodes) -> list[str]:
+    return [success_text(found if isinstance(found, Selected) else found.among(named.candidates))]

@@ -364,5 +364,5 @@ def test_a_node_that_was_not_allowed_is_taken_when_it_is_allowed_again() -> None
 def test_nodes_are_tried_from_the_best_and_each_once(values: list[float], seed: random.Random) -> None:
     preference = np.array(values, dtype=np.float64)
     ranks = np.array(seed.sample(range(len(values)), len(values)), dtype=np.int64)
-    order = list(selection._best_first(preference, ranks))
+    order = list(glancing.best_first(preference, ranks))
     assert order == sorted(range(len(values)), key=lambda i: (-preference[i], ranks[i]))

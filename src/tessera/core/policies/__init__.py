@@ -26,10 +26,19 @@ CHAINABLE = ("binpack", "spread", "numa")
 
 def node_rank(text: str) -> NodeRank:
     """How nodes are ranked; what is not a node policy behaves as binpack."""
-    policy = POLICIES.get(text, binpack.POLICY)
-    rank = policy.nodes or binpack.POLICY.nodes
-    assert rank is not None  # binpack ranks nodes
+    rank = _node_policy(text).nodes
+    assert rank is not None  # it is a node policy
     return rank
+
+
+def sign_of_score(text: str) -> int | None:
+    """Whether nodes are ranked by their scores alone, and which come first."""
+    return _node_policy(text).sign_of_score
+
+
+def _node_policy(text: str) -> Policy:
+    policy = POLICIES.get(text, binpack.POLICY)
+    return policy if policy.nodes is not None else binpack.POLICY
 
 
 def looks_ahead(*texts: str) -> bool:

@@ -61,6 +61,8 @@ class Policy:
     nodes: NodeRank | None = None
     card_score: CardScore | None = None
     place_loss: PlaceLossOf | None = None
+    sign_of_score: int | None = None
+    """where nodes are ranked by their scores alone: 1 = the largest first, -1 = the smallest first"""
     looks_ahead: bool = False
     """whether pods under this policy should carry an outlook, and what they ask of the host"""
     numa_first: bool = True

@@ -8,5 +8,6 @@ POLICY = Policy(
     "binpack",
     cards=lambda _card, score: -score,
     nodes=lambda ranking: ranking.scores,
+    sign_of_score=1,
     low_numa_first=True,
 )

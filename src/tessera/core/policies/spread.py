@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tessera.core.policies.base import Policy
 
-POLICY = Policy("spread", cards=lambda _card, score: score, nodes=lambda ranking: -ranking.scores)
+POLICY = Policy("spread", cards=lambda _card, score: score, nodes=lambda ranking: -ranking.scores, sign_of_score=-1)
