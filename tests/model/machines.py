@@ -2,7 +2,7 @@
 
 | plugin | says | hands over |
 |---|---|---|
-| Tessera's, `env` | tessera.io/agent | pods that carry their slices without turns, others by turns |
+| Tessera's, `env` | tessera.io/agent | pods that carry their slices without turns among themselves, others by turns |
 | Tessera's, `cdi` | tessera.io/agent | by turns |
 | foreign | nothing | one pod at a time, under the node lock |
 """
