@@ -140,8 +140,9 @@ class Search:
 
     async def _ask(self, given: Collection[Given]) -> bool:
         """Whether kubelet answered."""
-        held = await self._holdings.ask()
+        # Before: whatever shakes it meanwhile asks for another look.
         self._progress.shaken = False
+        held = await self._holdings.ask()
         if held is not None:
             self._progress.learn(held, self._pods.all())
             self._progress.reopen_lost(held, self._pods.all(), but=given)

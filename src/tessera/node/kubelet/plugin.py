@@ -61,10 +61,10 @@ class Plugin:
         allocator: Allocator,
         *,
         pace: Pace = _USUAL_PACE,
-        on_registered: Callable[[], None] = lambda: None,
+        on_new_kubelet: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_registered` is called whenever kubelet begins anew."""
-        self._on_registered = on_registered
+        """`on_new_kubelet` is called whenever kubelet may have begun anew, before it can ask for anything."""
+        self._on_new_kubelet = on_new_kubelet
         self._kubelet = settings.paths.kubelet_socket
         self._pace = pace
         self._service = DevicePluginService(settings, counted, allocator)
@@ -136,9 +136,10 @@ class Plugin:
             self._registered = None
             raise RegisteringError(f"kubelet does not listen, though {self._kubelet} took the registration")
         if kubelet != self._registered:
+            # Before: kubelet may ask for devices as soon as it has heard of us.
+            self._on_new_kubelet()
             await register(self._kubelet, self._registration, deadline=self._pace.register)
             self._registered, self._heard_at = kubelet, asyncio.get_running_loop().time()
-            self._on_registered()
             log.info("registered", resource=self._registration.resource_name, endpoint=self._registration.endpoint)
         self._is("")
 
