@@ -51,9 +51,15 @@ async def running(
     settings: AgentSettings, cards: Current[Fleet] | None = None, *, pace: Pace = AT_ONCE
 ) -> AsyncIterator[Plugin]:
     plugin = Plugin(settings, cards or Current(fleet(2)), ScriptedAllocator(), pace=pace)
+    async with running_plugin(plugin):
+        yield plugin
+
+
+@asynccontextmanager
+async def running_plugin(plugin: Plugin) -> AsyncIterator[None]:
     task = asyncio.create_task(plugin.run())
     try:
-        yield plugin
+        yield
     finally:
         assert not task.done(), "the plugin ended by itself"
         task.cancel()
@@ -162,6 +168,25 @@ async def test_a_kubelet_that_restarts_and_deletes_all_sockets_is_served_and_tol
         await kubelet.registered(4)
         assert own(folder).is_socket()
         assert await kubelet.allocate([f"{uuid(0)}-0"])
+
+
+@on_uvloop
+async def test_that_kubelet_is_new_is_known_before_it_hears_of_the_plugin(folder: Path) -> None:
+    heard: list[int] = []
+    async with ScriptedKubelet(folder) as kubelet:
+        plugin = Plugin(
+            settings_in(folder),
+            Current(fleet(2)),
+            ScriptedAllocator(),
+            pace=AT_ONCE,
+            on_new_kubelet=lambda: heard.append(len(kubelet.registrations)),
+        )
+        async with running_plugin(plugin):
+            await kubelet.registered(1)
+            await kubelet.restart()
+            await kubelet.registered(2)
+    assert {0, 1} <= set(heard)
+    assert heard[0] == 0
 
 
 @on_uvloop
