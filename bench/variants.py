@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 
 from tessera.simulator.synthetic import write_trace
-from tessera.simulator.traces import WHOLE, Trace, TracePod, read_trace
+from tessera.simulator.traces import WHOLE, Trace, TraceError, TracePod, read_trace
 
 SEED = 7
 CPU_PODS = (0.05, 0.20, 0.25)
@@ -106,15 +106,21 @@ def variants(default: Trace, constrained: Trace) -> Iterator[Trace]:
         yield trace(f"gpuspec{100 * part:.0f}", with_models(pods, constrained.pods, part, Random(SEED)))
 
 
+def openb(parser: argparse.ArgumentParser, folder: Path, names: Sequence[str]) -> list[Trace]:
+    """The traces of these names; a folder that has not got them ends the program."""
+    nodes = folder / "openb_node_list_gpu_node.csv"
+    try:
+        return [read_trace(nodes, folder / f"openb_pod_list_{name}.csv") for name in names]
+    except TraceError as error:
+        parser.error(str(error))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.variants", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with the openb files")
     parser.add_argument("--to", type=Path, required=True, help="folder to write nodes.csv and the pods into")
     options = parser.parse_args()
-    nodes = options.data / "openb_node_list_gpu_node.csv"
-    default, constrained = (
-        read_trace(nodes, options.data / f"openb_pod_list_{name}.csv") for name in ("default", "gpuspec20")
-    )
+    default, constrained = openb(parser, options.data, ("default", "gpuspec20"))
     options.to.mkdir(parents=True, exist_ok=True)
     for trace in variants(default, constrained):
         write_trace(trace, options.to / "nodes.csv", options.to / f"{trace.name}.csv")

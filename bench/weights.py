@@ -18,8 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
 
+from bench.variants import openb
 from tessera.simulator.saturation import saturate
-from tessera.simulator.traces import Trace, read_trace
+from tessera.simulator.traces import Trace
 
 TRACES = ("default", "gpuspec20", "multigpu20")
 SEEDS = (52,)
@@ -93,9 +94,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.weights", description=__doc__.split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with the openb files")
     options = parser.parse_args()
-    nodes = options.data / "openb_node_list_gpu_node.csv"
-    traces = [read_trace(nodes, options.data / f"openb_pod_list_{name}.csv") for name in TRACES]
-    print("chosen", choose(traces))
+    print("chosen", choose(openb(parser, options.data, TRACES)))
 
 
 if __name__ == "__main__":
