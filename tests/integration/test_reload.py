@@ -17,9 +17,9 @@ from tessera.core.audit import audit
 from tessera.sandbox.control_plane import ControlPlane
 from tessera.sandbox.nodes.cards import gpu_cards
 from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler import process as module
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
+from tessera.services import noticing
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.logs import Logs, captured
 from tests.support.looping import on_uvloop
@@ -151,7 +151,7 @@ def linked_anew(file: Path, text: str) -> None:
 async def test_a_changed_file_takes_effect_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_AT_FILES", 0.01)
+    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.01)
     async with started(tmp_path) as world:
         write(world.file, config("nvidia.com/vgpu"))
         await world.changed()
@@ -194,7 +194,7 @@ async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
 async def test_a_broken_file_is_reported_once_not_at_every_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_AT_FILES", 0.001)
+    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.001)
     async with started(tmp_path) as world:
         world.file.write_text("nvidia: [")
         await world.logs.until(NOT_READ)

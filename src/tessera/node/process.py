@@ -32,10 +32,10 @@ from tessera.node.health.calling import CallThread, NoAnswer
 from tessera.node.health.watching import HardwareWatch
 from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.choosing import choose_hardware
-from tessera.node.noticing import FileNotice
 from tessera.node.observing import Metrics, Seen
 from tessera.node.wiring import Agent, Surroundings
 from tessera.services.addresses import Address
+from tessera.services.noticing import FileNotice
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)

@@ -8,7 +8,6 @@ SIGTERM: no new connections -> running binds end -> pending events are written -
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
 import signal
@@ -38,6 +37,7 @@ from tessera.scheduler.serving import (
 from tessera.scheduler.settings import Settings
 from tessera.services.lean_http import LeanListener
 from tessera.services.listening import Listener
+from tessera.services.noticing import FileNotice
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -47,8 +47,6 @@ log = structlog.get_logger(__name__)
 
 EVENTS_SHARE = 0.25
 """of the grace period, kept for events after the last bind has ended"""
-LOOK_AT_FILES = 5.0
-"""seconds between looks at the configuration files"""
 SYNC_POLL = 0.1
 """seconds between looks at whether the first lists are complete"""
 
@@ -99,7 +97,7 @@ class Process:
         self._tls.prepare()
         self.listeners: dict[str, Listener | LeanListener] = {}
         self.stopping = asyncio.Event()
-        self._look = asyncio.Event()
+        self._notice = FileNotice(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
         self._findings: dict[str, frozenset[Finding]] = {}
         """by node, what its last audit found"""
@@ -109,7 +107,7 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._look.set)
+        loop.add_signal_handler(signal.SIGHUP, self._notice.ask)
         try:
             return await self._run()
         finally:
@@ -236,26 +234,11 @@ class Process:
 
     async def _watch_files(self) -> None:
         """Read the configuration again on SIGHUP and when its file changes."""
-        seen = self._stamp()
+        await self._notice.begin()
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AT_FILES):
-                    await self._look.wait()
-            asked = self._look.is_set()
-            self._look.clear()
-            stamp = self._stamp()
-            if asked or stamp != seen:
-                seen = stamp
-                self._read_configuration()
-                self._tls.look()
-
-    def _stamp(self) -> tuple[int, int, int]:
-        """Changes whenever the file does, also when it goes."""
-        try:
-            found = os.stat(self.settings.device_config_file)
-        except OSError:
-            return (0, 0, 0)
-        return (found.st_ino, found.st_mtime_ns, found.st_size)
+            await self._notice.news()
+            self._read_configuration()
+            self._tls.look()
 
     def _read_configuration(self) -> None:
         if self._reload is None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tessera.node import noticing, retiring
 from tessera.node import process as module
+from tessera.node import retiring
 from tessera.node.handover import writing
 from tessera.node.modes import mps, mps_card
 from tessera.sandbox.api.faults import Fail
+from tessera.services import noticing
 from tessera.wire import keys
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
 from tests.support.agent_api import REGISTER, registered

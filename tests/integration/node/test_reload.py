@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.backoff import Backoff
-from tessera.node import noticing
 from tessera.node import process as module
 from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
+from tessera.services import noticing
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 LOOK_AT_FILES_S = 5.0
+"""seconds between looks at the configuration files"""
 
 Stamp = tuple[tuple[int, int, int], ...]
 
