@@ -92,6 +92,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
 	@$(BIN)/python -m bench.allocate --check
+	@$(BIN)/python -m bench.exchange --check
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.packing --check
 	@$(BIN)/python -m bench.webhook --check

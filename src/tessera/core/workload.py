@@ -2,13 +2,14 @@
 
 Counts shapes, not pods, and lets old counts fade: once `MEMORY` pods are counted, everything is halved. The outlook is
 made anew each time the count has doubled, so that it is settled between renewals and answers can be remembered; the
-caller says when a pod is new, there is no clock here. Without any pod the prior holds.
+caller says when a pod is new, there is no clock here. With few pods the prior holds, and what is told apart then is
+how many cards of each model there are: the first pods may stay for long, and rare models should not be theirs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.core.arrays import CardArrays
 from tessera.core.outlook import GRAIN, PRIOR, Load, Outlook, Slice
@@ -23,6 +24,8 @@ SLICES = 24
 """different slices told apart; rarer ones are left out"""
 LOADS = 8
 """groups of host demand, of equal weight"""
+CHOOSY = 0.1
+"""part of the demand that is expected to accept one model only, as long as nothing is known; all models alike"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Workload:
         self._counts: dict[Shape, float] = {}
         self._pods = 0.0
         self._renew_at = float(FIRST)
+        self._prior_of = -1
+        """epoch of the cards that the prior knows"""
         self.outlook = PRIOR
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
@@ -52,6 +57,8 @@ class Workload:
         if not asked:
             return False
         self._pods += 1.0
+        if self._pods < FIRST:
+            return self._look_at(arrays)
         if self._pods < self._renew_at:
             return False
         self.outlook = outlook_of(self._counts, arrays, rules)
@@ -60,9 +67,26 @@ class Workload:
         self._renew_at = 2.0 * self._pods
         return True
 
+    def _look_at(self, arrays: CardArrays) -> bool:
+        """Renew the prior where cards came or went."""
+        if self._prior_of == arrays.epoch:
+            return False
+        self._prior_of = arrays.epoch
+        self.outlook = prior_of(arrays)
+        return True
+
     def _fade(self) -> None:
         self._counts = {shape: half for shape, count in self._counts.items() if (half := count / 2.0) >= 0.5}
         self._pods /= 2.0
+
+
+def prior_of(arrays: CardArrays) -> Outlook:
+    """The outlook before anything is known but these cards: of a rare model more are needed than of a common one."""
+    owned = {model: cards for model, cards in sorted(_owned(arrays).items()) if cards}
+    every = sum(owned.values())
+    if len(owned) < 2:
+        return PRIOR
+    return replace(PRIOR, pressure={model: CHOOSY / len(owned) * every / cards for model, cards in owned.items()})
 
 
 def outlook_of(counts: Mapping[Shape, float], arrays: CardArrays, rules: Mapping[str, Rules]) -> Outlook:

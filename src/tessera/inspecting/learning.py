@@ -93,7 +93,8 @@ class Learning:
     def observe(self, request: PodRequest) -> None:
         """A pod that was not counted before has been asked about."""
         self._pods += 1
-        if self._workload.observe(request, self._ledger.arrays, self._vendors):
+        is_renewed = self._workload.observe(request, self._ledger.arrays, self._vendors)
+        if is_renewed and self._pods >= FIRST:
             self._learned_from = self._pods
 
 

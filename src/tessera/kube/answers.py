@@ -91,9 +91,11 @@ class Page(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
-class _Change(msgspec.Struct):
+class _Change(msgspec.Struct, Generic[T]):
+    """A line of a watch."""
+
     type: str
-    object: msgspec.Raw
+    object: T
 
 
 class _Details(msgspec.Struct, rename="camel"):
@@ -143,11 +145,18 @@ class Decoders:
 
     def event(self, line: bytes, kind: type[T], on_unreadable: OnUnreadable | None) -> WatchEvent[T] | None:
         """The event of a line; None for one that was set aside. Raises ApiError for an ERROR event."""
-        change = self.one(line, _Change)
-        if change.type == "ERROR":
-            raise api_error(0, bytes(change.object), {})
-        obj = self._object(change.object, kind, change.type, on_unreadable)
-        return None if obj is None else WatchEvent(change.type, obj)
+        try:
+            change: _Change[T] | None = self._of(_Change[kind]).decode(line)  # type: ignore[valid-type]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            change = None
+        if change is not None and change.type != "ERROR":
+            return WatchEvent(change.type, change.object)
+        # Again, and slower: it is no such object, and what it is decides what becomes of it.
+        raw = self.one(line, _Change[msgspec.Raw])
+        if raw.type == "ERROR":
+            raise api_error(0, bytes(raw.object), {})
+        obj = self._object(raw.object, kind, raw.type, on_unreadable)
+        return None if obj is None else WatchEvent(raw.type, obj)
 
     def _object(self, raw: msgspec.Raw, kind: type[T], event: str, on_unreadable: OnUnreadable | None) -> T | None:
         try:
@@ -168,12 +177,12 @@ class Decoders:
 
 
 def api_error(status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
-    """From a metav1.Status where the answer is one; proxies answer with other things."""
+    """From a metav1.Status where the answer is one; proxies answer with other things. Headers are in lower case."""
     try:
         said = msgspec.json.decode(data, type=_Status)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         said = _Status(message=data[: 4 * _EXCERPT].decode("utf-8", "replace").strip()[:_EXCERPT])
-    wait = _seconds(headers.get("Retry-After", ""))
+    wait = _seconds(headers.get("retry-after", ""))
     if wait is None and said.details is not None and said.details.retry_after_seconds is not None:
         wait = max(0.0, float(min(said.details.retry_after_seconds, 1 << 31)))
     # An ERROR event has no HTTP status of its own; without a code it is as bad as a server's fault.

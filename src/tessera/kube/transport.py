@@ -8,33 +8,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
-
-import aiohttp
-from yarl import URL
+from urllib.parse import urlencode
 
 from tessera.kube.access import Access
 from tessera.kube.answers import api_error
-from tessera.kube.connecting import Body, open_session
+from tessera.kube.asking import Carrier, CutShort, Reply, Request
 from tessera.kube.errors import Unreachable
+from tessera.kube.lean_carrier import LeanCarrier
 from tessera.kube.limiter import Limiter
 from tessera.kube.lines import Lines
+from tessera.kube.proxied_carrier import ProxiedCarrier
 
 
 class Transport:
-    """One session; the limiter, where there is one, covers everything that goes through it."""
+    """The way to one apiserver; the limiter, where there is one, covers everything that goes through it."""
 
     def __init__(self, access: Access, *, limiter: Limiter | None, user_agent: str) -> None:
         self._access = access
         self._limiter = limiter
-        self._user_agent = user_agent
-        self._session: aiohttp.ClientSession | None = None
+        # In the cluster bandwidth is cheaper than the event loop's time.
+        self._headers = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
+        self._carrier: Carrier | None = None
 
     def open(self) -> None:
-        self._session = open_session(self._user_agent)
+        make = LeanCarrier if self._access.proxy is None else ProxiedCarrier
+        self._carrier = make(self._access, headers=self._headers)
 
     async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()
+        if self._carrier is not None:
+            await self._carrier.close()
 
     async def exchange(
         self,
@@ -49,94 +51,86 @@ class Transport:
         """The body of the answer. Raises ApiError for any status but 2xx."""
         # Outside the deadline: a plugin has its own, and a slow plugin must not look like a slow apiserver.
         headers = await self._access.headers()
-        content = Body(body, content_type) if body is not None else None
-        with _faults(f"{method} {path}", content):
+        if body is not None:
+            headers["Content-Type"] = content_type
+        request = Request(method, _target(path, query), headers, body)
+        with _faults(f"{method} {path}", request):
             async with asyncio.timeout(timeout):
-                response = await self._send(method, path, query, headers, content)
-                async with response:
-                    return await self._read(response)
+                reply = await self._send(request)
+                try:
+                    return await self._read(reply)
+                finally:
+                    reply.close()
 
     async def stream(
         self, path: str, *, timeout: float, stream_timeout: float, query: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
         """The lines of an answer that goes on for a while: it begins within `timeout` and ends in `stream_timeout`."""
         deadline = asyncio.get_running_loop().time() + stream_timeout
-        headers = await self._access.headers()
+        request = Request("GET", _target(path, query), await self._access.headers())
         lines, what = Lines(), f"WATCH {path}"
         # The deadline is around each wait, not around the whole: between lines the caller has the floor.
-        with _faults(what):
+        with _faults(what, request):
             async with asyncio.timeout(timeout):
-                response = await self._send("GET", path, query, headers)
-                if response.status != 200:
-                    async with response:
-                        await self._read(response)
-                        raise Unreachable(f"{what}: answered with status {response.status}", maybe_done=False)
+                reply = await self._send(request)
+                if reply.status != 200:
+                    try:
+                        await self._read(reply)
+                    finally:
+                        reply.close()
+                    raise Unreachable(f"{what}: answered with status {reply.status}", maybe_done=False)
         try:
             while True:
-                with _faults(what):
+                with _faults(what, request):
                     async with asyncio.timeout_at(deadline):
-                        chunk = await _chunk(response, lines)
+                        chunk = await _chunk(reply, lines)
                 if not chunk:
                     return
                 for line in lines.feed(chunk):
                     yield line
         finally:
-            # Closed, not given back for re-use: the other side may still be sending.
-            response.close()
+            reply.close()
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-        body: Body | None = None,
-    ) -> aiohttp.ClientResponse:
-        if self._session is None:
+    async def _send(self, request: Request) -> Reply:
+        if self._carrier is None:
             raise RuntimeError("the client is not open: use it in `async with`")
         if self._limiter is not None:
             await self._limiter.take()
-        url = URL(self._access.server + path, encoded=True)
-        return await self._session.request(
-            method,
-            url.with_query(query) if query else url,
-            data=body,
-            headers=headers,
-            ssl=self._access.ssl or True,
-            server_hostname=self._access.tls_server_name,
-            proxy=self._access.proxy,
-            allow_redirects=False,
-        )
+        return await self._carrier.send(request)
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
-        data = await response.read()
-        if response.status < 300:
+    async def _read(self, reply: Reply) -> bytes:
+        data = await reply.read()
+        if reply.status < 300:
             return data
-        if response.status == 401:
+        if reply.status == 401:
             self._access.refused()
-        raise api_error(response.status, data, response.headers)
+        raise api_error(reply.status, data, reply.headers())
 
 
-async def _chunk(response: aiohttp.ClientResponse, lines: Lines) -> bytes:
+def _target(path: str, query: Mapping[str, str]) -> str:
+    return f"{path}?{urlencode(query)}" if query else path
+
+
+async def _chunk(reply: Reply, lines: Lines) -> bytes:
     """What came next; empty at an end that leaves no line unfinished."""
     try:
-        chunk = await response.content.readany()
-    except aiohttp.ClientPayloadError:
+        chunk = await reply.chunk()
+    except CutShort:
         # The connection ended before the answer did, as when an apiserver stops; between two lines nothing is lost.
         if lines.partial:
             raise
         return b""
     if not chunk and lines.partial:
-        raise aiohttp.ClientPayloadError("the answer ends in the middle of a line")
+        raise CutShort("the answer ends in the middle of a line")
     return chunk
 
 
 @contextmanager
-def _faults(what: str, body: Body | None = None) -> Iterator[None]:
+def _faults(what: str, request: Request) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise Unreachable(f"{what}: no answer in time", maybe_done=body is not None and body.left) from error
-    except (aiohttp.ClientError, OSError) as error:
+        raise Unreachable(f"{what}: no answer in time", maybe_done=request.maybe_done) from error
+    except OSError as error:
         said = str(error) or type(error).__name__
-        raise Unreachable(f"{what}: {said}", maybe_done=body is not None and body.left) from error
+        raise Unreachable(f"{what}: {said}", maybe_done=request.maybe_done) from error

@@ -111,6 +111,31 @@ class TestWorkload:
         world = cluster().add(node().gpus(1))
         assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).outlook is PRIOR
 
+    def test_before_much_is_known_rare_models_are_expected_to_be_needed_more(self) -> None:
+        world = cluster().add(node("a").gpus(2, model="P100"), node("b").gpus(6, model="T4"))
+        workload = self.learn(world, requests(1, percent=30, cores=30))
+        assert (workload.outlook.slices, workload.outlook.groups) == (PRIOR.slices, PRIOR.groups)
+        assert workload.outlook.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6})
+
+    def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
+        world = cluster().add(node("a").gpus(2, model="P100"))
+        workload = self.learn(world, requests(1, percent=30, cores=30))
+        assert not workload.outlook.pressure
+        world.add(node("b").gpus(6, model="T4"))
+        self.learn(world, requests(1, percent=30, cores=30), workload)
+        assert workload.outlook.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6})
+        known = workload.outlook
+        self.learn(world, requests(1, percent=30, cores=30), workload)
+        assert workload.outlook is known
+
+    def test_the_first_pods_leave_rare_models_alone_whatever_their_nodes_are_called(self) -> None:
+        world = cluster().add(
+            node("a").gpus(2, model="P100"), node("b").gpus(2, model="T4"), node("c").gpus(2, model="T4")
+        )
+        workload = self.learn(world, requests(1, percent=30, cores=30))
+        assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a"
+        assert chosen(world, gpu_pod(percent=100, cores=100), workload.outlook)[0] == "b"
+
     def test_slices_are_parts_of_the_largest_card(self) -> None:
         world = cluster().add(node().gpus(1, memory=10_000))
         outlook = self.learn(world, requests(FIRST, mem=2_500, cores=30)).outlook

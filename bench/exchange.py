@@ -1,0 +1,170 @@
+"""One short exchange with an apiserver over TLS: our own carrier beside aiohttp's client, by processor time.
+
+    python -m bench.exchange --json
+    python -m bench.exchange --check
+
+The server answers every request with the same bytes and runs in a process of its own, so that only clients are
+measured. Both carriers send the same Binding over connections that are open already, in turns. On loopback only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import multiprocessing
+import ssl
+import statistics
+import sys
+import tempfile
+import time
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import trustme
+import uvloop
+
+from bench.measuring import HOST, Budget, progress, table
+from tessera.kube.access import Access
+from tessera.kube.asking import Carrier, Request
+from tessera.kube.lean_carrier import LeanCarrier
+from tessera.kube.proxied_carrier import ProxiedCarrier
+from tessera.kube.tls import Pem, TlsSettings
+
+EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
+LIMIT_SECONDS = 120
+MOST_PART = 0.75
+"""of the processor time that aiohttp's client takes"""
+STATUS = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
+ANSWER = (
+    b"HTTP/1.1 201 Created\r\nAudit-Id: 7f6b0b0e-54f9-4c1f-9be4-58a2bb3d8bb5\r\nCache-Control: no-cache, private\r\n"
+    b"Content-Type: application/json\r\nX-Kubernetes-Pf-Flowschema-Uid: f\r\nX-Kubernetes-Pf-Prioritylevel-Uid: p\r\n"
+    b"Date: Sun, 15 Nov 2026 12:00:00 GMT\r\nContent-Length: %d\r\n\r\n%s" % (len(STATUS), STATUS)
+)
+HEADERS = {"User-Agent": "bench", "Accept": "application/json", "Accept-Encoding": "identity"}
+
+
+class Same(asyncio.Protocol):
+    """Answers whatever ends with the end of a JSON object."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's are no subclass.
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if data.endswith(b"}"):
+            self._transport.write(ANSWER)
+
+
+def serve(certificate: Path, port: Pipe) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+
+    async def run() -> None:
+        server = await asyncio.get_running_loop().create_server(Same, HOST, 0, ssl=context)
+        port.send(server.sockets[0].getsockname()[1])
+        await server.serve_forever()
+
+    uvloop.run(run())
+
+
+def binding() -> Request:
+    annotations = {f"tessera.io/c0.setting-{number}": "GPU-4f6a2c1e,NVIDIA,4000,5:;" for number in range(8)}
+    metadata = {"name": "p", "namespace": "team", "uid": "u", "annotations": annotations}
+    body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n"}}
+    headers = {"Authorization": f"Bearer {'token' * 100}", "Content-Type": "application/json"}
+    return Request("POST", "/api/v1/namespaces/team/pods/p/binding", headers, msgspec.json.encode(body))
+
+
+async def spend(carrier: Carrier, exchanges: int) -> float:
+    """Microseconds of processor time an exchange."""
+
+    async def work() -> None:
+        for _ in range(exchanges // AT_ONCE):
+            async with asyncio.timeout(30.0):
+                reply = await carrier.send(binding())
+                await reply.read()
+            if reply.status != 201:
+                raise OSError(f"status {reply.status}")
+
+    began = time.process_time()
+    await asyncio.gather(*(work() for _ in range(AT_ONCE)))
+    return (time.process_time() - began) / exchanges * 1e6
+
+
+async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) -> dict[str, Any]:
+    access = Access(f"https://{HOST}:{port}", tls=TlsSettings(authority=Pem("bench", path=authority)))
+    carriers: dict[str, Carrier] = {
+        "own": LeanCarrier(access, headers=HEADERS),
+        # It does without a proxy as well.
+        "aiohttp": ProxiedCarrier(access, headers=HEADERS),
+    }
+    seen: dict[str, list[float]] = {name: [] for name in carriers}
+    try:
+        async with asyncio.timeout(LIMIT_SECONDS):
+            gc.collect()
+            gc.freeze()
+            for number in range(rounds + 1):
+                for name, carrier in carriers.items():
+                    spent = await spend(carrier, exchanges)
+                    if number:
+                        # In the first round connections are made.
+                        seen[name].append(spent)
+                progress(f"  round {number} of {rounds}")
+    finally:
+        for carrier in carriers.values():
+            await carrier.close()
+    pairs = [own / other for own, other in zip(seen["own"], seen["aiohttp"], strict=True)]
+    return {
+        **{f"{name}_us": round(statistics.median(spent), 1) for name, spent in seen.items()},
+        "part": round(statistics.median(pairs), 3),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder:
+        authority = trustme.CA()
+        trust, certificate = Path(folder, "ca.pem"), Path(folder, "server.pem")
+        authority.cert_pem.write_to_path(trust)
+        authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(certificate)
+        here, there = multiprocessing.Pipe()
+        server = multiprocessing.get_context("spawn").Process(target=serve, args=(certificate, there), daemon=True)
+        server.start()
+        try:
+            if not here.poll(30.0):
+                raise OSError("the server did not start")
+            return uvloop.run(measure(here.recv(), trust, exchanges=options.exchanges, rounds=options.rounds))
+        finally:
+            server.terminate()
+            server.join()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=__doc__.split("\n")[0])
+    parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="a round, default %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each carrier, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="JSON instead of a list")
+    parser.add_argument("--check", action="store_true", help="exit 1 where the budget is broken")
+    options = parser.parse_args(arguments)
+    if options.exchanges < AT_ONCE or options.rounds < 1:
+        parser.error(f"needs at least {AT_ONCE} exchanges and one round")
+    try:
+        figures = run(options)
+    except (OSError, TimeoutError) as failure:
+        progress(f"not measured: {failure}")
+        return 2
+    budget = Budget("processor time of an exchange / with aiohttp's client", figures["part"], most=MOST_PART)
+    if options.json:
+        print(json.dumps(figures))
+    elif options.check:
+        print(table([budget]))
+    else:
+        print("\n".join(f"{name:<16} {value}" for name, value in figures.items()))
+    return 0 if budget.kept or not options.check else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""Straight to the apiserver: a pool of connections of which each request takes one for itself.
+
+ADR 7 says why this is not aiohttp. Connections notice a dead peer, and are not used again once certificates changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohappyeyeballs
+
+from tessera.kube.access import Access
+from tessera.kube.asking import CONNECTIONS, KEEP_ALIVE_SECONDS, Request
+from tessera.kube.errors import BadName
+from tessera.kube.lean_connection import Connection, LeanReply
+
+CLOSING_SECONDS = 1.0
+"""for connections to end when the client does"""
+NEXT_ADDRESS_SECONDS = 0.25
+"""before the next address of a host is tried beside the one that has not answered"""
+
+_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 20, 10, 3
+"""a watch is silent for minutes; without probes a peer that vanished is noticed only by the deadline"""
+
+
+class LeanCarrier:
+    """For one `access` without a proxy; `headers` go with every request."""
+
+    def __init__(self, access: Access, *, headers: Mapping[str, str]) -> None:
+        self._access = access
+        where = urlsplit(access.server)
+        self._host = where.hostname or ""
+        self._port = where.port or (443 if where.scheme == "https" else 80)
+        self._prefix = where.path
+        self._headers = {"Host": where.netloc, **headers}
+        self._open: set[Connection] = set()
+        self._idle: deque[Connection] = deque()
+        """the one used last is at the right"""
+        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._sweep: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._quiet = asyncio.Event()
+        """set when it is closed and nothing is left"""
+
+    async def send(self, request: Request) -> LeanReply:
+        content = self._bytes(request)
+        await self._room.acquire()
+        try:
+            connection = self._newest_idle() or await self._connect()
+        except BaseException:
+            self._room.release()
+            raise
+        connection.is_busy = request.left = True
+        try:
+            return await connection.ask(content)
+        except BaseException:
+            # Also when the caller's patience ended: the answer may come yet, and would be the next one's.
+            connection.abort()
+            raise
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in self._open:
+            connection.abort()
+        if self._open:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSING_SECONDS):
+                    await self._quiet.wait()
+
+    def _bytes(self, request: Request) -> bytes:
+        fields = {**self._headers, **request.headers}
+        if request.body is not None:
+            fields["Content-Length"] = str(len(request.body))
+        lines = [f"{request.method} {self._prefix}{request.target} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in fields.items()]
+        if " " in request.target or not all(map(str.isprintable, lines)):
+            raise BadName(f"{request.target!r} cannot be asked for")
+        return "\r\n".join([*lines, "", ""]).encode() + (request.body or b"")
+
+    def _newest_idle(self) -> Connection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.context is self._access.ssl:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> Connection:
+        if self._is_closed:
+            raise RuntimeError("the client is closed")
+        loop, context = asyncio.get_running_loop(), self._access.ssl
+        try:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+            connected = await aiohappyeyeballs.start_connection(
+                found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=_probed_socket
+            )
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(context, self._released),
+                    sock=connected,
+                    ssl=context,
+                    server_hostname=(self._access.tls_server_name or self._host) if context is not None else None,
+                )
+            except BaseException:
+                connected.close()
+                raise
+        except OSError as error:
+            raise ConnectionError(f"cannot connect to {self._host} port {self._port}: {error}") from error
+        self._open.add(connection)
+        return connection
+
+    def _released(self, connection: Connection) -> None:
+        """Its answer is over, or it is gone itself."""
+        if connection.is_busy:
+            connection.is_busy = False
+            self._room.release()
+        if connection.is_gone:
+            self._open.discard(connection)
+            if connection in self._idle:
+                self._idle.remove(connection)
+            if self._is_closed and not self._open:
+                self._quiet.set()
+        elif connection.is_usable and not self._is_closed:
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+            if self._sweep is None:
+                self._sweep = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._give_up_idle)
+        else:
+            connection.abort()
+
+    def _give_up_idle(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._sweep = None
+        while self._idle and now - self._idle[0].idle_since >= KEEP_ALIVE_SECONDS:
+            self._idle.popleft().abort()
+        if self._idle:
+            next_at = self._idle[0].idle_since + KEEP_ALIVE_SECONDS
+            self._sweep = asyncio.get_running_loop().call_at(next_at, self._give_up_idle)
+
+
+def _probed_socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol = address[0], address[1], address[2]
+    made = socket.socket(family=family, type=kind, proto=protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = {
+        "TCP_KEEPIDLE": _PROBE_AFTER_SECONDS,
+        "TCP_KEEPINTVL": _PROBE_EVERY_SECONDS,
+        "TCP_KEEPCNT": _PROBES,
+        # Milliseconds, and for data that is never acknowledged, which probes do not cover.
+        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_SECONDS + _PROBES * _PROBE_EVERY_SECONDS),
+    }
+    # Not every system knows every one of them.
+    known = {getattr(socket, name): value for name, value in options.items() if hasattr(socket, name)}
+    for option, value in known.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

@@ -1,0 +1,279 @@
+"""How requests travel: connections that are used again, or must not be, and answers in every form that HTTP allows."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tessera.kube import lean_carrier
+from tessera.kube.access import Access
+from tessera.kube.asking import KEEP_ALIVE_SECONDS
+from tessera.kube.client import KubeClient
+from tessera.kube.credentials import FixedHeaders
+from tessera.kube.errors import BadName, Unreachable
+from tessera.kube.lean_connection import MAX_SILENT, MAX_UNREAD, Connection
+from tests.support.looping import in_fake_time
+from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
+
+THING = "/api/v1/namespaces/team/pods/a"
+BODY = b'{"name":"a"}'
+COMPLETE = b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\n\r\n" + BODY
+
+
+def client_of(server: RawServer, **settings: Any) -> KubeClient:
+    return KubeClient(Access(server.url), **settings)
+
+
+def and_more(first: bytes, later: bytes, *, turns: int = 0) -> Answer:
+    """Bytes that nobody asked for, in the same packet or some turns of the loop later."""
+
+    async def answer(exchange: Exchange) -> bool:
+        if not turns:
+            await exchange.send(first + later)
+            return True
+        await exchange.send(first)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await exchange.send(later)
+        return True
+
+    return answer
+
+
+async def byte_by_byte(exchange: Exchange) -> bool:
+    for byte in COMPLETE:
+        await exchange.send(bytes([byte]))
+        await asyncio.sleep(0.001)
+    return True
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(raw(COMPLETE), id="with its length"),
+        pytest.param(byte_by_byte, id="byte by byte"),
+        pytest.param(raw(b"HTTP/1.1 200 OK\r\n\r\n" + BODY), id="until the connection ends"),
+        pytest.param(
+            raw(
+                b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n"
+                + BODY[:5]
+                + b"\r\n7\r\n"
+                + BODY[5:]
+                + b"\r\n0\r\n\r\n"
+            ),
+            id="in chunks",
+        ),
+        pytest.param(
+            raw(
+                b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nContent-Length: 99\r\nLink: x\r\n\r\n"
+                + COMPLETE
+            ),
+            id="after other news",
+        ),
+    ],
+)
+@in_fake_time
+async def test_an_answer_is_read_in_every_form(answer: Answer) -> None:
+    async with RawServer(answer) as server, client_of(server) as client:
+        assert await client.get(THING, dict[str, Any]) == {"name": "a"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (raw(b"220 ready\r\n"), "not HTTP"),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Length: 13\r\n\r\n" + BODY), "not HTTP"),
+        (raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"), "not HTTP"),
+        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (MAX_SILENT + 1)), "too large"),
+        (raw(COMPLETE[:-1]), "ended before"),
+        (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"), "ended before"),
+        (raw(b"HTTP/1.1 100 Continue\r\n\r\n"), "ended before"),
+    ],
+)
+@in_fake_time
+async def test_what_is_no_answer_is_an_answer_lost(answer: Answer, problem: str) -> None:
+    async with RawServer(answer) as server, client_of(server) as client:
+        with pytest.raises(Unreachable, match=problem):
+            await client.get(THING, dict[str, Any])
+
+
+@in_fake_time
+async def test_a_connection_is_used_again() -> None:
+    async with RawServer(reply(200, {}), refusal(404), reply(200, {})) as server, client_of(server) as client:
+        await client.get(THING, dict[str, Any])
+        with pytest.raises(Exception, match="404"):
+            await client.get(THING, dict[str, Any])
+        await client.create("/api/v1/pods", {})
+    assert (len(server.requests), server.connections) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(reply(200, {}, Connection="close"), id="it says so"),
+        pytest.param(and_more(COMPLETE, COMPLETE), id="more came than was asked for"),
+        pytest.param(and_more(COMPLETE, b"HTTP/1.1 200 OK\r\n", turns=5), id="something comes without being asked for"),
+    ],
+)
+@in_fake_time
+async def test_a_connection_that_is_out_of_step_is_not_used_again(answer: Answer) -> None:
+    last = reply(200, {"name": "mine"})
+    async with RawServer(answer, last) as server, client_of(server) as client:
+        await client.get(THING, dict[str, Any])
+        await asyncio.sleep(1.0)
+        assert await client.get(THING, dict[str, Any]) == {"name": "mine"}
+    assert server.connections == 2
+
+
+@in_fake_time
+async def test_the_connection_of_a_request_that_was_given_up_is_not_used_again() -> None:
+    async with RawServer(silence, reply(200, {"name": "mine"})) as server, client_of(server, timeout=5.0) as client:
+        with pytest.raises(Unreachable):
+            await client.get(THING, dict[str, Any])
+        assert await client.get(THING, dict[str, Any]) == {"name": "mine"}
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize(("idle_s", "connections"), [(KEEP_ALIVE_SECONDS - 1.0, 1), (KEEP_ALIVE_SECONDS + 1.0, 2)])
+@in_fake_time
+async def test_an_idle_connection_is_given_up_before_the_server_does_it(idle_s: float, connections: int) -> None:
+    async with RawServer(reply(200, {})) as server, client_of(server) as client:
+        await client.get(THING, dict[str, Any])
+        await asyncio.sleep(idle_s)
+        await client.get(THING, dict[str, Any])
+    assert server.connections == connections
+
+
+@in_fake_time
+async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 2)
+    at_once = most = 0
+
+    async def slow(exchange: Exchange) -> bool:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(1.0)
+        at_once -= 1
+        await exchange.send(COMPLETE)
+        return True
+
+    async with RawServer(slow) as server, client_of(server) as client:
+        await asyncio.gather(*(client.get(THING, dict[str, Any]) for _ in range(6)))
+    assert (most, server.connections, len(server.requests)) == (2, 2, 6)
+
+
+@in_fake_time
+async def test_a_connection_that_never_came_about_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 1)
+    async with RawServer() as gone:
+        pass
+    async with client_of(gone) as client:
+        for _ in range(3):
+            with pytest.raises(Unreachable, match=f"cannot connect to 127.0.0.1 port {gone.port}"):
+                await client.get(THING, dict[str, Any])
+
+
+@in_fake_time
+async def test_a_client_that_closes_ends_what_is_under_way() -> None:
+    async with RawServer(silence) as server:
+        async with client_of(server) as client:
+            asking = asyncio.create_task(client.create("/api/v1/pods", {}))
+            await server.wait_for(1)
+        with pytest.raises(Unreachable) as caught:
+            await asking
+    assert caught.value.maybe_done
+
+
+@pytest.mark.parametrize(("name", "value"), [("X-Note", "a\r\nX-Other: b"), ("X-Note\n", "a"), ("X-Note", "a\0b")])
+@in_fake_time
+async def test_a_header_that_would_break_out_of_its_line_is_never_sent(name: str, value: str) -> None:
+    async with RawServer(reply(200, {})) as server:
+        async with KubeClient(Access(server.url, credentials=FixedHeaders({name: value}))) as client:
+            with pytest.raises(BadName):
+                await client.get(THING, dict[str, Any])
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("target", ["/a b", "/a\r\nX: y", "/a\x7f"])
+@in_fake_time
+async def test_a_path_that_would_break_out_of_its_line_is_never_sent(target: str) -> None:
+    async with RawServer(reply(200, {})) as server:
+        async with client_of(server) as client:
+            with pytest.raises(BadName):
+                await client.get(target, dict[str, Any])
+        assert server.requests == []
+
+
+class Pausing(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_paused = False
+
+    def write(self, _data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_body_waits_for_its_reader_unless_all_of_it_is_wanted(whole: bool) -> None:
+    connection, transport = Connection(None, lambda _: None), Pausing()
+    connection.connection_made(transport)
+    asking = asyncio.create_task(connection.ask(b"GET / HTTP/1.1\r\n\r\n"))
+    await asyncio.sleep(0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (3 * MAX_UNREAD))
+    reply = await asking
+    reading = asyncio.create_task(reply.read()) if whole else None
+    await asyncio.sleep(0)
+    for _ in range(2):
+        connection.data_received(b"x" * MAX_UNREAD)
+    assert transport.is_paused is not whole
+    if reading is None:
+        assert len(await reply.chunk()) == 2 * MAX_UNREAD
+        more = asyncio.create_task(reply.chunk())
+        await asyncio.sleep(0)
+        assert not transport.is_paused
+        connection.data_received(b"x" * MAX_UNREAD)
+        assert len(await more) == MAX_UNREAD
+        assert await reply.chunk() == b""
+    else:
+        connection.data_received(b"x" * MAX_UNREAD)
+        assert len(await reading) == 3 * MAX_UNREAD
+
+
+@in_fake_time
+async def test_a_proxy_gets_the_whole_address() -> None:
+    async with RawServer(reply(200, {"name": "a"}), refusal(404), close_at_once) as proxy:
+        access = Access("http://apiserver.test:6443/base", proxy=proxy.url, credentials=FixedHeaders({"X-As": "me"}))
+        async with KubeClient(access) as client:
+            assert await client.get(THING, dict[str, Any]) == {"name": "a"}
+            with pytest.raises(Exception, match="404"):
+                await client.get(THING, dict[str, Any])
+            with pytest.raises(Unreachable) as caught:
+                await client.create("/api/v1/pods", {"kind": "Pod"})
+            assert caught.value.maybe_done
+    first, _, last = proxy.requests
+    assert first.target == f"http://apiserver.test:6443/base{THING}"
+    assert first.headers["x-as"] == "me"
+    assert (last.headers["content-type"], last.json) == ("application/json", {"kind": "Pod"})
+
+
+@in_fake_time
+async def test_a_watch_goes_through_a_proxy() -> None:
+    lines = b'{"type":"ADDED","object":{"name":"a"}}\n{"type":"DEL'
+    answer = raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n" % (len(lines), lines))
+    async with RawServer(answer) as proxy, KubeClient(Access("http://apiserver.test", proxy=proxy.url)) as client:
+        events = client.watch(THING, dict[str, Any], resource_version="1", timeout_seconds=9)
+        assert (await anext(events)).object == {"name": "a"}
+        with pytest.raises(Unreachable):
+            await anext(events)
