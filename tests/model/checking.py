@@ -12,7 +12,7 @@ from collections.abc import Callable
 from tessera.core.audit import BROKEN, Finding, audit, audit_nodes
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
-from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.wiring import Engine
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod

@@ -75,8 +75,9 @@ class Absent:
 
 def best_position(preference: Floats, ranks: Ints) -> int:
     """Of at least one: the largest preference, of equal ones the first by rank."""
-    best = np.flatnonzero(preference == preference.max())
-    return int(best[np.argmin(ranks[best])])
+    first = preference.argmax()
+    best = (preference == preference[first]).nonzero()[0]
+    return int(first if len(best) == 1 else best[ranks[best].argmin()])
 
 
 def best_first(preference: Floats, ranks: Ints) -> Iterator[int]:

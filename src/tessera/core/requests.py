@@ -94,6 +94,22 @@ class HostAsk:
     """MiB"""
 
 
+class Shape:
+    """A key whose hash is worked out once."""
+
+    __slots__ = ("_hash", "_key")
+
+    def __init__(self, key: Hashable) -> None:
+        self._key = key
+        self._hash = hash(key)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shape) and self._hash == other._hash and self._key == other._key
+
+
 @dataclass(frozen=True)
 class PodRequest:
     """A pod as placement sees it. Without slots, so that what follows from it is worked out once."""
@@ -114,6 +130,14 @@ class PodRequest:
     outlook: Outlook | None = None
     """set only where the policy looks ahead"""
 
+    def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
+        """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
+        _ = self.asks_for_devices, self.vendors, self.shape
+        other = object.__new__(PodRequest)
+        other.__dict__.update(self.__dict__)
+        other.__dict__.update(uid=uid, namespace=namespace, name=name)
+        return other
+
     @cached_property
     def asks_for_devices(self) -> bool:
         return any(container.requests for container in self.containers)
@@ -126,7 +150,7 @@ class PodRequest:
         return next((c for key, c in self.constraints if key == vendor), UNCONSTRAINED)
 
     @cached_property
-    def shape(self) -> Hashable:
+    def shape(self) -> Shape:
         asks = tuple((c.role, c.requests) for c in self.containers)
         policies = self.node_policy, self.device_policy, self.weights, self.host, self.outlook
-        return asks, self.constraints, self.numa_bind, *policies
+        return Shape((asks, self.constraints, self.numa_bind, *policies))

@@ -22,11 +22,12 @@ def _part(used: int, total: int) -> float:
 def device_score(card: Card, request: Request, weights: Weights) -> float:
     """Use of the card with the request on it. The memory that counts is the memory that would be granted."""
     device = card.device
-    memory = request.memory_on(device.memory)
+    slots, cores, memory = device.slots, device.cores, device.memory
+    # Written out, since every decision comes by here once a card.
     return SCALE * (
-        weights.slot * _part(card.used + 1, device.slots)
-        + weights.core * _part(card.used_cores + cores_on(request, device.cores), device.cores)
-        + weights.memory * _part(card.used_memory + memory, device.memory)
+        weights.slot * ((card.used + 1) / slots if slots > 0 else 0.0)
+        + weights.core * ((card.used_cores + cores_on(request, cores)) / cores if cores > 0 else 0.0)
+        + weights.memory * ((card.used_memory + request.memory_on(memory)) / memory if memory > 0 else 0.0)
     )
 
 

@@ -181,7 +181,8 @@ class Selector:
         if column is None or not isinstance(answer, Placement):
             return None
         undecided = arrays.odd if evaluation.is_exact else None
-        return Glanced(replace(answer, score=float(scores[column])), scores, preference, arrays, undecided)
+        placement = Placement(answer.node, answer.grants, float(scores[column]))
+        return Glanced(placement, scores, preference, arrays, undecided)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the memory of shapes."""

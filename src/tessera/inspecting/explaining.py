@@ -20,7 +20,7 @@ from tessera.inspecting.slices import Slice, slices_of
 from tessera.inspecting.state import InspectionError, Json
 from tessera.inspecting.verdicts import FitsNowhere, Group, judge
 from tessera.inspecting.world import World
-from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.preparing import Prepared
 from tessera.vendors.reading_pods import ENDED, BadPod
 from tessera.wire.expecting import nearest
 from tessera.wire.objects import Pod

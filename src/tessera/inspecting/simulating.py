@@ -26,8 +26,8 @@ from tessera.inspecting.world import World
 from tessera.sandbox.api.patching import apply_json_patch
 from tessera.scheduler.admission.admitting import AdmissionSettings, admit
 from tessera.scheduler.admission.injecting import Injection
-from tessera.scheduler.filtering import Prepared
 from tessera.scheduler.hosts import host_ask
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.vendors.reading_pods import BadPod
 from tessera.wire.admission import Verdict

@@ -24,7 +24,7 @@ from tessera.inspecting.setups import settings_of
 from tessera.inspecting.state import InspectionError, Json, State
 from tessera.inspecting.untouched import Untouched
 from tessera.sandbox.scheduling.fit import SELECTOR, TAINTS, UNSCHEDULABLE, Needs, needs_of, room_of
-from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor

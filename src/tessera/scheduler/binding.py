@@ -30,7 +30,8 @@ from tessera.core.requests import PodRequest
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.admission.identity import identity_annotations
 from tessera.scheduler.cluster import Cluster
-from tessera.scheduler.filtering import Filter, Prepared
+from tessera.scheduler.filtering import Filter
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.turns import Turns
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_pods import ENDED, BadPod

@@ -6,7 +6,7 @@ An answer has exactly one node, or a reason for every candidate. A pod that asks
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,18 +17,18 @@ from tessera.core import policies
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, PodEntry, State
 from tessera.core.near_misses import quick_near_miss
+from tessera.core.outlook import Outlook
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Glanced, Refused, Selected, Selector
 from tessera.core.wording import brief_success_text, failure_texts, success_text
 from tessera.core.workload import Workload
-from tessera.scheduler.admission.identity import identity_of
-from tessera.scheduler.card_modes import with_modes
 from tessera.scheduler.hosts import host_ask
 from tessera.scheduler.name_lists import NamedNodes, NameLists
+from tessera.scheduler.preparing import Prepared, Preparing
 from tessera.scheduler.waking import Waiting
 from tessera.vendors.base import Vendor
 from tessera.vendors.reading_nodes import node_facts
-from tessera.vendors.reading_pods import BadPod, PodReader, PolicyDefaults
+from tessera.vendors.reading_pods import BadPod, PolicyDefaults
 from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
 from tessera.wire.objects import Pod
@@ -36,19 +36,10 @@ from tessera.wire.objects import Pod
 REFUSALS = 32
 """encoded refusals kept: a backlog is refused with the same few again and again"""
 
+UNCOUNTED = 4096
+"""pods that are remembered to be counted; older ones would hardly matter"""
+
 NOTHING_GIVEN = "extender args name no nodes"
-ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A pod between filter and bind."""
-
-    request: PodRequest
-    carries_identity: bool
-    """its containers take their slices from the pod's own annotations"""
-    uncontrolled: bool = False
-    """a container is to be left without the enforcing library, so that no other pod may get its answer"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class Filter:
         self._selector = selector
         self._vendors = vendors
         self._waiting = waiting
-        self._reader = PodReader(vendors, defaults)
+        self._preparing = Preparing(vendors, defaults)
         self._reservation_seconds = reservation_seconds
         self._time = time
         self._on_room = on_room
@@ -92,6 +83,8 @@ class Filter:
         self._on_refusal = on_refusal
         self._names = NameLists(selector)
         self._workload = Workload()
+        self._uncounted: deque[PodRequest] = deque(maxlen=UNCOUNTED)
+        """asked for the first time since somebody looked ahead"""
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
         self.prepared: dict[str, Prepared] = {}
         """by uid, pods with a reservation: what bind needs to write down"""
@@ -121,20 +114,20 @@ class Filter:
 
     def prepare(self, pod: Pod) -> Prepared | BadPod:
         """The pod's request as it will be placed."""
-        request = self._reader.request(pod)
-        if isinstance(request, BadPod):
-            return request
-        if not request.asks_for_devices:
-            return Prepared(request, carries_identity=False)
-        identity = identity_of(pod)
-        if identity.misplaced is not None:
-            return BadPod(identity.misplaced, ADDED_LATER)
-        narrowed = with_modes(request, by_reference=identity.refers)
-        if isinstance(narrowed, BadPod):
-            return narrowed
-        if policies.looks_ahead(narrowed.node_policy, narrowed.device_policy):
-            narrowed = replace(narrowed, host=host_ask(pod), outlook=self._workload.outlook)
-        return Prepared(narrowed, identity.refers and identity.carries(request), identity.uncontrolled)
+        prepared = self._preparing.prepare(pod)
+        if isinstance(prepared, BadPod):
+            return prepared
+        request = prepared.request
+        if request.asks_for_devices and policies.looks_ahead(request.node_policy, request.device_policy):
+            ahead = replace(request, host=host_ask(pod), outlook=self._outlook())
+            return replace(prepared, request=ahead)
+        return prepared
+
+    def _outlook(self) -> Outlook:
+        """What the pods so far have taught. They are counted when it matters: most clusters never look ahead."""
+        while self._uncounted:
+            self._workload.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
+        return self._workload.outlook
 
     def _decide(self, prepared: Prepared, named: NamedNodes) -> bytes:
         request = prepared.request
@@ -147,11 +140,11 @@ class Filter:
             self._on_refusal(answer)
             candidates = named.candidates
             if self._waiting.refused(request, candidates):
-                self._workload.observe(request, self._ledger.arrays, self._vendors)
+                self._uncounted.append(request)
                 self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
             return self._encode(answer)
         if request.uid not in self._waiting:
-            self._workload.observe(request, self._ledger.arrays, self._vendors)
+            self._uncounted.append(request)
         self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
         brief = brief_success_text(answer.placement, given=named.count)
@@ -195,12 +188,13 @@ class Filter:
 
     def vendors_changed(self) -> None:
         """What was read and judged by the old rules means nothing any more."""
-        self._reader.forget()
+        self._preparing.forget()
         self._selector.forget()
 
     def learn(self, pods: Iterable[Pod]) -> None:
         """Count these pods instead of all that were counted before; an unreadable one teaches nothing."""
         self._workload = Workload()
+        self._uncounted.clear()
         for pod in pods:
             prepared = self.prepare(pod)
             if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:

@@ -40,6 +40,11 @@ class Shape:
     inits: frozenset[int] = frozenset()
     """which of these containers are init containers: kubelet does not show to the agent what those hold"""
 
+    @property
+    def is_independent(self) -> bool:
+        """It conflicts with none that is so too."""
+        return self.carried and not self.alone
+
     def conflicts(self, other: Shape) -> bool:
         """Whether an Allocate call could be meant for either pod and it matters which."""
         if self.alone or other.alone:
@@ -87,10 +92,18 @@ class _Waiter:
 class _Queue:
     in_hand: dict[str, _Pod] = field(default_factory=dict)
     waiting: list[_Waiter] = field(default_factory=list)
+    dependent: set[str] = field(default_factory=set)
+    """uids of those in hand that pods which carry their slices may have to wait for"""
 
     @property
     def idle(self) -> bool:
         return not self.in_hand and not self.waiting
+
+    def is_free_for(self, pod: _Pod) -> bool:
+        """Whether nobody is in its way. Where nobody is dependent, nobody is looked at: nodes have many pods."""
+        if pod.shape.is_independent and not self.dependent and not self.waiting:
+            return True
+        return not any(each.is_in_the_way_of(pod, pod.since) for each in self.before(pod))
 
     def before(self, pod: _Pod) -> list[_Pod]:
         """In hand, or waiting since before it."""
@@ -123,6 +136,10 @@ class Handover:
         queue = self._queues.get(node)
         return set(queue.in_hand) if queue is not None else set()
 
+    def has_turn(self, node: str, uid: str) -> bool:
+        queue = self._queues.get(node)
+        return queue is not None and uid in queue.in_hand
+
     async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float, at_once: bool = False) -> bool:
         """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
 
@@ -134,7 +151,7 @@ class Handover:
         self.over(uid)
         pod = _Pod(uid, shape, self._time())
         queue = self._queues.setdefault(node, _Queue())
-        if at_once or not any(each.is_in_the_way_of(pod, pod.since) for each in queue.before(pod)):
+        if at_once or queue.is_free_for(pod):
             self._take(node, uid, shape)
             return True
         waiter = _Waiter(pod, asyncio.get_running_loop().create_future())
@@ -176,6 +193,7 @@ class Handover:
         if node is None:
             return False
         self._queues[node].in_hand.pop(uid, None)
+        self._queues[node].dependent.discard(uid)
         self._advance(node)
         return True
 
@@ -192,6 +210,8 @@ class Handover:
     def _take(self, node: str, uid: str, shape: Shape) -> _Pod:
         queue = self._queues.setdefault(node, _Queue())
         queue.in_hand[uid] = taken = _Pod(uid, shape, self._time())
+        if not shape.is_independent:
+            queue.dependent.add(uid)
         self._nodes[uid] = node
         return taken
 

@@ -1,7 +1,7 @@
 """What users are told of decisions, as events: trouble at once, success when there is time.
 
 A success is nice to read, and kube-scheduler says "Scheduled" as well; a slow decision helps nobody. So successes wait
-until no decision has been made for a moment, and only a few are told meanwhile. All of them keep their own time. Under
+until decisions pause or are few, and hardly any is told meanwhile. All of them keep their own time. Under
 lasting pressure the oldest are given up, and counted. Never blocks a caller and never raises.
 """
 
@@ -20,8 +20,8 @@ from tessera.scheduler.filtering import FilterEvent
 NORMAL, WARNING = "Normal", "Warning"
 QUIET_SECONDS = 0.25
 """without a decision: then there is time"""
-FEW = 2
-"""successes told in each such time while decisions go on"""
+RUSH = 8
+"""successes in such a time: with fewer there is time as well"""
 BATCH = 8
 """successes told before looking whether decisions have begun again"""
 WAITING = 1000
@@ -47,9 +47,9 @@ class Telling:
         """`now` in seconds since the epoch."""
         self._events = events
         self._now = now
-        self._clock = asyncio.get_running_loop().time
         self._waiting: deque[_Success] = deque()
-        self._latest = float("-inf")
+        self._fresh = 0
+        """successes since somebody looked"""
         self._some = asyncio.Event()
         self._given_up = 0
 
@@ -82,10 +82,10 @@ class Telling:
             await asyncio.sleep(QUIET_SECONDS)
             if self._events.waiting:
                 continue  # trouble first, and no more than the apiserver takes
+            is_rush, self._fresh = self._fresh > RUSH, 0
             while self._waiting:
-                quiet = self._clock() - self._latest >= QUIET_SECONDS
-                self._tell(BATCH if quiet else FEW)
-                if await self._events.flush(WRITE_SECONDS) or not quiet:
+                self._tell(1 if is_rush else BATCH)
+                if await self._events.flush(WRITE_SECONDS) or is_rush or self._fresh:
                     break
 
     async def flush(self, deadline: float) -> int:
@@ -105,7 +105,7 @@ class Telling:
         if len(self._waiting) > WAITING:
             self._waiting.popleft()
             self._given_up += 1
-        self._latest = self._clock()
+        self._fresh += 1
         self._some.set()
 
     def _tell(self, count: int) -> None:

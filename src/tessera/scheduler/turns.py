@@ -21,9 +21,9 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import Role
 from tessera.kube.errors import KubeError
-from tessera.scheduler.filtering import Prepared
 from tessera.scheduler.handover import Handover, Shape, shape_of
 from tessera.scheduler.node_locks import Held, NodeLocks, NotHeld
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.settings import NodeLockMode
 from tessera.vendors.base import Vendor
 from tessera.wire import keys
@@ -127,7 +127,7 @@ class Turns:
 
     async def bound(self, args: BindingArgs) -> None:
         """The binding is written. Where its handover is over already, nobody else will remove what was taken for it."""
-        if args.pod_uid not in self._handover.holders(args.node):
+        if not self._handover.has_turn(args.node, args.pod_uid):
             await self.give_back(args)
         self._handover.begun(args.pod_uid)
 

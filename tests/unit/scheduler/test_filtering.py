@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tessera.core.ledger import State
 from tessera.core.selection import Refused
-from tessera.scheduler.filtering import Filter, Prepared
+from tessera.scheduler.filtering import Filter
+from tessera.scheduler.preparing import Prepared
 from tessera.vendors.reading_pods import PolicyDefaults
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids

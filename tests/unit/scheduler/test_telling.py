@@ -103,7 +103,17 @@ async def test_trouble_is_told_while_successes_wait() -> None:
         trouble = [event for event in written.events if event["type"] == "Warning"]
         assert sorted(event["message"] for event in trouble) == ["no answer", "no node for p1000"]
         # Ten periods went by.
-        assert len(written.said) - len(trouble) <= 10 * telling.FEW
+        assert len(written.said) - len(trouble) <= 10
+
+
+@in_fake_time
+async def test_successes_that_never_stop_but_are_few_are_told_as_they_come() -> None:
+    async with told() as (written, teller):
+        for number in range(1, 101):
+            teller.bound(bound(number))
+            await asyncio.sleep(2 * telling.QUIET_SECONDS / telling.RUSH)
+            assert len(written.said) >= number - 2 * telling.RUSH
+        assert teller.dropped == 0
 
 
 @in_fake_time

@@ -13,7 +13,7 @@ import pytest
 from tessera.core.outlook import PRIOR, Outlook
 from tessera.core.workload import FIRST
 from tessera.kube.errors import KubeError
-from tessera.scheduler.filtering import Prepared
+from tessera.scheduler.preparing import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.wiring import WAKE_AGAIN, Engine
 from tessera.vendors.reading_pods import PolicyDefaults

@@ -88,10 +88,9 @@ def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
 def order_cards(cards: Sequence[Card], text: str, *, numa_bind: bool, score: Callable[[Card], float]) -> list[Card]:
     """Cards of one vendor, best first. `cards` are in order of registration."""
     keys = _card_keys(text, numa_bind=numa_bind)
-
-    def sort_key(position: int) -> tuple[float, ...]:
-        card = cards[position]
+    rows = []
+    for position, card in enumerate(cards):
         points = score(card)
-        return (*(key(card, points) for key in keys), -position)
-
-    return [cards[i] for i in sorted(range(len(cards)), key=sort_key)]
+        rows.append((*[key(card, points) for key in keys], -position))
+    rows.sort()
+    return [cards[-int(row[-1])] for row in rows]
