@@ -1,7 +1,7 @@
 """What users are told of decisions, as events: trouble at once, success when there is time.
 
 A success is nice to read, and kube-scheduler says "Scheduled" as well; a slow decision helps nobody. So successes wait
-until decisions pause or are few, and hardly any is told meanwhile. All of them keep their own time. Under
+until decisions pause or are few, or until they have waited for long. All of them keep their own time. Under
 lasting pressure the oldest are given up, and counted. Never blocks a caller and never raises.
 """
 
@@ -22,6 +22,8 @@ QUIET_SECONDS = 0.25
 """without a decision: then there is time"""
 RUSH = 8
 """successes in such a time: with fewer there is time as well"""
+PATIENCE_SECONDS = 10.0
+"""after which a success is told in a rush as well, one at a time"""
 BATCH = 8
 """successes told before looking whether decisions have begun again"""
 WAITING = 1000
@@ -83,6 +85,8 @@ class Telling:
             if self._events.waiting:
                 continue  # trouble first, and no more than the apiserver takes
             is_rush, self._fresh = self._fresh > RUSH, 0
+            if is_rush and self._waiting and self._now() - self._waiting[0].at < PATIENCE_SECONDS:
+                continue
             while self._waiting:
                 self._tell(1 if is_rush else BATCH)
                 if await self._events.flush(WRITE_SECONDS) or is_rush or self._fresh:

@@ -102,8 +102,17 @@ async def test_trouble_is_told_while_successes_wait() -> None:
             await asyncio.sleep(telling.QUIET_SECONDS / 10)
         trouble = [event for event in written.events if event["type"] == "Warning"]
         assert sorted(event["message"] for event in trouble) == ["no answer", "no node for p1000"]
-        # Ten periods went by.
-        assert len(written.said) - len(trouble) <= 10
+        assert len(written.said) == len(trouble)
+
+
+@in_fake_time
+async def test_in_a_lasting_rush_successes_are_told_slowly() -> None:
+    async with told() as (written, teller):
+        periods = int(2 * telling.PATIENCE_SECONDS / telling.QUIET_SECONDS)
+        for number in range(10 * periods):
+            teller.decided(found(number))
+            await asyncio.sleep(telling.QUIET_SECONDS / 10)
+        assert 0 < len(written.said) <= periods / 2 + 1
 
 
 @in_fake_time
