@@ -114,7 +114,10 @@ class LeanCarrier:
                 raise
         except OSError as error:
             raise ConnectionError(f"cannot connect to {self._host} port {self._port}: {error}") from error
-        self._open.add(connection)
+        if not connection.is_gone:
+            self._open.add(connection)
+        if self._is_closed:
+            connection.abort()
         return connection
 
     def _released(self, connection: Connection) -> None:

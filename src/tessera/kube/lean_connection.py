@@ -108,6 +108,8 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> LeanReply:
         """The answer, when its head is there; one at a time."""
+        if self.is_gone:
+            raise CutShort("the connection ended before it was used")
         reply = self._reply = LeanReply(self)
         self._transport.write(request)
         await reply.head()

@@ -9,7 +9,7 @@ import pytest
 
 from tessera.kube import lean_carrier
 from tessera.kube.access import Access
-from tessera.kube.asking import KEEP_ALIVE_SECONDS
+from tessera.kube.asking import KEEP_ALIVE_SECONDS, CutShort
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import BadName, Unreachable
@@ -249,6 +249,16 @@ async def test_a_body_waits_for_its_reader_unless_all_of_it_is_wanted(whole: boo
     else:
         connection.data_received(b"x" * MAX_UNREAD)
         assert len(await reading) == 3 * MAX_UNREAD
+
+
+async def test_a_connection_that_is_gone_is_not_asked() -> None:
+    released: list[Connection] = []
+    connection = Connection(None, released.append)
+    connection.connection_made(Pausing())
+    connection.connection_lost(None)
+    assert released == [connection]
+    with pytest.raises(CutShort):
+        await connection.ask(b"GET / HTTP/1.1\r\n\r\n")
 
 
 @in_fake_time
