@@ -5,9 +5,9 @@
 
 In every round pods wait before the schedulers start, and the time from the first bound pod to the last one counts.
 Sides take turns on one control plane, in an order that turns round, so that a busy machine slows all of them; a ratio
-is made of two rounds that follow each other, and both begin with the apiserver at rest and its heap equally full. Only
-one side's programs run at a time. Nodes are objects without a kubelet: nothing is measured but the way to the Binding.
-Everything is on loopback and ends with this process.
+is made of two rounds that follow each other, and both begin with the control plane at rest. Only one side's programs
+run at a time. Nodes are objects without a kubelet: nothing is measured but the way to the Binding. Everything is on
+loopback and ends with this process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import signal
 import statistics
 import sys
@@ -66,10 +65,6 @@ SETTLED_S, SETTLED_PART, SETTLING_LOOKS = 1.0, 0.1, 15
 """at rest: so many seconds in which all programs together use this part of a processor; looked at so many times"""
 SENDERS = 16
 """requests under way at once, while objects are made"""
-FILLING_LISTS = 60
-"""of all nodes, at most, to fill the apiserver's heap"""
-GOLDEN = 0.618_034
-"""multiples of it, without their whole part, are spread evenly however many there are"""
 MEASURED, LOADED = "measured", "loaded"
 """namespaces"""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
@@ -310,15 +305,14 @@ class Bench:
             await several((self.api.create(PODS.path(LOADED), each) for each in more), what="running pods")
         self.loaded = max(self.loaded, each)
 
-    async def round(self, side: Side, count: int, watcher: asyncio.Task[None], *, filled: float) -> Round:
-        """`filled`: how far the apiserver's heap is on its way to the next collection when the round begins."""
+    async def round(self, side: Side, count: int, watcher: asyncio.Task[None]) -> Round:
         manifests = waiting_pods(count, shared=side.name != BARE)
         await several((self.api.create(PODS.path(MEASURED), each) for each in manifests), what="pods")
         await self.bound.until(lambda: len(self.bound.known) == count, what="pods to be there", watcher=watcher)
         audited = sum(1 for _ in self.plane.audited())
         try:
             await side.start_extender()
-            await self._settle(side, filled)
+            await self._settle(side)
             side.kube_scheduler.start()
             await self.bound.until(lambda: bool(self.bound.at), what="the first bound pod", watcher=watcher)
             programs = {**self.plane.programs, **side.programs()}
@@ -341,18 +335,8 @@ class Bench:
             work={name: (after[name] - then) / max(count - already, 1) * 1_000 for name, then in before.items()},
         )
 
-    async def _settle(self, side: Side, filled: float) -> None:
-        """Until what was done before this round no longer costs anything: lists of thousands of pods, above all.
-
-        A collection takes the apiserver as long as fifty pods or more, and comes once or not at all in a round. So both
-        sides begin as far from it as the other."""
-        heap = await self._heap(collect=True)
-        wanted = heap.used + filled * (heap.limit - heap.used)
-        for _ in range(FILLING_LISTS):
-            heap = await self._heap()
-            if heap.used >= wanted:
-                break
-            await self.api.list(NODES.path(), dict[str, Any])
+    async def _settle(self, side: Side) -> None:
+        """Until what was done before this round no longer costs anything: lists of thousands of pods, above all."""
         programs = [*self.plane.programs.values(), *([side.extender] if side.extender is not None else [])]
         spent = sum(processor_seconds(program.pid) for program in programs)
         for _ in range(SETTLING_LOOKS):
@@ -361,28 +345,9 @@ class Bench:
             if spent - before < SETTLED_PART * SETTLED_S:
                 return
 
-    async def _heap(self, *, collect: bool = False) -> Heap:
-        path = f"/debug/pprof/heap?debug=1&gc={int(collect)}"
-        return heap_of(await asyncio.to_thread(self.plane.kubectl, "get", "--raw", path))
-
     async def _clear(self, watcher: asyncio.Task[None]) -> None:
         await self.api.delete(PODS.path(MEASURED), grace_seconds=0)
         await self.bound.until(lambda: not self.bound.known, what="the end of the pods", watcher=watcher)
-
-
-@dataclass(frozen=True, slots=True)
-class Heap:
-    """Of a Go program, in bytes."""
-
-    used: int
-    limit: int
-    """where the next collection begins"""
-
-
-def heap_of(profile: str) -> Heap:
-    """From the text form of a heap profile."""
-    found = dict(re.findall(r"^# (HeapAlloc|NextGC) = (\d+)$", profile, re.MULTILINE))
-    return Heap(int(found["HeapAlloc"]), int(found["NextGC"]))
 
 
 def processor_seconds(pid: int) -> float:
@@ -430,10 +395,9 @@ async def compare(found: Bench, *, pods: int, rounds: int, bare: int) -> dict[st
     seen: dict[str, list[Round]] = {BARE: [], NOOP: [], TESSERA: []}
     try:
         for number in range(rounds):
-            filled = number * GOLDEN % 1.0
             order = [NOOP, TESSERA] if number % 2 == 0 else [TESSERA, NOOP]
             for name in [*([BARE] if number < bare else []), *order]:
-                done = await found.round(found.sides[name], pods, watcher, filled=filled)
+                done = await found.round(found.sides[name], pods, watcher)
                 seen[name].append(done)
                 progress(f"  {found.loaded} pods a node, round {number + 1}: {name} {done.pods_per_s:.1f} pods/s")
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cluster import BARE, NOOP, TESSERA, Heap, Round, figures, heap_of, judged
+from bench.cluster import BARE, NOOP, TESSERA, Round, figures, judged
 
 
 def done(pods_per_s: float, *, writes: float = 1.0, work: float = 10.0) -> Round:
@@ -33,8 +33,3 @@ def test_the_budget_is_kept_where_both_loads_keep_it(ratio: float, writes: float
     found, text = judged([good, {"preload": 16, "ratio": ratio, "writes_per_pod": writes}])
     assert found is kept
     assert ("BROKEN" in text) is not kept
-
-
-def test_a_heap_is_read_from_its_profile() -> None:
-    text = "heap profile: 1: 2 [3: 4] @ heap/9\n\n# runtime.MemStats\n# Alloc = 7\n# HeapAlloc = 120\n# NextGC = 300\n"
-    assert heap_of(text) == Heap(120, 300)
