@@ -20,11 +20,11 @@ from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation_waste import waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
-UNSERVED = 0.05
+UNSERVED = 0.2
 """loss for one idle card that the host cannot serve; the four weights were set once, docs/packing.md says how"""
-GROUP = 0.0025
+GROUP = 0.01
 """worth of one card in a whole group, where all demand is for such groups; with less demand it falls by its root"""
-SCARCE = 0.05
+SCARCE = 0.2
 """loss for one card of a model all of which are needed by pods that accept nothing else"""
 DIGITS = 6
 """of a growth, in cards: less is noise of floating point and must not outweigh the names"""

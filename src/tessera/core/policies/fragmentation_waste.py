@@ -14,7 +14,7 @@ import numpy as np
 from tessera.core.outlook import GRAIN, Outlook
 from tessera.core.policies.base import Floats
 
-NOBODY = 0.01
+NOBODY = 0.02
 """weight of the case that no pod comes for a part, against 1 for all pods together"""
 
 
