@@ -10,7 +10,6 @@ import socket
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 from urllib.parse import urlsplit
 
 import aiohappyeyeballs
@@ -19,14 +18,12 @@ from tessera.kube.access import Access
 from tessera.kube.asking import CONNECTIONS, KEEP_ALIVE_SECONDS, Request
 from tessera.kube.errors import BadName
 from tessera.kube.lean_connection import Connection, LeanReply
+from tessera.kube.sockets import probed_socket
 
 CLOSING_SECONDS = 1.0
 """for connections to end when the client does"""
 NEXT_ADDRESS_SECONDS = 0.25
 """before the next address of a host is tried beside the one that has not answered"""
-
-_PROBE_AFTER_SECONDS, _PROBE_EVERY_SECONDS, _PROBES = 20, 10, 3
-"""a watch is silent for minutes; without probes a peer that vanished is noticed only by the deadline"""
 
 
 class LeanCarrier:
@@ -100,7 +97,7 @@ class LeanCarrier:
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
             connected = await aiohappyeyeballs.start_connection(
-                found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=_probed_socket
+                found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1, socket_factory=probed_socket
             )
             try:
                 _, connection = await loop.create_connection(
@@ -147,21 +144,3 @@ class LeanCarrier:
         if self._idle:
             next_at = self._idle[0].idle_since + KEEP_ALIVE_SECONDS
             self._sweep = asyncio.get_running_loop().call_at(next_at, self._give_up_idle)
-
-
-def _probed_socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol = address[0], address[1], address[2]
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options = {
-        "TCP_KEEPIDLE": _PROBE_AFTER_SECONDS,
-        "TCP_KEEPINTVL": _PROBE_EVERY_SECONDS,
-        "TCP_KEEPCNT": _PROBES,
-        # Milliseconds, and for data that is never acknowledged, which probes do not cover.
-        "TCP_USER_TIMEOUT": 1000 * (_PROBE_AFTER_SECONDS + _PROBES * _PROBE_EVERY_SECONDS),
-    }
-    # Not every system knows every one of them.
-    known = {getattr(socket, name): value for name, value in options.items() if hasattr(socket, name)}
-    for option, value in known.items():
-        made.setsockopt(socket.IPPROTO_TCP, option, value)
-    return made

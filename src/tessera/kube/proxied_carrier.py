@@ -11,6 +11,10 @@ from yarl import URL
 
 from tessera.kube.access import Access
 from tessera.kube.asking import CONNECTIONS, KEEP_ALIVE_SECONDS, CutShort, Request
+from tessera.kube.sockets import probed_socket
+
+READ_BUFFER_BYTES = 1 << 18
+"""a page of a list is megabytes; the default of 64 KiB means four times the wake-ups"""
 
 
 class ProxiedCarrier:
@@ -19,9 +23,12 @@ class ProxiedCarrier:
     def __init__(self, access: Access, *, headers: Mapping[str, str]) -> None:
         self._access = access
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_SECONDS),
+            connector=aiohttp.TCPConnector(
+                limit=CONNECTIONS, keepalive_timeout=KEEP_ALIVE_SECONDS, socket_factory=probed_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
             cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=READ_BUFFER_BYTES,
             headers=headers,
         )
         # aiohttp sends GET, PUT and DELETE again by itself after a lost answer; whether to is the caller's to decide.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import pytest
 
-from tessera.kube import lean_carrier
+from tessera.kube import lean_carrier, proxied_carrier, sockets
 from tessera.kube.access import Access
 from tessera.kube.asking import KEEP_ALIVE_SECONDS, CutShort
 from tessera.kube.client import KubeClient
@@ -276,6 +277,34 @@ async def test_a_proxy_gets_the_whole_address() -> None:
     assert first.target == f"http://apiserver.test:6443/base{THING}"
     assert first.headers["x-as"] == "me"
     assert (last.headers["content-type"], last.json) == ("application/json", {"kind": "Pod"})
+
+
+@pytest.mark.parametrize("proxied", [False, True])
+@in_fake_time
+async def test_a_peer_that_vanishes_is_noticed_by_probes(proxied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+
+    def noted(address: Any) -> socket.socket:
+        made.append(sockets.probed_socket(address))
+        return made[-1]
+
+    monkeypatch.setattr(proxied_carrier if proxied else lean_carrier, "probed_socket", noted)
+    async with RawServer(reply(200, {})) as server:
+        access = Access("http://apiserver.test", proxy=server.url) if proxied else Access(server.url)
+        async with KubeClient(access) as client:
+            await client.get(THING, dict[str, Any])
+            assert [one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for one in made] == [1]
+
+
+@in_fake_time
+async def test_a_connection_of_older_certificates_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with RawServer(reply(200, {})) as server, client_of(server) as client:
+        await client.get(THING, dict[str, Any])
+        # As after a rotation: what the idle connection was made with is not what the access would make one with.
+        (idle,) = client._transport._carrier._idle  # type: ignore[union-attr]
+        monkeypatch.setattr(idle, "context", object())
+        await client.get(THING, dict[str, Any])
+    assert server.connections == 2
 
 
 @in_fake_time
