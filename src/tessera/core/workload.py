@@ -44,9 +44,10 @@ class Workload:
         self._counts: dict[Shape, float] = {}
         self._pods = 0.0
         self._renew_at = float(FIRST)
+        self._prior = PRIOR
         self._prior_of = -1
         """epoch of the cards that the prior knows"""
-        self.outlook = PRIOR
+        self._learned: Outlook | None = None
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
         """Count a pod that was not counted before; True where there is a new outlook now."""
@@ -57,23 +58,21 @@ class Workload:
         if not asked:
             return False
         self._pods += 1.0
-        if self._pods < FIRST:
-            return self._look_at(arrays)
         if self._pods < self._renew_at:
             return False
-        self.outlook = outlook_of(self._counts, arrays, rules)
+        self._learned = outlook_of(self._counts, arrays, rules)
         if self._pods >= MEMORY:
             self._fade()
         self._renew_at = 2.0 * self._pods
         return True
 
-    def _look_at(self, arrays: CardArrays) -> bool:
-        """Renew the prior where cards came or went."""
-        if self._prior_of == arrays.epoch:
-            return False
-        self._prior_of = arrays.epoch
-        self.outlook = prior_of(arrays)
-        return True
+    def outlook_on(self, arrays: CardArrays) -> Outlook:
+        """What to expect; the same object until pods taught something new, or before that cards came or went."""
+        if self._learned is not None:
+            return self._learned
+        if self._prior_of != arrays.epoch:
+            self._prior_of, self._prior = arrays.epoch, prior_of(arrays)
+        return self._prior
 
     def _fade(self) -> None:
         self._counts = {shape: half for shape, count in self._counts.items() if (half := count / 2.0) >= 0.5}

@@ -75,7 +75,7 @@ class Learning:
 
     @property
     def outlook(self) -> Outlook:
-        return self._workload.outlook
+        return self._workload.outlook_on(self._ledger.arrays)
 
     @property
     def expected(self) -> Expected:
@@ -93,8 +93,7 @@ class Learning:
     def observe(self, request: PodRequest) -> None:
         """A pod that was not counted before has been asked about."""
         self._pods += 1
-        is_renewed = self._workload.observe(request, self._ledger.arrays, self._vendors)
-        if is_renewed and self._pods >= FIRST:
+        if self._workload.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
 
 

@@ -127,7 +127,7 @@ class Filter:
         """What the pods so far have taught. They are counted when it matters: most clusters never look ahead."""
         while self._uncounted:
             self._workload.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
-        return self._workload.outlook
+        return self._workload.outlook_on(self._ledger.arrays)
 
     def _decide(self, prepared: Prepared, named: NamedNodes) -> bytes:
         request = prepared.request

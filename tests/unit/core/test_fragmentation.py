@@ -109,24 +109,31 @@ class TestWorkload:
 
     def test_the_prior_holds_until_enough_pods_came(self) -> None:
         world = cluster().add(node().gpus(1))
-        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).outlook is PRIOR
+        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).outlook_on(world.ledger.arrays) is PRIOR
 
     def test_before_much_is_known_rare_models_are_expected_to_be_needed_more(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"), node("b").gpus(6, model="T4"))
         workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert (workload.outlook.slices, workload.outlook.groups) == (PRIOR.slices, PRIOR.groups)
-        assert workload.outlook.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6})
+        assert (workload.outlook_on(world.ledger.arrays).slices, workload.outlook_on(world.ledger.arrays).groups) == (
+            PRIOR.slices,
+            PRIOR.groups,
+        )
+        assert workload.outlook_on(world.ledger.arrays).pressure == pytest.approx(
+            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
+        )
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
         workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert not workload.outlook.pressure
+        assert not workload.outlook_on(world.ledger.arrays).pressure
         world.add(node("b").gpus(6, model="T4"))
         self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.outlook.pressure == pytest.approx({"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6})
-        known = workload.outlook
+        assert workload.outlook_on(world.ledger.arrays).pressure == pytest.approx(
+            {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
+        )
+        known = workload.outlook_on(world.ledger.arrays)
         self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.outlook is known
+        assert workload.outlook_on(world.ledger.arrays) is known
 
     def test_the_first_pods_leave_rare_models_alone_whatever_their_nodes_are_called(self) -> None:
         world = cluster().add(
@@ -134,16 +141,16 @@ class TestWorkload:
         )
         workload = self.learn(world, requests(1, percent=30, cores=30))
         assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a"
-        assert chosen(world, gpu_pod(percent=100, cores=100), workload.outlook)[0] == "b"
+        assert chosen(world, gpu_pod(percent=100, cores=100), workload.outlook_on(world.ledger.arrays))[0] == "b"
 
     def test_slices_are_parts_of_the_largest_card(self) -> None:
         world = cluster().add(node().gpus(1, memory=10_000))
-        outlook = self.learn(world, requests(FIRST, mem=2_500, cores=30)).outlook
+        outlook = self.learn(world, requests(FIRST, mem=2_500, cores=30)).outlook_on(world.ledger.arrays)
         assert outlook.slices == (Slice(25, 30, 1.0),)
 
     def test_several_cards_are_a_group_and_no_slice(self) -> None:
         world = cluster().add(node().gpus(8))
-        outlook = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).outlook
+        outlook = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).outlook_on(world.ledger.arrays)
         assert outlook.slices == ()
         assert outlook.groups == ((4, 1.0),)
 
@@ -153,7 +160,9 @@ class TestWorkload:
             gpu_pod(f"p{i}", percent=100, cores=100).annotate(("nvidia.com/use-gputype", "T4")).request()
             for i in range(FIRST // 2)
         ]
-        outlook = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).outlook
+        outlook = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).outlook_on(
+            world.ledger.arrays
+        )
         assert outlook.pressure == {"T4": 2.0}
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
@@ -162,31 +171,31 @@ class TestWorkload:
             replace(pod, host=HostAsk(cpu, 8_000))
             for pod, cpu in zip(requests(FIRST, percent=50, cores=50), [1_000, 9_000] * (FIRST // 2), strict=True)
         ]
-        loads = self.learn(world, pods).outlook.loads
+        loads = self.learn(world, pods).outlook_on(world.ledger.arrays).loads
         assert [load.cpu for load in loads] == [2_000.0, 18_000.0]
         assert sum(load.weight for load in loads) == pytest.approx(1.0)
 
     def test_the_outlook_stays_the_same_object_between_renewals(self) -> None:
         world = cluster().add(node().gpus(1))
         workload = self.learn(world, requests(FIRST, percent=30, cores=30))
-        first = workload.outlook
+        first = workload.outlook_on(world.ledger.arrays)
         self.learn(world, requests(FIRST - 1, percent=60, cores=60), workload)
-        assert workload.outlook is first
+        assert workload.outlook_on(world.ledger.arrays) is first
         self.learn(world, requests(1, percent=60, cores=60), workload)
-        assert workload.outlook is not first
+        assert workload.outlook_on(world.ledger.arrays) is not first
 
     def test_what_is_not_asked_for_any_more_fades(self) -> None:
         world = cluster().add(node().gpus(1))
         old, new = requests(1, percent=30, cores=30), requests(1, percent=60, cores=60)
         workload = self.learn(world, old * MEMORY)
         self.learn(world, new * (3 * MEMORY), workload)
-        weights = {part.memory: part.weight for part in workload.outlook.slices}
+        weights = {part.memory: part.weight for part in workload.outlook_on(world.ledger.arrays).slices}
         assert weights[60] > 4 * weights[30]
 
     def test_pods_without_devices_teach_nothing(self) -> None:
         world = cluster().add(node().gpus(1))
         plain = PodRequest("u", "default", "p", ())
-        assert self.learn(world, [plain] * (2 * FIRST)).outlook is PRIOR
+        assert self.learn(world, [plain] * (2 * FIRST)).outlook_on(world.ledger.arrays) is PRIOR
 
 
 def test_hosts_are_told_before_and_after_a_node_registers() -> None:

@@ -62,6 +62,10 @@ class Shipped:
         if known is None:
             request = replace(request_of(ask), node_policy=self._node, device_policy=self._device)
             if self._looks_ahead:
-                request = replace(request, host=HostAsk(ask.cpu, ask.memory), outlook=self._workload.outlook)
+                request = replace(
+                    request,
+                    host=HostAsk(ask.cpu, ask.memory),
+                    outlook=self._workload.outlook_on(self._cluster.ledger.arrays),
+                )
             known = self._known[ask] = Known(request, {})
         return known
