@@ -48,7 +48,7 @@ class Deciding:
         cluster = self._cluster
         memory, cores = self._dice.choice(REPEATED_SHAPES)
         pod = make_pod(f"new-{next(cluster.uids)}", memory=memory, cores=cores)
-        outlook = self._workload.outlook if self._policy == AHEAD else None
+        outlook = self._workload.outlook_on(cluster.ledger.arrays) if self._policy == AHEAD else None
         pod = replace(pod, node_policy=self._policy, device_policy=self._policy, outlook=outlook)
         began = process_time()
         answer = cluster.selector.select(pod, cluster.candidates)
