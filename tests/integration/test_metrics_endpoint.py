@@ -252,7 +252,7 @@ async def test_what_was_found_on_a_node_goes_with_the_node(monkeypatch: pytest.M
         await world.node.set_cards([replace(card, memory=2000)])
         await world.shows(tessera_devices_overallocated=1)
         await world.plane.client.delete(NODES.path(name="n1"))
-        await until(lambda: world.process.service.ledger.node_names() == [])
+        await until(lambda: world.process.service.ledger.node_names() == ())
         assert (await scrape(world.process)).all(ZERO) == ZERO
 
 

@@ -212,12 +212,12 @@ async def test_only_nodes_of_the_selector_are_used_and_one_that_leaves_it_is_not
     ours = {"gpu": "on"}
     nodes = [node("n1", labels=ours), node("n2")]
     async with product(nodes, tmp_path, node_selector=ours) as cluster:
-        assert cluster.ledger.node_names() == ["n1"]
+        assert cluster.ledger.node_names() == ("n1",)
         await run(cluster, "p")
         assert on(cluster, "p") == "n1"
         await change_node(cluster, "n1", labels={"gpu": "off"})
         await cluster.at_rest()
-        assert cluster.ledger.node_names() == []
+        assert cluster.ledger.node_names() == ()
         assert "2 node unregistered" in await refuse(cluster, "q")
         await change_node(cluster, "n2", labels=ours)
         await cluster.running_pods("q")

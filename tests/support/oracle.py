@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from tessera.core.fitting import fit_pod
@@ -29,7 +28,7 @@ def plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Plac
             continue
         parts = sum(ledger.rules[v].node_score(node, pod, grants) for v, grants in answer.grants.items())
         score = node_score(node.cards) + parts
-        fits.append((-score if pod.node_policy == "spread" else score, name, replace(answer, score=score)))
+        fits.append((-score if pod.node_policy == "spread" else score, name, answer._replace(score=score)))
     best = min(fits, key=lambda fit: (-fit[0], fit[1]), default=None)
     return best[2] if best else None, misfits
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tessera.core.devices import Device, MigSlot, NodeFacts
 from tessera.core.grants import Use
 
 
-@dataclass(frozen=True, slots=True)
-class Tenant:
+class Tenant(NamedTuple):
     """A pod that holds a part of a card."""
 
     uid: str
@@ -69,8 +69,7 @@ class Card:
             self.mig = (*self.mig, mig)
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+class NodeView(NamedTuple):
     """One node with the use of all its cards, in order of registration."""
 
     facts: NodeFacts

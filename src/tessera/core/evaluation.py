@@ -73,7 +73,7 @@ class Evaluation:
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
-        self._by_itself = sum(len(container.requests) for container in pod.containers) == 1
+        self._by_itself = pod.requests == 1
         """one request: the plain rule costs no more than judging its column"""
         self._outdated: set[int] = set()
         """columns that the plain rule was asked about since they changed, and whose codes are older"""
@@ -81,12 +81,13 @@ class Evaluation:
         self._verdicts: dict[int, Misfit] = {}
         self.changed = 0
         """counts changes of any verdict already given: equal values mean equal refusals"""
+        self._arrays_exact = False
         self.scored = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
 
     @property
     def is_exact(self) -> bool:
         """Whether the arrays alone decide, except on odd nodes. After `catch_up`."""
-        return self._by_itself and not self._pod.numa_bind and all(judged.exact for judged in self._judged)
+        return self._arrays_exact and self._by_itself and not self._pod.numa_bind
 
     def catch_up(self) -> None:
         """Judge what changed since the last time."""
@@ -152,7 +153,7 @@ class Evaluation:
     def _judge_all(self) -> None:
         arrays, pod = self._ledger.arrays, self._pod
         columns = slice(0, len(arrays.names))
-        mutex = "mutex" in {word.strip() for word in pod.device_policy.split(",")}
+        mutex = "mutex" in pod.device_words
         self._judged = []
         for container, request in _distinct(pod):
             rules = self._ledger.rules[request.vendor]
@@ -162,6 +163,7 @@ class Evaluation:
             wording = screen.Wording(question, container)
             known = KnownCodes(question)
             self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording, known))
+        self._arrays_exact = all(judged.exact for judged in self._judged)
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
         self._outdated.clear()
         self._exact.clear()
@@ -170,13 +172,15 @@ class Evaluation:
         self._combine(np.arange(len(arrays.names), dtype=np.int64))
 
     def _judge_columns(self, dirty: list[int]) -> None:
-        before = {row: self._verdicts.pop(row) for row in dirty if row in self._verdicts}
+        before: dict[int, Misfit] = {}
         for row in dirty:
             self._exact.pop(row, None)
+            if row in self._verdicts:
+                before[row] = self._verdicts.pop(row)
         if len(dirty) == 1 and self._by_itself:
             # The node that was just given to: most likely the next choice too, and then this answer is needed anyway.
             self._outdated.update(dirty)
-            self.possible[dirty] = isinstance(self.placement(dirty[0]), Placement)
+            self.possible[dirty[0]] = isinstance(self.placement(dirty[0]), Placement)
         elif len(dirty) <= FEW:
             self._outdated.difference_update(dirty)
             self._judge_one_by_one(dirty)

@@ -34,8 +34,7 @@ def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     alone = _each_alone(node, pod, rules, rooms)
     if isinstance(alone, Misfit):
         return alone
-    asking = sum(len(container.requests) for container in pod.containers)
-    grants = alone if asking == 1 else _together(node, pod, rules, rooms)
+    grants = alone if pod.requests == 1 else _together(node, pod, rules, rooms)
     return grants if isinstance(grants, Misfit) else Placement(node.name, _by_vendor(pod, grants))
 
 
@@ -46,7 +45,7 @@ Granted = dict[tuple[int, str], Grants]
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
     """One entry a container for every vendor, so that positions on the wire are the containers' own."""
     return {
-        vendor: tuple(granted.get((position, vendor), ()) for position in range(len(pod.containers)))
+        vendor: tuple([granted.get((position, vendor), ()) for position in range(len(pod.containers))])
         for vendor in pod.vendors
     }
 
@@ -62,12 +61,9 @@ def make_ask(
     room: Room = UNLIMITED,
 ) -> Ask:
     """What a vendor is asked, with its cards in the order of the pod's device policy."""
-    ordered = policies.order_cards(
-        [card for card in cards if card.device.vendor == request.vendor],
-        pod.device_policy,
-        numa_bind=pod.numa_bind,
-        score=policies.card_score(pod, request),
-    )
+    own = [card for card in cards if card.device.vendor == request.vendor]
+    scores = policies.card_scores(pod, request, own)
+    ordered = policies.order_cards(own, scores, pod.device_policy, numa_bind=pod.numa_bind)
     return Ask(
         request=request,
         pod=pod,

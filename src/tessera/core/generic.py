@@ -103,7 +103,11 @@ def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
     refusal = (
         refuse_identity(rules, ask, card)
         or refuse_sharing(ask, card)
-        or refuse_quota(ask, card, memory=request.memory_on(card.device.memory), cores=request.cores)
+        or (
+            None
+            if ask.room.is_unlimited
+            else refuse_quota(ask, card, memory=request.memory_on(card.device.memory), cores=request.cores)
+        )
         or refuse_capacity(request, card)
     )
     if refusal is None and card.device.mode != MIG:

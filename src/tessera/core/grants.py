@@ -56,8 +56,7 @@ Grants = tuple[Grant, ...]
 """the cards of one container and vendor, in the order the container sees them"""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """All the grants of a pod on a node."""
 
     node: str
@@ -65,6 +64,9 @@ class Placement:
     """by vendor; one entry for every container of the pod, empty where it asks nothing of that vendor"""
     score: float = 0.0
     """the node's score when the placement was chosen"""
+
+
+NO_USE = Use()
 
 
 class Span(NamedTuple):
@@ -75,10 +77,6 @@ class Span(NamedTuple):
     """an init container that ended with exit code 0 and will not run again"""
 
 
-def _runs_to_the_end(spans: Sequence[Span], position: int) -> bool:
-    return position >= len(spans) or spans[position].role is not Role.INIT
-
-
 def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], *, core_masks: bool = False) -> Use:
     """What a pod holds of one card.
 
@@ -87,9 +85,11 @@ def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], 
     With `core_masks` cores are ids, not amounts: every id that some container uses is held.
     """
     uses = list(uses)
-    if len(uses) == 1 and (uses[0][2] or _runs_to_the_end(spans, uses[0][0])):
+    if len(uses) == 1:
         # By far the most frequent case: one container, one card.
-        return uses[0][1]
+        position, use, stays = uses[0]
+        if stays or position >= len(spans) or spans[position].role is not Role.INIT:
+            return use
     by_position: dict[int, Use] = {}
     lasting = Use()
     mask = 0

@@ -7,16 +7,15 @@ gives exactly what the ledger has. What cannot be attributed exactly holds the c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tessera.core.cards import Tenant
 from tessera.core.devices import MIG, NOTHING, Device, MigSlot
-from tessera.core.grants import Grant, Grants, Span, Use, effective_use
+from tessera.core.grants import NO_USE, Grant, Grants, Span, Use, effective_use
 from tessera.core.rules import Rules
 
 
-@dataclass(frozen=True, slots=True)
-class PodFacts:
+class PodFacts(NamedTuple):
     """A pod that holds grants on a node, reduced to what accounting needs."""
 
     uid: str
@@ -24,7 +23,7 @@ class PodFacts:
     name: str
     node: str
     spans: tuple[Span, ...] = ()
-    grants: Mapping[str, tuple[Grants, ...]] = field(default_factory=lambda: NOTHING)
+    grants: Mapping[str, tuple[Grants, ...]] = NOTHING
     """by vendor, one entry a container"""
     stray_mig: tuple[tuple[str, MigSlot], ...] = ()
     """MIG reservations (uuid, slot) that no grant claims"""
@@ -34,14 +33,16 @@ class PodFacts:
     """why the allocation cannot be read completely; such a pod holds its whole node"""
 
     def tenant(self, vendor: str) -> Tenant:
-        return Tenant(self.uid, next((s for key, s in self.settings if key == vendor), ()))
+        for key, settings in self.settings:
+            if key == vendor:
+                return Tenant(self.uid, settings)
+        return Tenant(self.uid)
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(NamedTuple):
     """One pod's part of one card."""
 
-    use: Use = Use()
+    use: Use = NO_USE
     mig: tuple[MigSlot, ...] = ()
     vendor: str = ""
     held: str = ""
@@ -65,16 +66,19 @@ def holdings(pod: PodFacts, devices: Mapping[str, Device], rules: Mapping[str, R
 def _of_card(pod: PodFacts, device: Device, entries: list[tuple[int, Grant]], rules: Mapping[str, Rules]) -> Holding:
     vendor = rules.get(device.vendor)
     uses = []
+    instances = []
     held = ""
     for position, grant in entries:
         use = vendor.charge(device, grant) if vendor else Use(grant.slots, grant.memory, grant.cores)
         uses.append((position, use, grant.mig is not None))
+        if grant.mig is not None:
+            instances.append(grant.mig)
         if (device.mode == MIG) != (grant.mig is not None):
             what = "no MIG reservation" if grant.mig is None else "a MIG reservation"
             held = f"pod {pod.namespace}/{pod.name} has {what} on a card in mode {device.mode or 'unknown'}"
     return Holding(
         use=effective_use(pod.spans, uses, core_masks=bool(vendor and vendor.core_masks)),
-        mig=tuple(grant.mig for _, grant in entries if grant.mig is not None),
+        mig=tuple(instances),
         vendor=device.vendor,
         held=held,
     )

@@ -83,6 +83,8 @@ class Ledger:
         self._nodes: dict[str, NodeEntry] = {}
         self._pods: dict[str, PodEntry] = {}
         self._reserved: dict[str, PodEntry] = {}
+        self._names: tuple[str, ...] | None = None
+        """of registered nodes, sorted; None where that has to be done again"""
 
     # -- what the API shows
 
@@ -91,6 +93,8 @@ class Ledger:
         node = self._nodes.setdefault(facts.name, NodeEntry())
         if node.facts == facts:
             return
+        if node.facts is None:
+            self._names = None
         node.facts = facts
         node.cards = {device.uuid: Card(device, cordoned=device.uuid in facts.cordoned) for device in facts.devices}
         node.devices = {device.uuid: device for device in facts.devices}
@@ -106,6 +110,7 @@ class Ledger:
         if node is None or node.facts is None:
             return
         node.facts, node.cards, node.devices = None, {}, {}
+        self._names = None
         for entry in node.pods.values():
             entry.holdings = {}
         self.arrays.remove(name)
@@ -189,7 +194,7 @@ class Ledger:
         if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
         problem = node.problem
-        facts = replace(node.facts, problem=problem) if problem != node.facts.problem else node.facts
+        facts = node.facts if problem == node.facts.problem else replace(node.facts, problem=problem)
         return NodeView(facts, tuple(node.cards.values()))
 
     def pod(self, uid: str) -> PodEntry | None:
@@ -199,9 +204,11 @@ class Ledger:
         """All pods, sorted by uid."""
         return [self._pods[uid] for uid in sorted(self._pods)]
 
-    def node_names(self) -> list[str]:
+    def node_names(self) -> tuple[str, ...]:
         """Nodes that are registered, sorted."""
-        return sorted(name for name, node in self._nodes.items() if node.facts is not None)
+        if self._names is None:
+            self._names = tuple(sorted(name for name, node in self._nodes.items() if node.facts is not None))
+        return self._names
 
     def pods_on(self, name: str) -> list[PodEntry]:
         node = self._nodes.get(name)
@@ -209,6 +216,8 @@ class Ledger:
 
     def rooms(self, namespace: str, vendors: Iterable[str]) -> Rooms:
         """What quotas leave, only for vendors that have a limit here."""
+        if not self.quotas.limits_anything:
+            return {}
         found = {v: self.quotas.room(namespace, self.rules[v]) for v in vendors if v in self.rules}
         return {vendor: room for vendor, room in found.items() if room != UNLIMITED}
 
@@ -318,9 +327,9 @@ def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
         namespace=pod.namespace,
         name=pod.name,
         node=placement.node,
-        spans=tuple(Span(container.role) for container in pod.containers),
+        spans=tuple([Span(role) for role in pod.roles]),
         grants=placement.grants,
-        settings=tuple((key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants),
+        settings=tuple([(key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants]),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tessera.core.arrays import CardArrays
 from tessera.core.generic import refuse_capacity, refuse_identity, refuse_sharing
-from tessera.core.grants import Grants, Span, Use, effective_use
+from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.core.rules import UNLIMITED, Ask, Room, Rules
@@ -53,9 +53,9 @@ class QuotaBook:
 
     def charge(self, namespace: str, vendor: str, use: Use, *, sign: int = 1) -> None:
         """Count a pod's use, or with sign -1 take it back."""
-        old = self._used.get((namespace, vendor), Use())
+        old = self._used.get((namespace, vendor), NO_USE)
         new = old.plus(use) if sign > 0 else old.minus(use)
-        if new == Use():
+        if new == NO_USE:
             self._used.pop((namespace, vendor), None)
         else:
             self._used[namespace, vendor] = new
@@ -65,7 +65,11 @@ class QuotaBook:
         return min(limits.values()) if limits else None
 
     def used(self, namespace: str, vendor: str) -> Use:
-        return self._used.get((namespace, vendor), Use())
+        return self._used.get((namespace, vendor), NO_USE)
+
+    @property
+    def limits_anything(self) -> bool:
+        return bool(self._limits)
 
     def room(self, namespace: str, rules: Rules) -> Room:
         memory = self.limit(namespace, rules.quota_memory)
@@ -87,11 +91,11 @@ def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
     """What a pod counts against quotas of one vendor: its effective use over all cards together."""
     return effective_use(
         spans,
-        (
+        [
             (position, Use(grant.slots, grant.memory, min(grant.cores, WHOLE_CARD_CORES)), grant.mig is not None)
             for position, container in enumerate(grants)
             for grant in container
-        ),
+        ],
     )
 
 

@@ -132,7 +132,7 @@ class PodRequest:
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
         """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
-        _ = self.asks_for_devices, self.vendors, self.shape
+        _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.device_words, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(uid=uid, namespace=namespace, name=name)
@@ -146,8 +146,26 @@ class PodRequest:
     def vendors(self) -> tuple[str, ...]:
         return tuple(sorted({r.vendor for c in self.containers for r in c.requests}))
 
+    @cached_property
+    def requests(self) -> int:
+        """How many there are, of all containers and vendors."""
+        return sum(len(container.requests) for container in self.containers)
+
+    @cached_property
+    def roles(self) -> tuple[Role, ...]:
+        """By container."""
+        return tuple(container.role for container in self.containers)
+
+    @cached_property
+    def device_words(self) -> frozenset[str]:
+        """The words of the device policy, e.g. {"numa", "topology-aware"}."""
+        return frozenset(word.strip() for word in self.device_policy.split(","))
+
     def constraint(self, vendor: str) -> Constraint:
-        return next((c for key, c in self.constraints if key == vendor), UNCONSTRAINED)
+        for key, constraint in self.constraints:
+            if key == vendor:
+                return constraint
+        return UNCONSTRAINED
 
     @cached_property
     def shape(self) -> Shape:

@@ -7,8 +7,6 @@ generic rules that most vendors share. Rules are pure: they hold configuration, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 from tessera.core import generic
@@ -43,8 +41,7 @@ class Room(NamedTuple):
 UNLIMITED = Room()
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """One container's request of one vendor on one node: all that a vendor may look at."""
 
     request: Request
@@ -61,10 +58,10 @@ class Ask:
     place_loss: Callable[[PodRequest, Device], PlaceLoss | None] | None = None
     """how the pod's device policy weighs places on a card in MIG mode; None = in the usual order"""
 
-    @cached_property
+    @property
     def words(self) -> frozenset[str]:
-        """the words of the device policy, e.g. {"numa", "topology-aware"}"""
-        return frozenset(word.strip() for word in self.pod.device_policy.split(","))
+        """of the device policy"""
+        return self.pod.device_words
 
 
 class Rules:
@@ -89,11 +86,12 @@ class Rules:
 
     def accepts_model(self, device: Device, constraint: Constraint) -> bool:
         """Type and mode rules. Depends on the device's model and mode only."""
-        model = device.model.lower()
-        if constraint.use_models and not any(word in model for word in constraint.use_models):
-            return False
-        if any(word in model for word in constraint.avoid_models):
-            return False
+        if constraint.use_models or constraint.avoid_models:
+            model = device.model.lower()
+            if constraint.use_models and not any(word in model for word in constraint.use_models):
+                return False
+            if any(word in model for word in constraint.avoid_models):
+                return False
         return not (constraint.mode is not None and device.mode and device.mode not in constraint.mode)
 
     def accepts_uuid(self, uuid: str, constraint: Constraint) -> bool:

@@ -5,7 +5,7 @@ A dimension without capacity (a card without memory, say) counts nothing instead
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tessera.core.cards import Card
 from tessera.core.generic import cores_on
@@ -15,35 +15,45 @@ SCALE = 10
 """HAMi's scale: a full card scores 10 per dimension"""
 
 
-def _part(used: int, total: int) -> float:
-    return used / total if total > 0 else 0.0
-
-
-def device_score(card: Card, request: Request, weights: Weights) -> float:
-    """Use of the card with the request on it. The memory that counts is the memory that would be granted."""
-    device = card.device
-    slots, cores, memory = device.slots, device.cores, device.memory
-    # Written out, since every decision comes by here once a card.
-    return SCALE * (
-        weights.slot * ((card.used + 1) / slots if slots > 0 else 0.0)
-        + weights.core * ((card.used_cores + cores_on(request, cores)) / cores if cores > 0 else 0.0)
-        + weights.memory * ((card.used_memory + request.memory_on(memory)) / memory if memory > 0 else 0.0)
-    )
+def device_scores(cards: Sequence[Card], request: Request, weights: Weights) -> list[float]:
+    """Use of each card with the request on it. The memory that counts is the memory that would be granted."""
+    scores = []
+    size, taken_cores, taken_memory = (-1, -1), 0, 0
+    for card in cards:
+        device = card.device
+        slots, cores, memory = device.slots, device.cores, device.memory
+        if (cores, memory) != size:
+            # Cards of a node are mostly alike.
+            size, taken_cores, taken_memory = (cores, memory), cores_on(request, cores), request.memory_on(memory)
+        # Written out, since every decision comes by here once a card.
+        scores.append(
+            SCALE
+            * (
+                weights.slot * ((card.used + 1) / slots if slots > 0 else 0.0)
+                + weights.core * ((card.used_cores + taken_cores) / cores if cores > 0 else 0.0)
+                + weights.memory * ((card.used_memory + taken_memory) / memory if memory > 0 else 0.0)
+            )
+        )
+    return scores
 
 
 def use_score(*, used: int, slots: int, used_cores: int, cores: int, used_memory: int, memory: int) -> float:
     """A node's score from its sums, over all vendors, before placing."""
-    return SCALE * (_part(used, slots) + _part(used_cores, cores) + _part(used_memory, memory))
+    return SCALE * (
+        (used / slots if slots > 0 else 0.0)
+        + (used_cores / cores if cores > 0 else 0.0)
+        + (used_memory / memory if memory > 0 else 0.0)
+    )
 
 
 def node_score(cards: Iterable[Card]) -> float:
     """The same from the cards themselves: the plain form that the ledger's running sums are checked against."""
-    cards = list(cards)
+    used = slots = used_cores = cores = used_memory = memory = 0
+    for card in cards:
+        device = card.device
+        used, slots = used + card.used, slots + device.slots
+        used_cores, cores = used_cores + card.used_cores, cores + device.cores
+        used_memory, memory = used_memory + card.used_memory, memory + device.memory
     return use_score(
-        used=sum(card.used for card in cards),
-        slots=sum(card.device.slots for card in cards),
-        used_cores=sum(card.used_cores for card in cards),
-        cores=sum(card.device.cores for card in cards),
-        used_memory=sum(card.used_memory for card in cards),
-        memory=sum(card.device.memory for card in cards),
+        used=used, slots=slots, used_cores=used_cores, cores=cores, used_memory=used_memory, memory=memory
     )

@@ -223,7 +223,7 @@ class Selector:
             if isinstance(answer, Placement):
                 left = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
                 return Selected(
-                    placement=replace(answer, score=float(scores[i])),
+                    placement=answer._replace(score=float(scores[i])),
                     rows=rows[left],
                     scores=scores[left],
                     preference=preference[left],

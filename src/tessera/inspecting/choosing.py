@@ -15,7 +15,7 @@ import numpy as np
 from tessera.core.fitting import fit_pod, make_ask
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.policies import card_score, fragmentation
+from tessera.core.policies import card_scores, fragmentation
 from tessera.core.policies.fragmentation_parts import Growth, growths
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected
@@ -112,5 +112,7 @@ def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard,
     if view is None or first is None:
         return ()
     ask = make_ask(view, pod, first, view.cards, container=0)
-    score = card_score(pod, first)
-    return tuple(ScoredCard(card.device.uuid, card.device.index, round(score(card), 4)) for card in ask.cards)
+    return tuple(
+        ScoredCard(card.device.uuid, card.device.index, round(score, 4))
+        for card, score in zip(ask.cards, card_scores(pod, first, ask.cards), strict=True)
+    )

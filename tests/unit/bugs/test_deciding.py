@@ -9,7 +9,7 @@ import pytest
 from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.requests import Request, Weights
-from tessera.core.scoring import device_score, node_score
+from tessera.core.scoring import device_scores, node_score
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import ContainerDraft, PodDraft
 from tessera.vendors.registry import build_vendors
@@ -63,7 +63,7 @@ def test_q17_memory_and_percentage_resolve_to_one_value() -> None:
     (request,) = gpu_pod(mem=100, percent=90).request().containers[0].requests
     device = Device("G", "NVIDIA", slots=10, memory=1000)
     plain = Request("NVIDIA", 1, memory=100)
-    assert device_score(Card(device), request, Weights()) == device_score(Card(device), plain, Weights())
+    assert device_scores([Card(device)], request, Weights()) == device_scores([Card(device)], plain, Weights())
 
 
 @pytest.mark.parametrize("policy", ["topology-aware", "topology-aware,binpack", "spread", "binpack"])
@@ -77,7 +77,7 @@ def test_q18_q19_every_numa_node_is_considered(policy: str) -> None:
 def test_q22_a_card_without_memory_is_scored_by_what_it_has() -> None:
     """HAMi scores it 0, so that neither packing nor spreading works."""
     device = Device("D", "V", slots=4, memory=0, cores=3)
-    assert device_score(Card(device, used=1), Request("V", 1), Weights()) == pytest.approx(5.0)
+    assert device_scores([Card(device, used=1)], Request("V", 1), Weights()) == pytest.approx([5.0])
     assert node_score([Card(device, used=1, used_cores=1)]) == pytest.approx(10 * (1 / 4 + 1 / 3))
 
 

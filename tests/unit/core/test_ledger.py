@@ -170,7 +170,7 @@ def test_a_finished_init_container_gives_back_what_only_it_needed() -> None:
 def test_pods_seen_before_their_node_are_charged_when_it_registers() -> None:
     one = cluster().observe(gpu_pod("a").on("n1", "G,NVIDIA,100,10:;"), gpu_pod("b").on("n1", "G,NVIDIA,200,20:;"))
     assert one.ledger.node("n1") is None
-    assert one.ledger.node_names() == []
+    assert one.ledger.node_names() == ()
     one.add(node().gpu("G"))
     assert one.cards() == {"G": (2, 300, 30)}
 
@@ -187,7 +187,7 @@ def test_a_node_that_is_forgotten_and_back_has_its_pods_again() -> None:
     one.ledger.forget_node("n1")
     assert one.ledger.node("n1") is None
     assert one.refused(gpu_pod("q", mem=1), ["n1"]) == {"n1": "node unregistered"}
-    assert one.ledger.node_names() == ["n2"]
+    assert one.ledger.node_names() == ("n2",)
     one.add(node().gpu("G"))
     assert one.ledger.state() == before
     assert audit(one.ledger) == []

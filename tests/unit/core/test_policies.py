@@ -17,7 +17,7 @@ def card(name: str, *, numa: int = 0, score: int = 0, used: int = 0, index: int 
 
 
 def order(cards: list[Card], policy: str, *, numa_bind: bool = False) -> str:
-    found = policies.order_cards(cards, policy, numa_bind=numa_bind, score=lambda card: card.used_memory)
+    found = policies.order_cards(cards, [card.used_memory for card in cards], policy, numa_bind=numa_bind)
     return "".join(card.device.uuid for card in found)
 
 

@@ -7,7 +7,7 @@ import pytest
 from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.requests import Request, Weights
-from tessera.core.scoring import device_score, node_score
+from tessera.core.scoring import device_scores, node_score
 
 HALF = Request("V", 1, memory=4000, cores=50)
 
@@ -34,12 +34,18 @@ def card(*, slots: int = 10, memory: int = 8000, cores: int = 100, use: tuple[in
     ],
 )
 def test_the_score_of_a_card(one: Card, request_: Request, weights: Weights, score: float) -> None:
-    assert device_score(one, request_, weights) == pytest.approx(score)
+    assert device_scores([one], request_, weights) == pytest.approx([score])
 
 
 def test_the_score_of_a_card_does_not_depend_on_how_its_model_is_written() -> None:
     plain = Card(Device("u", "V", slots=10, memory=8000, model="V"))
-    assert device_score(plain, HALF, Weights()) == device_score(card(), HALF, Weights())
+    assert device_scores([plain], HALF, Weights()) == device_scores([card()], HALF, Weights())
+
+
+def test_every_card_is_scored_by_its_own_size() -> None:
+    request = Request("V", 1, percent=50, cores=100)
+    mixed = [card(), card(memory=1000), card(cores=50), card(use=(2, 0, 0)), card(memory=1000, use=(0, 500, 0))]
+    assert device_scores(mixed, request, Weights()) == [device_scores([one], request, Weights())[0] for one in mixed]
 
 
 @pytest.mark.parametrize(

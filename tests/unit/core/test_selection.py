@@ -41,7 +41,7 @@ def test_the_order_of_candidates_does_not_matter() -> None:
     world = many(12)
     for number in range(6):
         world.start(gpu_pod(f"p{number}", mem=100 * number), [f"n{number:02}"])
-    names = world.ledger.node_names()
+    names = list(world.ledger.node_names())
     draw = random.Random(1)
     for policy in ("binpack", "spread"):
         asking = gpu_pod("asking", mem=10).policy(node=policy)

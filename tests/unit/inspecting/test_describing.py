@@ -40,7 +40,7 @@ items:
   - {kind: Pod, metadata: {name: p, namespace: a}, spec: {containers: [{name: c}]}}
 """
     world = World(described(text))
-    assert world.ledger.node_names() == ["n1"]
+    assert world.ledger.node_names() == ("n1",)
     assert list(world.pods) == ["a/p"]
 
 

@@ -166,7 +166,7 @@ def test_five_thousand_plain_nodes_cost_nothing_and_are_not_kept() -> None:
     world = World()
     for i in range(5000):
         world.put(node(f"plain-{i}"))
-    assert (world.patches, world.ledger.node_names(), world.room) == ([], [], 0)
+    assert (world.patches, world.ledger.node_names(), world.room) == ([], (), 0)
 
 
 # -- the tick

@@ -135,7 +135,7 @@ async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | N
         await asyncio.sleep(1)
         assert here.api.nodes["n1"].annotations[HANDSHAKE].startswith("Reported" if fault else "Requesting")
         assert len(here.logs.of("handshake not written")) == (fault is not None)
-        assert here.engine.ledger.node_names() == ["n1"]
+        assert here.engine.ledger.node_names() == ("n1",)
 
 
 @in_fake_time

@@ -7,14 +7,14 @@ registered later comes first, as HAMi has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from tessera.core.cards import Card
 from tessera.core.policies import binpack, fragmentation, mutex, numa, spread, topology_aware
-from tessera.core.policies.base import CardKey, NodeRank, PlaceLossOf, Policy
+from tessera.core.policies.base import CardKeys, NodeRank, PlaceLossOf, Policy
 from tessera.core.requests import PodRequest, Request
-from tessera.core.scoring import device_score
+from tessera.core.scoring import device_scores
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {module.POLICY.name: module.POLICY for module in (binpack, spread, fragmentation, mutex, numa, topology_aware)}
@@ -43,15 +43,19 @@ def _node_policy(text: str) -> Policy:
 
 def looks_ahead(*texts: str) -> bool:
     """Whether one of these policies wants to know the pods to come, and what hosts have free."""
-    return any(text in POLICIES and POLICIES[text].looks_ahead for text in texts)
+    for text in texts:
+        policy = POLICIES.get(text)
+        if policy is not None and policy.looks_ahead:
+            return True
+    return False
 
 
-def card_score(pod: PodRequest, request: Request) -> Callable[[Card], float]:
-    """What the pod's device policy orders cards by: their use, unless it has a score of its own."""
+def card_scores(pod: PodRequest, request: Request, cards: Sequence[Card]) -> Sequence[float]:
+    """What the pod's device policy orders cards by: their use, unless it has scores of its own."""
     policy = POLICIES.get(pod.device_policy)
-    if policy is not None and policy.card_score is not None:
-        return policy.card_score(pod, request)
-    return lambda card: device_score(card, request, pod.weights)
+    if policy is not None and policy.card_scores is not None:
+        return policy.card_scores(pod, request, cards)
+    return device_scores(cards, request, pod.weights)
 
 
 def place_loss(pod: PodRequest) -> PlaceLossOf | None:
@@ -60,19 +64,19 @@ def place_loss(pod: PodRequest) -> PlaceLossOf | None:
     return None if policy is None else policy.place_loss
 
 
-def _by_numa(card: Card, _score: float) -> float:
-    return -card.device.numa
+def _by_numa(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
+    return [-card.device.numa for card in cards]
 
 
-def _by_low_numa(card: Card, _score: float) -> float:
-    return card.device.numa
+def _by_low_numa(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
+    return [card.device.numa for card in cards]
 
 
-def _by_index(card: Card, _score: float) -> float:
-    return -card.device.index
+def _by_index(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
+    return [-card.device.index for card in cards]
 
 
-def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
+def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKeys]:
     if "," in text or text == "numa":
         chain = [POLICIES[word] for part in text.split(",") if (word := part.strip()) in CHAINABLE]
         keys = [policy.cards for policy in chain or [spread.POLICY] if policy.cards]
@@ -85,12 +89,8 @@ def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKey]:
     return [key, _by_numa]
 
 
-def order_cards(cards: Sequence[Card], text: str, *, numa_bind: bool, score: Callable[[Card], float]) -> list[Card]:
+def order_cards(cards: Sequence[Card], scores: Sequence[float], text: str, *, numa_bind: bool) -> list[Card]:
     """Cards of one vendor, best first. `cards` are in order of registration."""
-    keys = _card_keys(text, numa_bind=numa_bind)
-    rows = []
-    for position, card in enumerate(cards):
-        points = score(card)
-        rows.append((*[key(card, points) for key in keys], -position))
-    rows.sort()
-    return [cards[-int(row[-1])] for row in rows]
+    columns = [key(cards, scores) for key in _card_keys(text, numa_bind=numa_bind)]
+    rows = sorted(zip(*columns, range(0, -len(cards), -1), strict=True))
+    return [cards[-row[-1]] for row in rows]

@@ -6,7 +6,7 @@ more than their score, which is why `rank` sees the whole `Ranking`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,11 +39,11 @@ class Ranking:
     """whatever a policy wants to find again for the next pod of this shape"""
 
 
-CardKey = Callable[[Card, float], float]
-"""smaller is better; the number is the card's score for the request"""
+CardKeys = Callable[[Sequence[Card], Sequence[float]], Sequence[float]]
+"""of cards and their scores for the request, a number for each card: smaller is better"""
 
-CardScore = Callable[[PodRequest, Request], Callable[[Card], float]]
-"""a policy's own score of cards for a request, in place of their use"""
+CardScores = Callable[[PodRequest, Request, Sequence[Card]], Sequence[float]]
+"""a policy's own scores of cards for a request, in place of their use"""
 
 PlaceLossOf = Callable[[PodRequest, Device], PlaceLoss | None]
 """a policy's own weighing of places on a card in MIG mode, in place of the usual order"""
@@ -57,9 +57,9 @@ class Policy:
     """One word that users may write as node or device policy."""
 
     name: str
-    cards: CardKey | None = None
+    cards: CardKeys | None = None
     nodes: NodeRank | None = None
-    card_score: CardScore | None = None
+    card_scores: CardScores | None = None
     place_loss: PlaceLossOf | None = None
     sign_of_score: int | None = None
     """where nodes are ranked by their scores alone: 1 = the largest first, -1 = the smallest first"""

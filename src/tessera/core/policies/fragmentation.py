@@ -8,7 +8,7 @@ only when the node changes. Only an order: every node that fits stays a candidat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,25 +34,25 @@ def rank(ranking: Ranking) -> Floats:
     return preference
 
 
-def card_score(pod: PodRequest, request: Request) -> Callable[[Card], float]:
+def card_scores(pod: PodRequest, request: Request, cards: Sequence[Card]) -> list[float]:
     """By card: how much its waste grows with the request on it."""
     outlook = pod.outlook or PRIOR
     rows = waste_rows(outlook)
     known: dict[tuple[int, int, int, int], float] = {}
-
-    def growth(card: Card) -> float:
+    scores = []
+    for card in cards:
         device = card.device
         if device.mode == MIG and (mig := mig_waste(outlook, device)) is not None:
             instance = mig.take(bits(slot.placement for slot in card.mig), request.memory_on(device.memory))
-            return MISSING if instance is None else round(instance.wasted, DIGITS)
+            scores.append(MISSING if instance is None else round(instance.wasted, DIGITS))
+            continue
         # Most cards of a node are in the same state as another one of it.
         state = device.memory, device.cores, card.used_memory, card.used_cores
         grown = known.get(state)
         if grown is None:
             grown = known[state] = round(_growth(rows, request, *state), DIGITS)
-        return grown
-
-    return growth
+        scores.append(grown)
+    return scores
 
 
 def _growth(
@@ -76,9 +76,9 @@ def place_loss(pod: PodRequest, device: Device) -> PlaceLoss | None:
 NAME = "fragmentation"
 POLICY = Policy(
     NAME,
-    cards=lambda _card, score: score,
+    cards=lambda _cards, scores: scores,
     nodes=rank,
-    card_score=card_score,
+    card_scores=card_scores,
     place_loss=place_loss,
     looks_ahead=True,
 )

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tessera.core.policies.base import Policy
 
-POLICY = Policy("mutex", cards=lambda card, _score: card.used, numa_first=False)
+POLICY = Policy("mutex", cards=lambda cards, _scores: [card.used for card in cards], numa_first=False)

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tessera.core.policies.base import Policy
 
-POLICY = Policy("numa", cards=lambda card, _score: -card.device.numa)
+POLICY = Policy("numa", cards=lambda cards, _scores: [-card.device.numa for card in cards])

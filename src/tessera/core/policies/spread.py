@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tessera.core.policies.base import Policy
 
-POLICY = Policy("spread", cards=lambda _card, score: score, nodes=lambda ranking: -ranking.scores, sign_of_score=-1)
+POLICY = Policy("spread", cards=lambda _cards, scores: scores, nodes=lambda ranking: -ranking.scores, sign_of_score=-1)

@@ -58,7 +58,7 @@ class Kunlun(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         # Free cards are all alike, so no policy has a say: the lowest index comes first.
         by_index = sorted(ask.cards, key=lambda card: (card.device.index, card.device.uuid))
-        return fit_layout(self, replace(ask, cards=by_index), lambda card: self._judge(card, ask))
+        return fit_layout(self, ask._replace(cards=by_index), lambda card: self._judge(card, ask))
 
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
         return generic.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)

@@ -6,8 +6,6 @@ A whole GPU is never shared. Not here: sGPU slices, which MetaX's plugin registe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 
 from tessera.core import generic
@@ -61,7 +59,7 @@ class MetaxGpu(Vendor):
         """
         before = {grant.uuid for grants in ask.earlier for grant in grants}
         if before:
-            ask = replace(ask, cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
+            ask = ask._replace(cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
         return generic.fit(self, ask)
 
     def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:

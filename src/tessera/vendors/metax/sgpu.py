@@ -144,7 +144,7 @@ class MetaxSgpu(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         online = ask.constraint.setting(APP_CLASS) == ONLINE
         if online:
-            ask = replace(ask, request=replace(ask.request, cores=0))
+            ask = ask._replace(request=replace(ask.request, cores=0))
         own = {grant.uuid for grants in ask.earlier for grant in grants}
 
         def judge(card: Card) -> Offer:
