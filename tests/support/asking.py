@@ -61,8 +61,7 @@ class World:
     def written(self, *containers: Grants) -> dict[str, str]:
         """Annotations of a binding whose containers are named c0, c1, ..."""
         pod = PodRequest("u", "ns", "p", tuple(ContainerAsk(f"c{i}") for i in range(len(containers))))
-        devices = {card.device.uuid: card.device for card in self.cards}
-        return self.vendor.annotations(Bound(pod, "n1", containers, NOW, devices))
+        return self.vendor.annotations(Bound(pod, "n1", containers, NOW))
 
     def score(self, *containers: Grants) -> float:
         view = NodeView(NodeFacts("n1", tuple(card.device for card in self.cards)), self.cards)

@@ -358,9 +358,7 @@ class Cluster:
 
     def written(self, one: PodBuilder, placement: Placement) -> dict[str, str]:
         """The annotations of the binding."""
-        view = self.ledger.node(placement.node)
-        assert view is not None
-        return binding_annotations(one.request(), placement, node=view.facts, vendors=vendors(), now=NOW)
+        return binding_annotations(one.request(), placement, vendors=vendors(), now=NOW)
 
     def start(self, one: PodBuilder, names: Iterable[str] | None = None) -> PodBuilder:
         """The whole way: select, reserve, bind, and the API shows the pod with its annotations."""

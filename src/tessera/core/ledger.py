@@ -25,7 +25,7 @@ from typing import Any
 
 from tessera.core.arrays import CardArrays
 from tessera.core.cards import Card, NodeView
-from tessera.core.devices import Device, NodeFacts
+from tessera.core.devices import NOTHING, Device, NodeFacts
 from tessera.core.fitting import Rooms
 from tessera.core.grants import Placement, Span
 from tessera.core.holdings import Holding, PodFacts, holdings
@@ -196,6 +196,11 @@ class Ledger:
         problem = node.problem
         facts = node.facts if problem == node.facts.problem else replace(node.facts, problem=problem)
         return NodeView(facts, tuple(node.cards.values()))
+
+    def devices(self, name: str) -> Mapping[str, Device]:
+        """The node's cards by uuid; empty where nothing is registered."""
+        node = self._nodes.get(name)
+        return NOTHING if node is None else node.devices
 
     def pod(self, uid: str) -> PodEntry | None:
         return self._pods.get(uid)

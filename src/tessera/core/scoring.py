@@ -54,6 +54,4 @@ def node_score(cards: Iterable[Card]) -> float:
         used, slots = used + card.used, slots + device.slots
         used_cores, cores = used_cores + card.used_cores, cores + device.cores
         used_memory, memory = used_memory + card.used_memory, memory + device.memory
-    return use_score(
-        used=used, slots=slots, used_cores=used_cores, cores=cores, used_memory=used_memory, memory=memory
-    )
+    return use_score(used=used, slots=slots, used_cores=used_cores, cores=cores, used_memory=used_memory, memory=memory)

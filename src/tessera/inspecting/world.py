@@ -103,7 +103,8 @@ class World:
         prepared = self.engine.filter.prepare(pod)
         if isinstance(prepared, BadPod) or prepared.request.outlook is None:
             return prepared
-        return replace(prepared, request=replace(prepared.request, outlook=self.learning.outlook))
+        ahead = replace(prepared.request, outlook=self.learning.outlook)
+        return msgspec.structs.replace(prepared, request=ahead)
 
     @contextmanager
     def without(self, key: str) -> Iterator[None]:

@@ -40,9 +40,8 @@ class ListPage(Generic[T]):
     """the list begins with this page, whatever came before"""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchEvent(Generic[T]):
-    """One change."""
+class WatchEvent(msgspec.Struct, Generic[T], frozen=True):
+    """One change: a line of a watch."""
 
     type: str
     """ADDED, MODIFIED, DELETED or BOOKMARK (of which only the version counts)"""
@@ -91,13 +90,6 @@ class Page(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
-class _Change(msgspec.Struct, Generic[T]):
-    """A line of a watch."""
-
-    type: str
-    object: T
-
-
 class _Details(msgspec.Struct, rename="camel"):
     retry_after_seconds: int | None = None
 
@@ -114,6 +106,8 @@ class Decoders:
 
     def __init__(self) -> None:
         self._made: dict[Any, msgspec.json.Decoder[Any]] = {}
+        self._changes: dict[Any, msgspec.json.Decoder[Any]] = {}
+        """by the kind of what changes"""
 
     def _of(self, kind: Any) -> msgspec.json.Decoder[Any]:
         made = self._made.get(kind)
@@ -145,14 +139,17 @@ class Decoders:
 
     def event(self, line: bytes, kind: type[T], on_unreadable: OnUnreadable | None) -> WatchEvent[T] | None:
         """The event of a line; None for one that was set aside. Raises ApiError for an ERROR event."""
+        decoder = self._changes.get(kind)
+        if decoder is None:
+            decoder = self._changes[kind] = self._of(WatchEvent[kind])  # type: ignore[valid-type]
         try:
-            change: _Change[T] | None = self._of(_Change[kind]).decode(line)  # type: ignore[valid-type]
+            change: WatchEvent[T] | None = decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             change = None
         if change is not None and change.type != "ERROR":
-            return WatchEvent(change.type, change.object)
+            return change
         # Again, and slower: it is no such object, and what it is decides what becomes of it.
-        raw = self.one(line, _Change[msgspec.Raw])
+        raw = self.one(line, WatchEvent[msgspec.Raw])
         if raw.type == "ERROR":
             raise api_error(0, bytes(raw.object), {})
         obj = self._object(raw.object, kind, raw.type, on_unreadable)

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any, Protocol
 
+import msgspec
+
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import EVENTS
@@ -43,8 +45,7 @@ class Writer(Protocol):
     async def patch(self, path: str, body: Any) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRef:
+class ObjectRef(msgspec.Struct, frozen=True):
     """What an event is about."""
 
     kind: str

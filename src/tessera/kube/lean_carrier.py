@@ -35,7 +35,7 @@ class LeanCarrier:
         self._host = where.hostname or ""
         self._port = where.port or (443 if where.scheme == "https" else 80)
         self._prefix = where.path
-        self._headers = {"Host": where.netloc, **headers}
+        self._head = "".join(f"\r\n{name}: {value}" for name, value in {"Host": where.netloc, **headers}.items())
         self._open: set[Connection] = set()
         self._idle: deque[Connection] = deque()
         """the one used last is at the right"""
@@ -73,14 +73,15 @@ class LeanCarrier:
                     await self._quiet.wait()
 
     def _bytes(self, request: Request) -> bytes:
-        fields = {**self._headers, **request.headers}
-        if request.body is not None:
-            fields["Content-Length"] = str(len(request.body))
-        lines = [f"{request.method} {self._prefix}{request.target} HTTP/1.1"]
-        lines += [f"{name}: {value}" for name, value in fields.items()]
-        if " " in request.target or not all(map(str.isprintable, lines)):
+        fields = [f"{name}: {value}" for name, value in request.headers.items()]
+        if " " in request.target or not "".join((request.target, *fields)).isprintable():
             raise BadName(f"{request.target!r} cannot be asked for")
-        return "\r\n".join([*lines, "", ""]).encode() + (request.body or b"")
+        body = request.body
+        if body is not None:
+            fields.append(f"Content-Length: {len(body)}")
+        first = f"{request.method} {self._prefix}{request.target} HTTP/1.1{self._head}"
+        head = "\r\n".join([first, *fields, "\r\n"]).encode()
+        return head + body if body is not None else head
 
     def _newest_idle(self) -> Connection | None:
         while self._idle:

@@ -34,7 +34,7 @@ class LeanReply:
         self.pieces: deque[bytes] = deque()
         self.unread = 0
         """bytes in `pieces`"""
-        self.raw_headers: dict[bytes, bytes] = {}
+        self.raw_headers: list[tuple[bytes, bytes]] = []
         self.is_complete = False
         self.fault: CutShort | None = None
         self.is_wanted_whole = False
@@ -42,7 +42,7 @@ class LeanReply:
         self._waiter: asyncio.Future[None] | None = None
 
     def headers(self) -> Mapping[str, str]:
-        return {name.decode("latin-1"): value.decode("latin-1") for name, value in self.raw_headers.items()}
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.raw_headers}
 
     async def read(self) -> bytes:
         self.is_wanted_whole = True
@@ -184,7 +184,7 @@ class Connection(asyncio.Protocol):
         self._released(self)
 
     def _ends_with_connection(self, reply: LeanReply) -> bool:
-        return not {b"content-length", b"transfer-encoding"} & reply.raw_headers.keys() and reply.status not in BODILESS
+        return not {"content-length", "transfer-encoding"} & reply.headers().keys() and reply.status not in BODILESS
 
     # -- called by the parser
 
@@ -194,7 +194,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._reply is not None:
-            self._reply.raw_headers[name.lower()] = value
+            self._reply.raw_headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._silent = 0

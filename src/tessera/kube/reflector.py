@@ -197,7 +197,10 @@ class Reflector(Generic[T]):
         for key in [key for key, uid in self._known.items() if key not in seen and uid not in hidden]:
             self._drop(key)
         self._version = version
-        self._guarded("synced", "", self._sink.synced)
+        try:
+            self._sink.synced()
+        except Exception as error:
+            self._blame("synced", "", error)
 
     async def _watch(self) -> bool:
         """Whether it went as it should, so that the next one need not wait."""
@@ -247,20 +250,23 @@ class Reflector(Generic[T]):
         if self._known.get(key, uid) != uid:
             self._drop(key)
         self._known[key] = uid
-        self._guarded("put", key, lambda: self._sink.put(key, obj))
+        try:
+            self._sink.put(key, obj)
+        except Exception as error:
+            self._blame("put", key, error)
         return key
 
     def _drop(self, key: str) -> None:
         del self._known[key]
-        self._guarded("drop", key, lambda: self._sink.drop(key))
-
-    def _guarded(self, action: str, key: str, call: Callable[[], None]) -> None:
         try:
-            call()
+            self._sink.drop(key)
         except Exception as error:
-            fault = SinkError(action, key)
-            fault.__cause__ = error
-            self._report(fault)
+            self._blame("drop", key, error)
+
+    def _blame(self, action: str, key: str, error: Exception) -> None:
+        fault = SinkError(action, key)
+        fault.__cause__ = error
+        self._report(fault)
 
     def _report(self, error: KubeError) -> None:
         try:

@@ -5,6 +5,7 @@ No path is ever built from an empty name, so that a request about one object can
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -44,7 +45,13 @@ class Resource:
         return "/".join(parts)
 
 
+_PLAIN = re.compile(r"[a-z0-9][a-z0-9.-]*", re.ASCII)
+"""names as almost all are; the others are quoted"""
+
+
 def _segment(text: str, what: str) -> str:
+    if _PLAIN.fullmatch(text) is not None:
+        return text
     if text in ("", ".", ".."):
         raise BadName(f"{text!r} is no {what}")
     try:

@@ -6,8 +6,7 @@ Knows nothing of JSON or of what is asked for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import urlencode
 
 from tessera.kube.access import Access
@@ -54,23 +53,25 @@ class Transport:
         if body is not None:
             headers["Content-Type"] = content_type
         request = Request(method, _target(path, query), headers, body)
-        with _faults(f"{method} {path}", request):
+        try:
             async with asyncio.timeout(timeout):
                 reply = await self._send(request)
                 try:
                     return await self._read(reply)
                 finally:
                     reply.close()
+        except OSError as error:
+            raise _unreachable(f"{method} {path}", request, error) from error
 
     async def stream(
         self, path: str, *, timeout: float, stream_timeout: float, query: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
         """The lines of an answer that goes on for a while: it begins within `timeout` and ends in `stream_timeout`."""
-        deadline = asyncio.get_running_loop().time() + stream_timeout
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + stream_timeout
         request = Request("GET", _target(path, query), await self._access.headers())
         lines, what = Lines(), f"WATCH {path}"
-        # The deadline is around each wait, not around the whole: between lines the caller has the floor.
-        with _faults(what, request):
+        try:
             async with asyncio.timeout(timeout):
                 reply = await self._send(request)
                 if reply.status != 200:
@@ -79,16 +80,24 @@ class Transport:
                     finally:
                         reply.close()
                     raise Unreachable(f"{what}: answered with status {reply.status}", maybe_done=False)
+        except OSError as error:
+            raise _unreachable(what, request, error) from error
+        # One timer for the whole, not one for each wait: whoever waits when it rings finds the connection closed.
+        end = loop.call_at(deadline, reply.close)
         try:
             while True:
-                with _faults(what, request):
-                    async with asyncio.timeout_at(deadline):
-                        chunk = await _chunk(reply, lines)
+                try:
+                    chunk = await _chunk(reply, lines)
+                except OSError as error:
+                    raise _unreachable(what, request, TimeoutError() if loop.time() >= deadline else error) from error
                 if not chunk:
+                    if loop.time() >= deadline:
+                        raise _unreachable(what, request, TimeoutError())
                     return
                 for line in lines.feed(chunk):
                     yield line
         finally:
+            end.cancel()
             reply.close()
 
     async def _send(self, request: Request) -> Reply:
@@ -125,12 +134,6 @@ async def _chunk(reply: Reply, lines: Lines) -> bytes:
     return chunk
 
 
-@contextmanager
-def _faults(what: str, request: Request) -> Iterator[None]:
-    try:
-        yield
-    except TimeoutError as error:
-        raise Unreachable(f"{what}: no answer in time", maybe_done=request.maybe_done) from error
-    except OSError as error:
-        said = str(error) or type(error).__name__
-        raise Unreachable(f"{what}: {said}", maybe_done=request.maybe_done) from error
+def _unreachable(what: str, request: Request, error: OSError) -> Unreachable:
+    said = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return Unreachable(f"{what}: {said}", maybe_done=request.maybe_done)

@@ -17,9 +17,9 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
 import structlog
 
 from tessera.core.fitting import fit_pod
@@ -56,8 +56,7 @@ LANDED = 65.0
 """seconds: an apiserver gives a request up after 60, so that an unanswered write has its effect by then or never"""
 
 
-@dataclass(frozen=True, slots=True)
-class BindEvent:
+class BindEvent(msgspec.Struct, frozen=True):
     """What the user is told about a binding."""
 
     namespace: str
@@ -82,12 +81,14 @@ class Fate(Enum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """The end of a bind."""
 
     fate: Fate
     error: str = ""
+
+
+WRITTEN = Outcome(Fate.BOUND)
 
 
 class Binder:
@@ -222,16 +223,16 @@ class Binder:
 
     def _still_there(self, placement: Placement) -> bool:
         """Whether the node has every card that was promised: it may have changed since, or be gone."""
-        view = self._ledger.node(placement.node)
-        cards = {device.uuid for device in view.facts.devices} if view is not None else set()
-        return all(
-            grant.uuid in cards for containers in placement.grants.values() for grants in containers for grant in grants
-        )
+        cards = self._ledger.devices(placement.node)
+        for containers in placement.grants.values():
+            for grants in containers:
+                for grant in grants:
+                    if grant.uuid not in cards:
+                        return False
+        return True
 
     def _annotations(self, request: PodRequest, placement: Placement) -> dict[str, str]:
-        view = self._ledger.node(placement.node)
-        assert view is not None  # its cards are still there
-        written = binding_annotations(request, placement, node=view.facts, vendors=self._vendors, now=self._now())
+        written = binding_annotations(request, placement, vendors=self._vendors, now=self._now())
         return written | identity_annotations(placement)
 
     # -- the write
@@ -283,7 +284,7 @@ class Binder:
                     if found.fate is not Fate.UNBOUND:
                         return found
             else:
-                return Outcome(Fate.BOUND)
+                return WRITTEN
         return await self._look_up(args, last) if look_up else Outcome(Fate.UNBOUND, last)
 
     async def _look_up(self, args: BindingArgs, error: str) -> Outcome:

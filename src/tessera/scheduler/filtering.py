@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
+import msgspec
 from msgspec import Raw
 
 from tessera.core import policies
@@ -42,8 +43,7 @@ UNCOUNTED = 4096
 NOTHING_GIVEN = "extender args name no nodes"
 
 
-@dataclass(frozen=True, slots=True)
-class FilterEvent:
+class FilterEvent(msgspec.Struct, frozen=True):
     """What the user is told about a decision."""
 
     request: PodRequest
@@ -120,7 +120,7 @@ class Filter:
         request = prepared.request
         if request.asks_for_devices and policies.looks_ahead(request.node_policy, request.device_policy):
             ahead = replace(request, host=host_ask(pod), outlook=self._outlook())
-            return replace(prepared, request=ahead)
+            return msgspec.structs.replace(prepared, request=ahead)
         return prepared
 
     def _outlook(self) -> Outlook:
@@ -134,7 +134,8 @@ class Filter:
         held = self._ledger.pod(request.uid)
         if held is not None and (held.state is State.BOUND or request.uid in self.uncertain):
             return self._stay(held, named.candidates)
-        self.forget(request.uid)
+        if held is not None or request.uid in self.prepared:
+            self.forget(request.uid)
         answer = self._select(request, named)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
@@ -143,9 +144,10 @@ class Filter:
                 self._uncounted.append(request)
                 self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
             return self._encode(answer)
-        if request.uid not in self._waiting:
+        if request.uid in self._waiting:
+            self._waiting.gone(request.uid)
+        else:
             self._uncounted.append(request)
-        self._waiting.gone(request.uid)
         self.keep(prepared, answer.placement)
         brief = brief_success_text(answer.placement, given=named.count)
         self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tessera.core.devices import MigSlot
 from tessera.core.grants import Placement
@@ -27,8 +28,7 @@ Slice = tuple[str, int, int, MigSlot | None]
 """uuid, memory, cores, and the instance where the card is cut into some"""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """What Allocate calls of a pod look like from outside."""
 
     slices: tuple[tuple[Slice, ...], ...]
@@ -59,14 +59,15 @@ class Shape:
 
 def shape_of(placement: Placement, *, inits: Collection[int] = (), alone: bool = False, carried: bool = False) -> Shape:
     """The shape of a placement's handover, over all vendors; `inits` are positions of init containers."""
-    given = [
-        (position, tuple((grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants))
-        for vendor in sorted(placement.grants)
-        for position, grants in enumerate(placement.grants[vendor])
-        if grants
-    ]
-    first = frozenset(number for number, (position, _) in enumerate(given) if position in inits)
-    return Shape(tuple(slices for _, slices in given), alone, carried, first)
+    given: list[tuple[Slice, ...]] = []
+    first = set()
+    for vendor in sorted(placement.grants):
+        for position, grants in enumerate(placement.grants[vendor]):
+            if grants:
+                if position in inits:
+                    first.add(len(given))
+                given.append(tuple([(grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants]))
+    return Shape(tuple(given), alone, carried, frozenset(first))
 
 
 @dataclass(slots=True)
@@ -150,9 +151,9 @@ class Handover:
             return True
         self.over(uid)
         pod = _Pod(uid, shape, self._time())
-        queue = self._queues.setdefault(node, _Queue())
-        if at_once or queue.is_free_for(pod):
-            self._take(node, uid, shape)
+        queue = self._queues.get(node)
+        if at_once or queue is None or queue.is_free_for(pod):
+            self._take(node, pod)
             return True
         waiter = _Waiter(pod, asyncio.get_running_loop().create_future())
         queue.waiting.append(waiter)
@@ -165,7 +166,7 @@ class Handover:
                 if not waiter.turn.done():
                     self._advance(node)
             if shape.carried and not waiter.turn.done():
-                self._take(node, uid, shape)
+                self._take(node, _Pod(uid, shape, self._time()))
             return shape.carried or waiter.turn.done()
         except asyncio.CancelledError:
             self.over(uid)
@@ -184,7 +185,7 @@ class Handover:
     def resume(self, node: str, uid: str, shape: Shape) -> None:
         """A pod that an earlier process bound and whose handover is not over."""
         if uid not in self._nodes and uid not in self._forgotten:
-            self._take(node, uid, shape)
+            self._take(node, _Pod(uid, shape, self._time()))
 
     def over(self, uid: str) -> bool:
         """The handover ended: success, failure, or the pod is gone."""
@@ -207,13 +208,14 @@ class Handover:
         self._forgotten.update(old)
         return sorted(old)
 
-    def _take(self, node: str, uid: str, shape: Shape) -> _Pod:
-        queue = self._queues.setdefault(node, _Queue())
-        queue.in_hand[uid] = taken = _Pod(uid, shape, self._time())
-        if not shape.is_independent:
-            queue.dependent.add(uid)
-        self._nodes[uid] = node
-        return taken
+    def _take(self, node: str, pod: _Pod) -> None:
+        queue = self._queues.get(node)
+        if queue is None:
+            queue = self._queues[node] = _Queue()
+        queue.in_hand[pod.uid] = pod
+        if not pod.shape.is_independent:
+            queue.dependent.add(pod.uid)
+        self._nodes[pod.uid] = node
 
     def _advance(self, node: str) -> None:
         """Give the turn to every waiter that conflicts with nobody before it."""
@@ -226,9 +228,9 @@ class Handover:
             if any(each.is_in_the_way_of(waiter.pod, now) for each in before):
                 still.append(waiter)
             else:
-                before.append(self._take(node, waiter.pod.uid, waiter.pod.shape))
+                waiter.pod.since = now
+                self._take(node, waiter.pod)
                 waiter.turn.set_result(None)
-                continue
             before.append(waiter.pod)
         queue.waiting = still
         if queue.idle:

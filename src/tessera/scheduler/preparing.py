@@ -7,7 +7,8 @@ of one key are prepared once. What the policy may look ahead to is not part of i
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.identity import DISABLE_CONTROL, identity_of
@@ -22,8 +23,7 @@ REMEMBERED = 1024
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A pod between filter and bind."""
 
     request: PodRequest

@@ -127,11 +127,11 @@ class Service:
     # -- answers
 
     def answer_filter(self, body: bytes) -> bytes:
-        missing = self.missing()
+        missing = self.engine.missing()
         return encode_filter_result(error=missing) if missing else self.filter.answer(body)
 
     async def answer_bind(self, body: bytes) -> bytes:
-        missing = self.missing()
+        missing = self.engine.missing()
         return encode_binding_result(missing) if missing else await self.binder.answer(body)
 
     def answer_review(self, body: bytes, content_type: str) -> bytes:

@@ -11,7 +11,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from tessera.kube.events import EventRecorder, ObjectRef
 from tessera.scheduler.binding import BindEvent
@@ -34,8 +35,7 @@ WRITE_SECONDS = 5.0
 """for a batch; longer means that the apiserver has no time either"""
 
 
-@dataclass(frozen=True, slots=True)
-class _Success:
+class _Success(msgspec.Struct, frozen=True):
     ref: ObjectRef
     reason: str
     at: float

@@ -81,8 +81,8 @@ class Turns:
 
     async def take(self, args: BindingArgs, prepared: Prepared, placement: Placement) -> str | None:
         """Wait for the turn and the lock, no longer than the timeout for all; None, or why they could not be had."""
-        roles = [each.role for each in prepared.request.containers]
-        shape = self._shape(placement, roles, carries=prepared.carries_identity, uncontrolled=prepared.uncontrolled)
+        roles, carries = prepared.request.roles, prepared.carries_identity
+        shape = self._shape(placement, roles, carries=carries, uncontrolled=prepared.uncontrolled)
         if shape is None:
             return None
         clock = asyncio.get_running_loop().time
@@ -92,7 +92,8 @@ class Turns:
         locked = self._locks.owner(args.node) == owner and self._handover.holders(args.node) <= self._locking
         if not await self._handover.turn(args.node, args.pod_uid, shape, timeout=self._timeout, at_once=locked):
             return f"node {args.node} is still handing devices to another pod"
-        for key in self._lock_keys(placement) if self.needs_lock(placement) else ():
+        # One that is carried needs no turn, and then no lock either.
+        for key in self._lock_keys(placement) if not shape.carried and self.needs_lock(placement) else ():
             problem = await self._lock(args, key, timeout=deadline - clock())
             if problem is not None:
                 return problem

@@ -135,6 +135,8 @@ class Engine:
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty = all are."""
+        if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced:
+            return ""
         done = {"pods": self.pods.has_synced, "nodes": self.nodes.has_synced, "quotas": self.quotas.has_synced}
         open_ = [name for name, synced in done.items() if not synced]
         return f"the first list of {', '.join(open_)} is not complete" if open_ else ""

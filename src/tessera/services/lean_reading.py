@@ -19,6 +19,9 @@ from tessera.services.listening import MAX_BODY
 MAX_SILENT = 64 * 2**10
 """bytes that complete neither a head nor a piece of a body; kube-scheduler's heads have a few hundred"""
 
+READ_LENGTHS = frozenset(map(len, (b"connection", b"content-length", b"expect")))
+"""of the names of headers that are read; nobody needs the others"""
+
 NOT_HTTP = Answer(400, b"this is not HTTP/1.1\n")
 NO_UPGRADE = Answer(400, b"there is nothing to upgrade to\n")
 TOO_LARGE = Answer(413, f"a body has at most {MAX_BODY} bytes\n".encode())
@@ -113,7 +116,8 @@ class Reader:
         self._target += piece
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if len(name) in READ_LENGTHS:
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self._silent = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,8 +101,7 @@ class NodeProblem:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """A placement about to be written down."""
 
     pod: PodRequest
@@ -111,8 +110,6 @@ class Bound:
     """this vendor's, one entry a container"""
     now: float
     """unix time in seconds"""
-    devices: Mapping[str, Device]
-    """this vendor's cards of the node by uuid"""
 
     @property
     def nanoseconds(self) -> str:
@@ -160,7 +157,8 @@ class Vendor(Rules):
 
     def settings(self, annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
         """The annotations that only this vendor's rules read, sorted: what neighbours on a card are told of a pod."""
-        return tuple(sorted((key, annotations[key]) for key in self.keys.settings if key in annotations))
+        wanted = self.keys.settings
+        return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
 
     # -- nodes
 
@@ -173,7 +171,10 @@ class Vendor(Rules):
     def annotations(self, bound: Bound) -> dict[str, str]:
         """What the binding writes for this vendor. The default: both device annotations."""
         text = self.encode(bound.grants)
-        return {key: text for key in (self.keys.to_allocate, self.keys.allocated) if key}
+        keys = self.keys
+        written = {keys.to_allocate: text, keys.allocated: text}
+        written.pop("", None)
+        return written
 
     def encode(self, grants: Iterable[Grants]) -> str:
         return encode_pod_devices(

@@ -26,6 +26,7 @@ REMEMBERED = 1024
 """different amounts of containers; then all are read afresh"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
+RUNNING = Span(Role.APP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,8 @@ class PodReader:
         self._vendors = vendors
         self._defaults = defaults
         self._read: dict[Hashable, tuple[Request, ...] | BadRequest] = {}
-        self._allocated: dict[str, list[str]] = {}
-        """annotation -> vendors that write it"""
+        self._allocated: dict[str, dict[str, Vendor]] = {}
+        """annotation -> vendors that write it, by key"""
         self.forget()
 
     def forget(self) -> None:
@@ -73,7 +74,8 @@ class PodReader:
         self._read.clear()
         self._allocated.clear()
         for key in sorted(self._vendors):
-            self._allocated.setdefault(self._vendors[key].keys.allocated, []).append(key)
+            vendor = self._vendors[key]
+            self._allocated.setdefault(vendor.keys.allocated, {})[key] = vendor
 
     def request(self, pod: Pod) -> PodRequest | BadPod:
         """The pod's request, or what is wrong with it. Every container has its entry, asking or not."""
@@ -131,10 +133,13 @@ class PodReader:
         if not pod.spec.node_name or pod.status.phase in ENDED:
             return None
         annotations = pod.annotations
-        keys_written = sorted(key for name in annotations for key in self._allocated.get(name, ()))
-        if not keys_written:
-            return None
-        return _facts(pod, {key: self._vendors[key] for key in keys_written})
+        written: dict[str, Vendor] = {}
+        for name, vendors in self._allocated.items():
+            if name in annotations:
+                written.update(vendors)
+        if len(written) > 1:
+            written = dict(sorted(written.items()))
+        return _facts(pod, written) if written else None
 
 
 def _containers(pod: Pod) -> list[tuple[Container, Role]]:
@@ -167,26 +172,32 @@ def _facts(pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
         if len(entries) < len(spans):
             # HAMi leaves out entries of containers without devices: positions mean nothing then.
             spans = ()
-        grants[key] = tuple(
-            tuple(_granted(vendor.decode(entry), reservations, (c, d)) for d, entry in enumerate(container))
-            for c, container in enumerate(entries)
-        )
-    name = f"{pod.metadata.namespace}/{pod.metadata.name}"
+        found = []
+        for c, container in enumerate(entries):
+            found.append(
+                tuple([_granted(vendor.decode(entry), reservations, (c, d)) for d, entry in enumerate(container)])
+            )
+        grants[key] = tuple(found)
+    metadata = pod.metadata
     return PodFacts(
-        uid=pod.metadata.uid,
-        namespace=pod.metadata.namespace,
-        name=pod.metadata.name,
+        uid=metadata.uid,
+        namespace=metadata.namespace,
+        name=metadata.name,
         node=pod.spec.node_name,
         spans=spans,
         grants=grants,
-        stray_mig=tuple((stray.uuid, stray.slot) for stray in reservations.values()),
-        settings=tuple((key, extra) for key, v in written.items() if (extra := v.settings(annotations))),
-        problem=f"the allocation of pod {name} cannot be read: {problems[0]}" if problems else "",
+        stray_mig=tuple([(stray.uuid, stray.slot) for stray in reservations.values()]),
+        settings=tuple([(key, extra) for key, v in written.items() if (extra := v.settings(annotations))]),
+        problem=f"the allocation of pod {metadata.namespace}/{metadata.name} cannot be read: {problems[0]}"
+        if problems
+        else "",
     )
 
 
 def _spans(pod: Pod) -> tuple[Span, ...]:
     """When each container runs; an init container that ended well does not run again."""
+    if not pod.spec.init_containers:
+        return (RUNNING,) * len(pod.app_containers)
     ended = {
         status.name
         for status in pod.status.init_container_statuses or []

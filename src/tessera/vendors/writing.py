@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tessera.core.devices import NodeFacts
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.vendors.base import Bound, Vendor
@@ -12,16 +11,16 @@ from tessera.wire import keys
 
 
 def binding_annotations(
-    pod: PodRequest, placement: Placement, *, node: NodeFacts, vendors: Mapping[str, Vendor], now: float
+    pod: PodRequest, placement: Placement, *, vendors: Mapping[str, Vendor], now: float
 ) -> dict[str, str]:
     """Node, times, phase and every vendor's own annotations. The label `hami.io/vgpu-node` has the node's name too."""
+    second = str(int(now))
     written = {
         keys.ASSIGNED_NODE: placement.node,
-        keys.ASSIGNED_TIME: str(int(now)),
+        keys.ASSIGNED_TIME: second,
         keys.BIND_PHASE: keys.PHASE_ALLOCATING,
-        keys.BIND_TIME: str(int(now)),
+        keys.BIND_TIME: second,
     }
     for key, grants in placement.grants.items():
-        devices = {device.uuid: device for device in node.devices if device.vendor == key}
-        written |= vendors[key].annotations(Bound(pod, placement.node, grants, now, devices))
+        written |= vendors[key].annotations(Bound(pod, placement.node, grants, now))
     return written

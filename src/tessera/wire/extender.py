@@ -21,8 +21,7 @@ EMPTY_BODY = "Please send a request body"
 MISSING_POD = "extender args missing pod"
 
 
-@dataclass(frozen=True, slots=True)
-class FilterArgs:
+class FilterArgs(msgspec.Struct, frozen=True):
     """A filter request. The raw parts keep the request's body alive as long as they live."""
 
     pod: Pod
@@ -140,6 +139,8 @@ def _present(raw: Raw) -> Raw | None:
 
 
 def _missing(args: BindingArgs) -> list[str]:
+    if args.pod_name and args.pod_namespace and args.pod_uid and args.node:
+        return []
     given = {"PodName": args.pod_name, "PodNamespace": args.pod_namespace, "PodUID": args.pod_uid, "Node": args.node}
     return [key for key, value in given.items() if not value]
 

@@ -6,7 +6,8 @@ Plugins of HAMi append further empty entries when they hand devices out: compare
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tessera.wire.errors import WireError
@@ -16,7 +17,7 @@ from tessera.wire.quoting import quoted
 CONTAINER_END = ";"
 DEVICE_END = ":"
 FIELD_SEPARATOR = ","
-_SEPARATORS = frozenset(CONTAINER_END + DEVICE_END + FIELD_SEPARATOR)
+_SEPARATORS = re.compile(f"[{CONTAINER_END}{DEVICE_END}{FIELD_SEPARATOR}]")
 _FIELDS = 4
 
 
@@ -33,11 +34,16 @@ class DeviceEntry(NamedTuple):
 
 def has_separator(text: str) -> bool:
     """Whether the text would fall apart inside this annotation."""
-    return not _SEPARATORS.isdisjoint(text)
+    return _SEPARATORS.search(text) is not None
 
 
 def encode_pod_devices(containers: Sequence[Sequence[DeviceEntry]]) -> str:
-    return "".join("".join(_encoded(entry) for entry in container) + CONTAINER_END for container in containers)
+    pieces = []
+    for container in containers:
+        for entry in container:
+            pieces.append(_encoded(entry))
+        pieces.append(CONTAINER_END)
+    return "".join(pieces)
 
 
 def decode_pod_devices(text: str) -> list[list[DeviceEntry]]:
@@ -51,27 +57,30 @@ def decode_pod_devices(text: str) -> list[list[DeviceEntry]]:
 def salvage_pod_devices(text: str) -> tuple[list[list[DeviceEntry]], list[str]]:
     """What can be read, each entry at its container's position, and a sentence for everything that cannot."""
     problems: list[str] = []
-    containers = [list(_readable(piece, problems)) for piece in text.split(CONTAINER_END)]
+    containers = [_readable(piece, problems) for piece in text.split(CONTAINER_END)]
     if not containers[-1]:
         containers.pop()
     return containers, problems
 
 
-def _readable(container: str, problems: list[str]) -> Iterable[DeviceEntry]:
+def _readable(container: str, problems: list[str]) -> list[DeviceEntry]:
+    entries = []
     for piece in container.split(DEVICE_END):
+        # HAMi's own versions wrote things between these that are no devices.
+        if FIELD_SEPARATOR not in piece:
+            continue
         try:
             entry = _decoded(piece)
         except WireError as error:
             problems.append(f"{error}")
         else:
             if entry is not None:
-                yield entry
+                entries.append(entry)
+    return entries
 
 
 def _decoded(piece: str) -> DeviceEntry | None:
-    """One device; None for what HAMi's own versions wrote without meaning a device."""
-    if FIELD_SEPARATOR not in piece:
-        return None
+    """One device; None for one without a uuid, which is none."""
     fields = piece.split(FIELD_SEPARATOR)
     if len(fields) < _FIELDS:
         raise WireError(

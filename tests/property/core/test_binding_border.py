@@ -38,9 +38,9 @@ def placed(ledger: Ledger, request: PodRequest) -> Placement | None:
     return answer if isinstance(answer, Placement) else None
 
 
-def bound(pod: Pod, request: PodRequest, placement: Placement, node: NodeFacts) -> Pod:
+def bound(pod: Pod, request: PodRequest, placement: Placement) -> Pod:
     """The pod as the API shows it after the binding, through JSON."""
-    written = binding_annotations(request, placement, node=node, vendors=some.VENDORS, now=NOW)
+    written = binding_annotations(request, placement, vendors=some.VENDORS, now=NOW)
     shown = msgspec.structs.replace(
         pod,
         metadata=msgspec.structs.replace(pod.metadata, annotations=pod.annotations | written),
@@ -63,7 +63,7 @@ def test_a_bound_pod_is_read_as_it_was_reserved(vendor: str, data: st.DataObject
         ledger.reserve(request, placement, deadline=1)
         reserved = ledger.state()["nodes"]
 
-        facts = pod_facts(bound(pod, request, placement, node), some.VENDORS)
+        facts = pod_facts(bound(pod, request, placement), some.VENDORS)
 
         assert facts is not None
         assert (facts.problem, facts.stray_mig) == ("", ())

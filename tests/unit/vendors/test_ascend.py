@@ -636,7 +636,7 @@ def test_binding_writes_the_slices_for_hami_and_for_the_runtime(
     constraint = backend.constraint(annotations)
     constraints = ((backend.key, constraint),) if annotations else ()
     pod = PodRequest("u", "ns", "p", (), constraints=constraints)
-    assert backend.annotations(Bound(pod=pod, node="n1", grants=grants, now=1700000000.9, devices={})) == {
+    assert backend.annotations(Bound(pod=pod, node="n1", grants=grants, now=1700000000.9)) == {
         "hami.io/Ascend910B3-devices-to-allocate": devices,
         "hami.io/Ascend910B3-devices-allocated": devices,
         "predicate-time": "1700000000",

@@ -31,7 +31,7 @@ def node(**capacity: Any) -> Node:
 
 
 def bound(*grants: Grants) -> Bound:
-    return Bound(pod=POD, node="n1", grants=grants, now=0.0, devices={})
+    return Bound(pod=POD, node="n1", grants=grants, now=0.0)
 
 
 @pytest.mark.parametrize(

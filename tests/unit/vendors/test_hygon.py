@@ -112,7 +112,7 @@ def test_a_pod_says_which_cards_it_accepts(vendor: Hygon) -> None:
 def test_grants_are_written_in_both_annotations(vendor: Hygon) -> None:
     pod = PodRequest(uid="u", namespace="ns", name="p", containers=())
     grants = ((), (Grant("DCU-0", "DCU", 4000, 20),))
-    assert vendor.annotations(Bound(pod=pod, node="n1", grants=grants, now=0.0, devices={})) == {
+    assert vendor.annotations(Bound(pod=pod, node="n1", grants=grants, now=0.0)) == {
         "hami.io/dcu-devices-to-allocate": ";DCU-0,DCU,4000,20:;",
         "hami.io/dcu-devices-allocated": ";DCU-0,DCU,4000,20:;",
     }

@@ -52,7 +52,7 @@ def admitted(vendor: Iluvatar, draft: ContainerDraft) -> bool:
 
 
 def bound(*grants: Grants, now: float = 0.0) -> Bound:
-    return Bound(pod=POD, node="n1", grants=grants, now=now, devices={})
+    return Bound(pod=POD, node="n1", grants=grants, now=now)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_card_that_init_and_app_use_in_turn_counts_once_for_the_score() -> Non
 
 def test_binding_writes_both_device_annotations() -> None:
     grants: tuple[Grants, ...] = ((Grant(uuid="n1-metax-0", vendor="Metax-GPU", memory=65536, cores=100),), ())
-    bound = Bound(pod=pod(Role.APP, Role.APP), node="n1", grants=grants, now=7.5, devices={})
+    bound = Bound(pod=pod(Role.APP, Role.APP), node="n1", grants=grants, now=7.5)
     assert VENDOR.annotations(bound) == {
         "hami.io/metax-gpu-devices-to-allocate": "n1-metax-0,Metax-GPU,65536,100:;;",
         "hami.io/metax-gpu-devices-allocated": "n1-metax-0,Metax-GPU,65536,100:;;",

@@ -521,7 +521,7 @@ def test_parts_of_cards_do_not_score_nodes() -> None:
 
 def test_binding_writes_the_slices_for_hami_and_for_metax() -> None:
     grants = ((), (Grant(uuid="MX-0", vendor=KEY, memory=4096, cores=60),))
-    bound = Bound(pod=pod(request()), node="n1", grants=grants, now=1700000000.5, devices={})
+    bound = Bound(pod=pod(request()), node="n1", grants=grants, now=1700000000.5)
     assert VENDOR.annotations(bound) == {
         "hami.io/metax-sgpu-devices-to-allocate": ";MX-0,Metax-SGPU,4096,60:;",
         "hami.io/metax-sgpu-devices-allocated": ";MX-0,Metax-SGPU,4096,60:;",

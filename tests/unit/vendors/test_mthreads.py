@@ -175,7 +175,7 @@ def test_a_whole_card_is_refused_while_somebody_shares_it(vendor: MThreads) -> N
 
 def test_the_agent_of_mthreads_learns_the_last_containers_cards(vendor: MThreads) -> None:
     both = tuple(Grant(f"n1-mthreads-{i}", "Mthreads", 49152, 16, index=i) for i in range(2))
-    bound = Bound(pod=POD, node="n1", grants=(both[:1], both, ()), now=2.25, devices={})
+    bound = Bound(pod=POD, node="n1", grants=(both[:1], both, ()), now=2.25)
     first, second = (f"n1-mthreads-{i},Mthreads,49152,16:" for i in range(2))
     assert vendor.annotations(bound) == {
         "hami.io/mthreads-vgpu-devices-allocated": f"{first};{first}{second};;",

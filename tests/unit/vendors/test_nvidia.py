@@ -71,7 +71,7 @@ def ask(request: Request, cards: list[Card]) -> Ask:
 
 def bound(*grants: Grants) -> Bound:
     pod = PodRequest(uid="u", namespace="ns", name="p", containers=())
-    return Bound(pod=pod, node="n1", grants=grants, now=0.0, devices={})
+    return Bound(pod=pod, node="n1", grants=grants, now=0.0)
 
 
 # -- requests after admission

@@ -91,18 +91,20 @@ def identity_annotations(placement: Placement) -> dict[str, str]:
     A container with a MIG instance gets nothing: the instance has no name before Allocate has made it.
     """
     written: dict[str, str] = {}
-    for vendor in CARRIED.keys() & placement.grants.keys():
-        for position, given in enumerate(placement.grants[vendor]):
-            if not given or any(grant.mig is not None for grant in given):
+    for vendor, containers in placement.grants.items():
+        if vendor not in CARRIED:
+            continue
+        for position, given in enumerate(containers):
+            if not given or [grant for grant in given if grant.mig is not None]:
                 continue
             # Inside the container cards are numbered as the node numbers them, whatever order they were chosen in.
-            grants = sorted(given, key=lambda grant: grant.index)
-            written[keys.visible_devices(position)] = ",".join(grant.uuid for grant in grants)
+            grants = given if len(given) == 1 else sorted(given, key=lambda grant: grant.index)
+            written[keys.visible_devices(position)] = ",".join([grant.uuid for grant in grants])
             for index, grant in enumerate(grants[:MAX_DEVICES]):
                 written[keys.memory_limit(position, index)] = f"{grant.memory}m"
             written[keys.core_limit(position)] = str(grants[0].cores)
             # MPS takes an empty text for "no limit", so there is always a number.
-            written[keys.mps_memory_limit(position)] = ",".join(f"{grant.uuid}={grant.memory}M" for grant in grants)
+            written[keys.mps_memory_limit(position)] = ",".join([f"{grant.uuid}={grant.memory}M" for grant in grants])
             written[keys.mps_thread_percentage(position)] = str(_threads(grants[0].cores))
     return written
 

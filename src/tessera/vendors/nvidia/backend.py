@@ -173,12 +173,12 @@ class Nvidia(Vendor):
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
-        allocations = [
-            MigAllocation(container=position, device=index, uuid=grant.uuid, slot=grant.mig)
-            for position, grants in enumerate(bound.grants)
-            for index, grant in enumerate(grants)
-            if grant.mig is not None
-        ]
+        allocations = []
+        for position, grants in enumerate(bound.grants):
+            for index, grant in enumerate(grants):
+                if grant.mig is not None:
+                    slot = MigAllocation(container=position, device=index, uuid=grant.uuid, slot=grant.mig)
+                    allocations.append(slot)
         if allocations:
             written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
         return written
