@@ -28,7 +28,7 @@ def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
             return node_misfit(Reason.VENDOR_UNKNOWN, vendor=vendor)
     if node.facts.problem:
         return node_misfit(Reason.NODE_UNAVAILABLE, detail=node.facts.problem)
-    misfit = _refuse_by_quota(node, pod, rules, rooms)
+    misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
     if misfit is not None:
         return misfit
     alone = _each_alone(node, pod, rules, rooms)

@@ -116,15 +116,16 @@ class Ledger:
         self.arrays.remove(name)
         self._tidy(name, node)
 
-    def observe_pod(self, facts: PodFacts) -> None:
-        """The API shows the pod on a node: that is the truth, whatever was reserved before."""
+    def observe_pod(self, facts: PodFacts) -> bool:
+        """The API shows the pod on a node: that is the truth, whatever was reserved before. False: nothing new."""
         entry = self._pods.get(facts.uid)
         if entry is not None and entry.facts == facts:
             entry.state, entry.observed = State.BOUND, True
             self._reserved.pop(facts.uid, None)
-            return
+            return False
         self.release(facts.uid)
         self._add(PodEntry(facts, State.BOUND, observed=True))
+        return True
 
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
@@ -256,7 +257,9 @@ class Ledger:
         if entry.state is State.RESERVED:
             self._reserved[facts.uid] = entry
         self._charge_quota(facts, sign=1)
-        node = self._nodes.setdefault(facts.node, NodeEntry())
+        node = self._nodes.get(facts.node)
+        if node is None:
+            node = self._nodes[facts.node] = NodeEntry()
         node.pods[facts.uid] = entry
         if facts.problem:
             node.unread[facts.uid] = facts.problem

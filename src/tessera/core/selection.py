@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -88,8 +89,7 @@ class Selected:
         return [(self.names[self.rows[i]], float(self.scores[i])) for i in order]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Glanced:
+class Glanced(NamedTuple):
     """A placement that was found without looking the candidates up."""
 
     placement: Placement

@@ -12,6 +12,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import cast
 
 import httptools
@@ -34,7 +35,8 @@ class LeanReply:
         self.pieces: deque[bytes] = deque()
         self.unread = 0
         """bytes in `pieces`"""
-        self.raw_headers: list[tuple[bytes, bytes]] = []
+        self.beginning = b""
+        """everything up to the end of the head, and perhaps more"""
         self.is_complete = False
         self.fault: CutShort | None = None
         self.is_wanted_whole = False
@@ -42,7 +44,8 @@ class LeanReply:
         self._waiter: asyncio.Future[None] | None = None
 
     def headers(self) -> Mapping[str, str]:
-        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.raw_headers}
+        """Read only now: almost no answer is asked for them."""
+        return _Headers(self.beginning).found
 
     async def read(self) -> bytes:
         self.is_wanted_whole = True
@@ -84,6 +87,29 @@ class LeanReply:
         self.pieces.clear()
         self.unread = 0
         return taken
+
+
+class _Headers:
+    """Called by its parser: the headers of an answer, without those of news that came before it."""
+
+    def __init__(self, beginning: bytes) -> None:
+        self.found: dict[str, str] = {}
+        self._is_complete = False
+        self._parser = httptools.HttpResponseParser(self)
+        with suppress(httptools.HttpParserError, httptools.HttpParserUpgrade):
+            self._parser.feed_data(beginning)
+        del self._parser
+
+    def on_message_begin(self) -> None:
+        if not self._is_complete:
+            self.found.clear()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_complete:
+            self.found[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        self._is_complete = self._is_complete or self._parser.get_status_code() >= 200
 
 
 class Connection(asyncio.Protocol):
@@ -135,6 +161,8 @@ class Connection(asyncio.Protocol):
             self.abort()
             return
         self._silent += len(data)
+        if not self._reply.status:
+            self._reply.beginning += data
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -192,19 +220,11 @@ class Connection(asyncio.Protocol):
         if self._reply is None or self._reply.is_complete:
             self.is_usable = False
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reply is not None:
-            self._reply.raw_headers.append((name, value))
-
     def on_headers_complete(self) -> None:
         self._silent = 0
         reply, status = self._reply, self._parser.get_status_code()
-        if reply is None or reply.is_complete:
-            return
-        if status < 200:
-            # News about an answer that is still to come.
-            reply.raw_headers.clear()
-        else:
+        # Below 200 it is news about an answer that is still to come.
+        if reply is not None and not reply.is_complete and status >= 200:
             reply.status = status
 
     def on_body(self, piece: bytes) -> None:

@@ -109,10 +109,10 @@ class PodKeeper:
         known = self._ledger.pod(uid)
         written_here = known is not None and known.state is State.BOUND and not known.observed
         self._pending.discard(uid)
-        self._ledger.observe_pod(facts)
+        is_new = self._ledger.observe_pod(facts)
         self._waiting.gone(uid)
         self._on_settled(uid)
-        if known is not None and known.facts != facts:
+        if known is not None and is_new:
             self._on_room()
         if facts.problem and (known is None or known.facts.problem != facts.problem):
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)

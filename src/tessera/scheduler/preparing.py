@@ -93,7 +93,7 @@ def _of_container(container: Container) -> Hashable:
         tuple(resources.requests.items()) if resources.requests else (),
         tuple(
             [
-                (one.name, one.field_path, one.value if one.name == DISABLE_CONTROL else None)
+                (one.name, one.value_from, one.value if one.name == DISABLE_CONTROL else not one.value)
                 for one in container.env or ()
             ]
         ),

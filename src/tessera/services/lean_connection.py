@@ -169,7 +169,8 @@ class Connection(asyncio.Protocol):
             error = task.exception()
             self._send(request, task.result() if error is None else _fault(request, error))
             self._go_on()
-        self._shared.settle()
+        if self._shared.is_stopping:
+            self._shared.settle()
 
     def _send(self, request: Request, answer: Answer) -> None:
         if self._transport.is_closing():

@@ -124,14 +124,20 @@ class Reader:
         parser, headers = self._parser, self._headers
         self._method = parser.get_method()
         found = self._find(self._method, self._target)
-        self._handle: Handler | Answer = found.handle if isinstance(found, Route) else found
-        if isinstance(found, Route) and found.guarded and self._refusal is not None:
+        self._handle: Handler | Answer
+        if not isinstance(found, Route):
+            self._handle = found
+        elif found.guarded and self._refusal is not None:
             self._handle = self._refusal
+        else:
+            self._handle = found.handle
         if parser.should_upgrade():
             raise self._refuse(NO_UPGRADE)
         if int(headers.get(b"content-length", 0)) > MAX_BODY:
             raise self._refuse(TOO_LARGE)
-        if headers.get(b"expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
+        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
+            if parser.get_http_version() != "1.1":
+                return
             if isinstance(self._handle, Answer):
                 raise self._refuse(self._handle)
             self.expects = True

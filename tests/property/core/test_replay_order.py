@@ -19,7 +19,7 @@ Event = tuple[str, Any]
 
 def tell(ledger: Ledger, event: Event) -> None:
     kind, facts = event
-    tellers: dict[str, Callable[[Any], None]] = {
+    tellers: dict[str, Callable[[Any], object]] = {
         "node": ledger.observe_node,
         "pod": ledger.observe_pod,
         "quota": ledger.observe_quota,

@@ -13,7 +13,7 @@ from tessera.kube.access import Access
 from tessera.kube.asking import KEEP_ALIVE_SECONDS, CutShort
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
-from tessera.kube.errors import BadName, Unreachable
+from tessera.kube.errors import ApiError, BadName, Unreachable
 from tessera.kube.lean_connection import MAX_SILENT, MAX_UNREAD, Connection
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
@@ -98,6 +98,26 @@ async def test_what_is_no_answer_is_an_answer_lost(answer: Answer, problem: str)
     async with RawServer(answer) as server, client_of(server) as client:
         with pytest.raises(Unreachable, match=problem):
             await client.get(THING, dict[str, Any])
+
+
+REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRETRY-After: 3\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(raw(REFUSED), id="at once"),
+        pytest.param(raw(b"HTTP/1.1 103 Early Hints\r\nRetry-After: 99\r\n\r\n" + REFUSED), id="after other news"),
+        pytest.param(and_more(REFUSED[:40], REFUSED[40:], turns=5), id="in two pieces"),
+        pytest.param(and_more(REFUSED, b"HTTP/1.1 200 OK\r\nRetry-After: 99\r\n\r\n"), id="before what is not its own"),
+    ],
+)
+@in_fake_time
+async def test_headers_are_those_of_the_answer(answer: Answer) -> None:
+    async with RawServer(answer) as server, client_of(server) as client:
+        with pytest.raises(ApiError) as refused:
+            await client.get(THING, dict[str, Any])
+    assert refused.value.retry_after == 3.0
 
 
 @in_fake_time
