@@ -158,6 +158,20 @@ async def test_a_changed_file_takes_effect_by_itself(
         assert await world.manages("nvidia.com/vgpu")
 
 
+@on_uvloop
+async def test_a_change_before_the_first_look_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = noticing.FileNotice.begin
+
+    async def begin_late(notice: noticing.FileNotice) -> None:
+        (tmp_path / "device-config.yaml").write_text(config("nvidia.com/vgpu"))
+        await begin(notice)
+
+    monkeypatch.setattr(noticing.FileNotice, "begin", begin_late)
+    async with started(tmp_path) as world:
+        await world.changed()
+        assert await world.manages("nvidia.com/vgpu")
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -237,6 +237,8 @@ async def agent_node(
     """A node with its agent. `cards` is the file of simulated cards, `node` this node's entry of the node JSON."""
     async with AsyncExitStack() as stack:
         plugins = stack.enter_context(plugins_folder())
+        # Not among the plugins: a kubelet that starts clears their folder.
+        resources_socket = stack.enter_context(plugins_folder()) / "kubelet.sock"
         (folder / "cards.json").write_text(dumps(cards))
         (folder / "device-config.yaml").write_text(yaml)
         told = {
@@ -245,7 +247,7 @@ async def agent_node(
             "config-file": str(folder / "device-config.yaml"),
             "node-config-file": str(folder / "config.json"),
             "plugin-dir": str(plugins),
-            "pod-resources-socket": str(plugins / "pod-resources.sock"),
+            "pod-resources-socket": str(resources_socket),
             "hook-path": str(folder / "hook"),
             "state-dir": str(folder / "state"),
             "cdi-dir": str(folder / "cdi"),
@@ -263,7 +265,7 @@ async def agent_node(
         await plane.client.create(NODES.path(), {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}})
         kubelet = await stack.enter_async_context(ScriptedKubelet(plugins))
         resources = ScriptedPodResources()
-        await stack.enter_async_context(serving_pod_resources(plugins / "pod-resources.sock", resources))
+        await stack.enter_async_context(serving_pod_resources(resources_socket, resources))
         configuration = build_configuration(told, environ or {}, read_file)
         hardware = choose_hardware(configuration)
         assert isinstance(hardware, SimulatedHardware)

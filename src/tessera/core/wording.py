@@ -32,9 +32,9 @@ def success_text(selected: Selected) -> str:
     return f"{text}, {open_} nodes not looked at" if open_ else text
 
 
-def brief_success_text(placement: Placement, *, given: int) -> str:
+def brief_success_text(placement: Placement) -> str:
     """The same without the others, for which nobody has time."""
-    return f"find fit node({placement.node}) among {given} nodes, score {placement.score:.2f}"
+    return f"find fit node({placement.node}), score {placement.score:.2f}"
 
 
 def failure_texts(refused: Refused) -> list[str]:

@@ -28,21 +28,21 @@ class Resource:
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """Of one object, or of the collection where `name` is None (of all namespaces where `namespace` is None)."""
-        parts = ["", "apis", self.group, self.version] if self.group else ["", "api", self.version]
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         if namespace is not None:
             if not self.namespaced:
                 raise BadName(f"{self.plural} have no namespace, but {namespace!r} is given")
-            parts += ["namespaces", _segment(namespace, "namespace")]
+            root = f"{root}/namespaces/{_segment(namespace, 'namespace')}"
         elif self.namespaced and name is not None:
             raise BadName(f"{self.plural} {name!r} needs a namespace")
-        parts.append(self.plural)
+        path = f"{root}/{self.plural}"
         if name is not None:
-            parts.append(_segment(name, "name"))
+            path = f"{path}/{_segment(name, 'name')}"
         if subresource is not None:
             if name is None:
                 raise BadName(f"{self.plural}/{subresource} needs a name")
-            parts.append(_segment(subresource, "subresource"))
-        return "/".join(parts)
+            path = f"{path}/{_segment(subresource, 'subresource')}"
+        return path
 
 
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9.-]*", re.ASCII)

@@ -66,7 +66,6 @@ class BindEvent(msgspec.Struct, frozen=True):
     """empty where it succeeded"""
     node: str
 
-    @property
     def text(self) -> str:
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 

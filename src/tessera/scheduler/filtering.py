@@ -50,8 +50,8 @@ class FilterEvent(msgspec.Struct, frozen=True):
     success: bool
     texts: Callable[[], Sequence[str]]
     """worked out by whoever tells the user, right after the answer or not at all: nodes change"""
-    brief: str = ""
-    """of a success: in one sentence that costs nothing"""
+    brief: Callable[[], str] = str
+    """of a success: a sentence that can be worked out at any time, since it keeps nothing of the request"""
 
 
 class Filter:
@@ -149,7 +149,7 @@ class Filter:
         else:
             self._uncounted.append(request)
         self.keep(prepared, answer.placement)
-        brief = brief_success_text(answer.placement, given=named.count)
+        brief = partial(brief_success_text, answer.placement)
         self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))
         return encode_filter_result(node_names=[answer.placement.node])
 

@@ -235,6 +235,8 @@ class Process:
     async def _watch_files(self) -> None:
         """Read the configuration again on SIGHUP and when its file changes."""
         await self._notice.begin()
+        # The file may have changed between the first reading and the first look.
+        self._read_configuration()
         while True:
             await self._notice.news()
             self._read_configuration()

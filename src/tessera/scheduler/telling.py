@@ -11,9 +11,11 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from tessera.core.requests import PodRequest
 from tessera.kube.events import EventRecorder, ObjectRef
 from tessera.scheduler.binding import BindEvent
 from tessera.scheduler.filtering import FilterEvent
@@ -36,10 +38,11 @@ WRITE_SECONDS = 5.0
 
 
 class _Success(msgspec.Struct, frozen=True):
-    ref: ObjectRef
-    reason: str
+    """What is told of it is worked out then."""
+
+    subject: PodRequest | BindEvent
     at: float
-    text: str
+    text: Callable[[], str]
 
 
 class Telling:
@@ -62,20 +65,18 @@ class Telling:
 
     def decided(self, event: FilterEvent) -> None:
         """A filter call was answered."""
-        ref = ObjectRef("Pod", event.request.namespace, event.request.name, event.request.uid)
         if event.success and len(self._waiting) >= UNHURRIED:
-            self._later(_Success(ref, "FilteringSucceed", self._now(), event.brief))
+            self._later(_Success(event.request, self._now(), event.brief))
         else:
             # Once the answer is on its way: nobody waits for a sentence.
-            asyncio.get_running_loop().call_soon(self._decided, ref, event)
+            asyncio.get_running_loop().call_soon(self._decided, event)
 
     def bound(self, event: BindEvent) -> None:
         """A bind call was answered."""
-        ref = ObjectRef("Pod", event.namespace, event.name, event.uid)
         if event.error:
-            self._events.record(ref, WARNING, "BindingFailed", event.text)
+            self._events.record(_ref(event), WARNING, "BindingFailed", event.text())
         else:
-            self._later(_Success(ref, "BindingSucceed", self._now(), event.text))
+            self._later(_Success(event, self._now(), event.text))
 
     async def run(self) -> None:
         """For ever, until cancelled; what is then still waiting is for `flush`."""
@@ -97,24 +98,32 @@ class Telling:
         self._tell(len(self._waiting))
         return await self._events.flush(deadline)
 
-    def _decided(self, ref: ObjectRef, event: FilterEvent) -> None:
+    def _decided(self, event: FilterEvent) -> None:
         for text in event.texts():
             if event.success:
-                self._later(_Success(ref, "FilteringSucceed", self._now(), text))
+                self._later(_Success(event.request, self._now(), partial(str, text)))
             else:
-                self._events.record(ref, WARNING, "FilteringFailed", text)
+                self._events.record(_ref(event.request), WARNING, "FilteringFailed", text)
 
     def _later(self, success: _Success) -> None:
         self._waiting.append(success)
-        if len(self._waiting) > WAITING:
+        self._fresh += 1
+        waiting = len(self._waiting)
+        if waiting == 1:
+            self._some.set()
+        elif waiting > WAITING:
             self._waiting.popleft()
             self._given_up += 1
-        self._fresh += 1
-        self._some.set()
 
     def _tell(self, count: int) -> None:
         for _ in range(min(count, len(self._waiting))):
             success = self._waiting.popleft()
-            self._events.record(success.ref, NORMAL, success.reason, success.text, at=success.at)
+            subject = success.subject
+            reason = "BindingSucceed" if isinstance(subject, BindEvent) else "FilteringSucceed"
+            self._events.record(_ref(subject), NORMAL, reason, success.text(), at=success.at)
         if not self._waiting:
             self._some.clear()
+
+
+def _ref(subject: PodRequest | BindEvent) -> ObjectRef:
+    return ObjectRef("Pod", subject.namespace, subject.name, subject.uid)

@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
 
@@ -28,7 +29,7 @@ REQUEST_SECONDS = 60.0
 LINGER_SECONDS = 10.0
 """for a client to read its refusal while it is still sending; closing at once would take the answer from it"""
 
-STATUS_LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
+PHRASES = {int(status): status.phrase for status in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 FAULT = Answer(500, b"internal error, see the log\n")
 
@@ -181,13 +182,8 @@ class Connection(asyncio.Protocol):
             more = b"Connection: keep-alive\r\n"
         if answer.allow:
             more += b"Allow: %s\r\n" % answer.allow.encode()
-        head = b"%sContent-Type: %s\r\nContent-Length: %d\r\nDate: %s\r\n%s\r\n" % (
-            STATUS_LINES[answer.status],
-            answer.content_type.encode(),
-            len(answer.body),
-            self._shared.date(),
-            more,
-        )
+        beginning = _beginning(answer.status, answer.content_type)
+        head = b"%s%d\r\nDate: %s\r\n%s\r\n" % (beginning, len(answer.body), self._shared.date(), more)
         self._transport.write(head if request.is_head else head + answer.body)
         if keep:
             self._deadline = self._loop.time() + (REQUEST_SECONDS if self._reader.is_reading else KEEP_ALIVE)
@@ -202,6 +198,11 @@ class Connection(asyncio.Protocol):
         else:
             # TLS has its own way to part, and takes what still comes meanwhile.
             self._transport.close()
+
+
+@lru_cache(maxsize=64)
+def _beginning(status: int, content_type: str) -> bytes:
+    return f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: {content_type}\r\nContent-Length: ".encode()
 
 
 def _fault(request: Request, error: BaseException) -> Answer:

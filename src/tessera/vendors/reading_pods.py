@@ -67,11 +67,14 @@ class PodReader:
         self._read: dict[Hashable, tuple[Request, ...] | BadRequest] = {}
         self._allocated: dict[str, dict[str, Vendor]] = {}
         """annotation -> vendors that write it, by key"""
+        self._grants: dict[tuple[str, str], tuple[Grants, ...]] = {}
+        """(vendor, allocation) -> what it says, where all of it can be read"""
         self.forget()
 
     def forget(self) -> None:
         """The vendors are others now."""
         self._read.clear()
+        self._grants.clear()
         self._allocated.clear()
         for key in sorted(self._vendors):
             vendor = self._vendors[key]
@@ -139,7 +142,43 @@ class PodReader:
                 written.update(vendors)
         if len(written) > 1:
             written = dict(sorted(written.items()))
-        return _facts(pod, written) if written else None
+        return self._facts(pod, written) if written else None
+
+    def _facts(self, pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
+        """From the allocations of the vendors that have `written` one."""
+        annotations = pod.annotations
+        spans = _spans(pod)
+        reservations, problems = _reservations(annotations)
+        grants: dict[str, tuple[Grants, ...]] = {}
+        for key, vendor in written.items():
+            text = annotations[vendor.keys.allocated]
+            # With reservations it is not the allocation alone that decides.
+            is_plain = not reservations
+            found = self._grants.get((key, text)) if is_plain else None
+            if found is None:
+                found, unreadable = _grants(vendor, text, reservations)
+                problems += unreadable
+                if is_plain and not unreadable:
+                    if len(self._grants) >= REMEMBERED:
+                        self._grants.clear()
+                    self._grants[key, text] = found
+            if len(found) < len(spans):
+                # HAMi leaves out entries of containers without devices: positions mean nothing then.
+                spans = ()
+            grants[key] = found
+        metadata = pod.metadata
+        name = f"{metadata.namespace}/{metadata.name}"
+        return PodFacts(
+            uid=metadata.uid,
+            namespace=metadata.namespace,
+            name=metadata.name,
+            node=pod.spec.node_name,
+            spans=spans,
+            grants=grants,
+            stray_mig=tuple([(stray.uuid, stray.slot) for stray in reservations.values()]),
+            settings=tuple([(key, extra) for key, v in written.items() if (extra := v.settings(annotations))]),
+            problem=f"the allocation of pod {name} cannot be read: {problems[0]}" if problems else "",
+        )
 
 
 def _containers(pod: Pod) -> list[tuple[Container, Role]]:
@@ -160,38 +199,13 @@ def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
         return BadPod("", str(error))
 
 
-def _facts(pod: Pod, written: Mapping[str, Vendor]) -> PodFacts:
-    """From the allocations of the vendors that have `written` one."""
-    annotations = pod.annotations
-    spans = _spans(pod)
-    reservations, problems = _reservations(annotations)
-    grants: dict[str, tuple[Grants, ...]] = {}
-    for key, vendor in written.items():
-        entries, unreadable = salvage_pod_devices(annotations[vendor.keys.allocated])
-        problems += unreadable
-        if len(entries) < len(spans):
-            # HAMi leaves out entries of containers without devices: positions mean nothing then.
-            spans = ()
-        found = []
-        for c, container in enumerate(entries):
-            found.append(
-                tuple([_granted(vendor.decode(entry), reservations, (c, d)) for d, entry in enumerate(container)])
-            )
-        grants[key] = tuple(found)
-    metadata = pod.metadata
-    return PodFacts(
-        uid=metadata.uid,
-        namespace=metadata.namespace,
-        name=metadata.name,
-        node=pod.spec.node_name,
-        spans=spans,
-        grants=grants,
-        stray_mig=tuple([(stray.uuid, stray.slot) for stray in reservations.values()]),
-        settings=tuple([(key, extra) for key, v in written.items() if (extra := v.settings(annotations))]),
-        problem=f"the allocation of pod {metadata.namespace}/{metadata.name} cannot be read: {problems[0]}"
-        if problems
-        else "",
-    )
+def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tuple[Grants, ...], list[str]]:
+    """By container, and what cannot be read; reservations that belong to a grant are taken out."""
+    entries, unreadable = salvage_pod_devices(text)
+    found = []
+    for c, container in enumerate(entries):
+        found.append(tuple([_granted(vendor.decode(entry), reservations, (c, d)) for d, entry in enumerate(container)]))
+    return tuple(found), unreadable
 
 
 def _spans(pod: Pod) -> tuple[Span, ...]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from tessera.core.selection import Candidates
-from tessera.scheduler.name_lists import LONGEST_NAME, REMEMBERED, Fingerprint, Fingerprints, NameLists
+from tessera.scheduler.name_lists import LONGEST_NAME, REMEMBERED, SEARCHES, Fingerprint, Fingerprints, NameLists
 from tessera.wire.errors import WireError
 from tests.support.builders import cluster, node
 
@@ -130,11 +130,11 @@ def test_a_list_with_something_else_in_it_is_not_taken_for_one_without() -> None
 
 def test_a_name_is_found_in_the_text_itself_and_only_as_a_whole() -> None:
     named = NameLists(ONE.selector).named(listed(["n1", "n20"]))
-    assert named.has("n1")
-    assert named.has("n20")
-    assert not named.has("n2")
-    assert not named.has("20")
-    assert named.count == 2
+    for _ in range(SEARCHES):
+        assert named.has("n1")
+        assert named.has("n20")
+        assert not named.has("n2")
+        assert not named.has("20")
     assert named.candidates.names == ("n1", "n20")
 
 

@@ -66,7 +66,7 @@ def pod(number: int) -> PodRequest:
 
 
 def found(number: int) -> FilterEvent:
-    return FilterEvent(pod(number), True, lambda: [f"all nodes of p{number}"], f"one node of p{number}")
+    return FilterEvent(pod(number), True, lambda: [f"all nodes of p{number}"], lambda: f"one node of p{number}")
 
 
 def refused(number: int) -> FilterEvent:
