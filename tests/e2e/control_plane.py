@@ -69,12 +69,15 @@ class Audited:
 class ControlPlane:
     """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
 
-    def __init__(self, folder: Path, tools: Mapping[str, Path]) -> None:
+    def __init__(
+        self, folder: Path, tools: Mapping[str, Path], *, apiserver_environ: Mapping[str, str] | None = None
+    ) -> None:
         """`folder` is empty and belongs to it; its logs are in `folder/logs`."""
         self.folder = folder
         self.logs = folder / "logs"
         self.authority = trustme.CA()
         self._tools = tools
+        self._apiserver_environ = dict(apiserver_environ or {})
         self._port = 0
         self._programs: list[Program] = []
 
@@ -144,7 +147,8 @@ class ControlPlane:
     def program(self, name: str, tool: str, *arguments: str, host: str = "") -> Program:
         """A further program of Kubernetes, not started; `host` makes it believe that this is another machine."""
         command = [str(self._tools[tool]), *arguments]
-        return Program(name, [*(renamed(host) if host else ()), *command], folder=self.logs, environ=self._environ())
+        environ = self._environ() | (self._apiserver_environ if tool == "kube-apiserver" else {})
+        return Program(name, [*(renamed(host) if host else ()), *command], folder=self.logs, environ=environ)
 
     def audited(self) -> Iterator[Audited]:
         """What the scheduler's accounts asked for so far, oldest first."""

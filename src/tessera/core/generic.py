@@ -54,7 +54,7 @@ def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
         return CardMisfit(
             device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=device.slots - card.used, total=device.slots
         )
-    if card.used > 0 and "mutex" in ask.words:
+    if card.used > 0 and "mutex" in ask.pod.device_words:
         return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=device.slots, free=device.slots - card.used)
     return None
 
@@ -153,7 +153,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
     Where the first that do are the ones to take, the others are not looked at.
     """
-    if ask.pod.numa_bind or "topology-aware" in ask.words or not ask.room.is_unlimited:
+    if ask.pod.numa_bind or "topology-aware" in ask.pod.device_words or not ask.room.is_unlimited:
         return choose(rules, ask, *eligible(rules, ask))
     taken: list[Grant] = []
     refused: list[CardMisfit] = []

@@ -39,7 +39,9 @@ class LeanCarrier:
         self._open: set[Connection] = set()
         self._idle: deque[Connection] = deque()
         """the one used last is at the right"""
-        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._busy = 0
+        self._room = asyncio.Event()
+        """set when a connection comes free of as many as there may be"""
         self._sweep: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._quiet = asyncio.Event()
@@ -47,11 +49,14 @@ class LeanCarrier:
 
     async def send(self, request: Request) -> LeanReply:
         content = self._bytes(request)
-        await self._room.acquire()
+        while self._busy >= CONNECTIONS:
+            self._room.clear()
+            await self._room.wait()
+        self._busy += 1
         try:
             connection = self._newest_idle() or await self._connect()
         except BaseException:
-            self._room.release()
+            self._one_less()
             raise
         connection.is_busy = request.left = True
         try:
@@ -122,7 +127,7 @@ class LeanCarrier:
         """Its answer is over, or it is gone itself."""
         if connection.is_busy:
             connection.is_busy = False
-            self._room.release()
+            self._one_less()
         if connection.is_gone:
             self._open.discard(connection)
             if connection in self._idle:
@@ -136,6 +141,11 @@ class LeanCarrier:
                 self._sweep = asyncio.get_running_loop().call_later(KEEP_ALIVE_SECONDS, self._give_up_idle)
         else:
             connection.abort()
+
+    def _one_less(self) -> None:
+        self._busy -= 1
+        if self._busy == CONNECTIONS - 1:
+            self._room.set()
 
     def _give_up_idle(self) -> None:
         now = asyncio.get_running_loop().time()

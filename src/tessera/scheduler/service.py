@@ -38,8 +38,10 @@ TICK = 15.0
 """seconds between looks at what only time changes: handshakes, reservations, forgotten turns"""
 AUDIT_PERIOD = 1.0
 """seconds"""
-AUDIT_NODES = 25
-"""nodes checked in a period: all of 5000 in under four minutes"""
+AUDIT_NODES, AUDIT_NODES_IN_A_RUSH = 25, 5
+"""nodes checked in a period: all of 5000 in under four minutes, or in less than seventeen"""
+RUSH = 25
+"""changes of nodes in a period: with more, decisions need the time"""
 LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 
@@ -206,14 +208,16 @@ class Service:
 
     async def _audit(self) -> None:
         """Check some nodes' accounting every period, round and round."""
-        position = 0
+        position, changes = 0, 0
         while True:
             await asyncio.sleep(AUDIT_PERIOD)
             names = self.ledger.node_names()
+            before, changes = changes, self.ledger.arrays.now
             if not names:
                 continue
-            chosen = [names[(position + i) % len(names)] for i in range(min(AUDIT_NODES, len(names)))]
-            position = (position + AUDIT_NODES) % len(names)
+            count = min(AUDIT_NODES_IN_A_RUSH if changes - before > RUSH else AUDIT_NODES, len(names))
+            chosen = [names[(position + i) % len(names)] for i in range(count)]
+            position = (position + count) % len(names)
             for name in chosen:
                 self._on_audit(name, audit_nodes(self.ledger, [name]))
 

@@ -19,8 +19,8 @@ from tessera.services.listening import MAX_BODY
 MAX_SILENT = 64 * 2**10
 """bytes that complete neither a head nor a piece of a body; kube-scheduler's heads have a few hundred"""
 
-READ_LENGTHS = frozenset(map(len, (b"connection", b"content-length", b"expect")))
-"""of the names of headers that are read; nobody needs the others"""
+USUAL = frozenset({b"Host", b"User-Agent", b"Content-Length", b"Content-Type", b"Accept-Encoding"})
+"""what kube-scheduler sends; with others, and other spellings, names are compared in lower case"""
 
 NOT_HTTP = Answer(400, b"this is not HTTP/1.1\n")
 NO_UPGRADE = Answer(400, b"there is nothing to upgrade to\n")
@@ -73,6 +73,11 @@ class Reader:
         self._find = find
         self._refusal = refusal
         self._silent = 0
+        self._url: list[bytes] = []
+        self._raw: dict[bytes, bytes] = {}
+        # Called for every header of every request, so that it pays to be none of Python's own functions.
+        self.on_url = self._url.append
+        self.on_header = self._raw.__setitem__
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> None:
@@ -107,21 +112,18 @@ class Reader:
 
     def on_message_begin(self) -> None:
         self.is_reading = True
-        self._target = b""
-        self._headers: dict[bytes, bytes] = {}
+        self._url.clear()
+        self._raw.clear()
         self._body: bytes | bytearray = b""
         self._size = 0
 
-    def on_url(self, piece: bytes) -> None:
-        self._target += piece
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if len(name) in READ_LENGTHS:
-            self._headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         self._silent = 0
-        parser, headers = self._parser, self._headers
+        parser, headers = self._parser, self._raw
+        if not headers.keys() <= USUAL:
+            headers = {name.lower(): value for name, value in headers.items()}
+        self._headers = headers
+        self._target = self._url[0] if len(self._url) == 1 else b"".join(self._url)
         self._method = parser.get_method()
         found = self._find(self._method, self._target)
         self._handle: Handler | Answer
@@ -133,7 +135,7 @@ class Reader:
             self._handle = found.handle
         if parser.should_upgrade():
             raise self._refuse(NO_UPGRADE)
-        if int(headers.get(b"content-length", 0)) > MAX_BODY:
+        if int(headers.get(b"Content-Length") or headers.get(b"content-length") or 0) > MAX_BODY:
             raise self._refuse(TOO_LARGE)
         if b"expect" in headers and headers[b"expect"].lower() == b"100-continue":
             if parser.get_http_version() != "1.1":

@@ -80,6 +80,7 @@ def test_one_byte_at_a_time_is_enough() -> None:
         (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", NO_UPGRADE),
         (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
         (b"POST /none HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\ncontent-LENGTH: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
         (b"GET /hello HTTP/1.1\r\nX: " + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
         (b"GET /" + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
         (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + b"x" * 9, None),
@@ -179,7 +180,7 @@ def test_a_reader_that_was_released_leaves_nothing_to_the_collector() -> None:
     [("1.1", "/echo", True, False), ("1.0", "/echo", False, False), ("1.1", "/none", False, True)],
 )
 def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str, expects: bool, refused: bool) -> None:
-    made = read(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nExpect: 100-Continue\r\n\r\n".encode())
+    made = read(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nEXPECT: 100-Continue\r\n\r\n".encode())
     assert (made.expects, made.is_over) == (expects, refused)
     if expects:
         made.feed(b"abc")
