@@ -55,9 +55,11 @@ LOADS = (0, 16)
 LEAST_RATIO = 0.95
 MOST_WRITES = 1.0
 """a pod, events not counted"""
-ROUNDS = 12
+ROUNDS = 20
 """single rounds differ by a fifth and more where others use the machine"""
-LIMIT_SECONDS = 1_800
+APISERVER = {"GOGC": "400"}
+"""a collection of its heap takes as long as fifty pods and falls into a round or beside it: with this there are few"""
+LIMIT_SECONDS = 2_700
 PATIENCE_S = 120.0
 """for one round of a thing that takes seconds"""
 LOOK_S = 0.1
@@ -361,7 +363,7 @@ async def bench(node_count: int) -> AsyncIterator[Bench]:
     """Nodes that are open for pods."""
     tools = build.ensure(tell=progress)
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as name:
-        plane = ControlPlane(Path(name), tools)
+        plane = ControlPlane(Path(name), tools, apiserver_environ=APISERVER)
         async with AsyncExitStack() as stack:
             stack.callback(plane.stop)
             plane.start()
@@ -411,7 +413,7 @@ def figures(load: int, seen: dict[str, list[Round]]) -> dict[str, Any]:
     for name, rounds in seen.items():
         if rounds:
             result[f"{name}_pods_per_s"] = round(statistics.median(each.pods_per_s for each in rounds), 1)
-    result["ratio"] = round(statistics.median(pairs), 3)
+    result["ratio"] = round(middle_mean(pairs), 3)
     result["ratios"] = [round(pair, 3) for pair in pairs]
     result["writes_per_pod"] = round(max(each.writes_per_pod for each in seen[TESSERA]), 3)
     result["events_per_pod"] = round(statistics.median(each.events_per_pod for each in seen[TESSERA]), 2)
@@ -426,6 +428,13 @@ def figures(load: int, seen: dict[str, list[Round]]) -> dict[str, Any]:
     # What the ratio comes to where all processors are busy: then processor time is all that counts.
     result["work_ratio"] = round(sum(work[NOOP].values()) / sum(work[TESSERA].values()), 3)
     return result
+
+
+def middle_mean(values: Sequence[float]) -> float:
+    """Of the middle half: as deaf to single bad rounds as the median, and half as much moved by chance."""
+    ordered = sorted(values)
+    aside = len(ordered) // 4
+    return statistics.fmean(ordered[aside : len(ordered) - aside])
 
 
 async def measure(options: argparse.Namespace, loads: Sequence[int]) -> list[dict[str, Any]]:
