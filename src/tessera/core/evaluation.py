@@ -73,7 +73,7 @@ class Evaluation:
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
-        self._by_itself = pod.requests == 1
+        self._by_itself = pod.request_count == 1
         """one request: the plain rule costs no more than judging its column"""
         self._outdated: set[int] = set()
         """columns that the plain rule was asked about since they changed, and whose codes are older"""

@@ -34,7 +34,7 @@ def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     alone = _each_alone(node, pod, rules, rooms)
     if isinstance(alone, Misfit):
         return alone
-    grants = alone if pod.requests == 1 else _together(node, pod, rules, rooms)
+    grants = alone if pod.request_count == 1 else _together(node, pod, rules, rooms)
     return grants if isinstance(grants, Misfit) else Placement(node.name, _by_vendor(pod, grants))
 
 

@@ -132,7 +132,7 @@ class PodRequest:
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
         """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
-        _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.device_words, self.shape
+        _ = self.asks_for_devices, self.vendors, self.request_count, self.roles, self.device_words, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(uid=uid, namespace=namespace, name=name)
@@ -147,8 +147,8 @@ class PodRequest:
         return tuple(sorted({r.vendor for c in self.containers for r in c.requests}))
 
     @cached_property
-    def requests(self) -> int:
-        """How many there are, of all containers and vendors."""
+    def request_count(self) -> int:
+        """Over all containers and vendors."""
         return sum(len(container.requests) for container in self.containers)
 
     @cached_property
