@@ -48,10 +48,6 @@ class Reply(Protocol):
         """All of the body."""
         ...
 
-    def gather(self) -> None:
-        """Whoever reads chunks takes breaks in between, and wants to find what came meanwhile in one piece."""
-        ...
-
     async def chunk(self) -> bytes:
         """What came next of the body; empty at its end. Raises CutShort for an end that is none."""
         ...

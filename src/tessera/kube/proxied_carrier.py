@@ -64,9 +64,6 @@ class ProxiedReply:
         with _as_os_errors():
             return await self._response.read()
 
-    def gather(self) -> None:
-        """aiohttp reads on, and gives all that it has."""
-
     async def chunk(self) -> bytes:
         with _as_os_errors():
             return await self._response.content.readany()

@@ -18,10 +18,6 @@ from tessera.kube.limiter import Limiter
 from tessera.kube.lines import Lines
 from tessera.kube.proxied_carrier import ProxiedCarrier
 
-BREAK_SECONDS = 0.02
-"""between two looks at a stream: a line that comes alone is passed on at once, many that come soon after one another
-are passed on together, at a fraction of the cost"""
-
 
 class Transport:
     """The way to one apiserver; the limiter, where there is one, covers everything that goes through it."""
@@ -88,7 +84,6 @@ class Transport:
             raise _unreachable(what, request, error) from error
         # One timer for the whole, not one for each wait: whoever waits when it rings finds the connection closed.
         end = loop.call_at(deadline, reply.close)
-        reply.gather()
         try:
             while True:
                 try:
@@ -101,7 +96,6 @@ class Transport:
                     return
                 for line in lines.feed(chunk):
                     yield line
-                await asyncio.sleep(BREAK_SECONDS)
         finally:
             end.cancel()
             reply.close()

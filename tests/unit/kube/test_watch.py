@@ -11,7 +11,6 @@ from tessera.kube.access import Access
 from tessera.kube.answers import Unreadable, WatchEvent
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, BadAnswer, Unreachable
-from tessera.kube.transport import BREAK_SECONDS
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
@@ -56,32 +55,6 @@ async def watched(
 
 ABC = [event("ADDED", "a", "8"), event("MODIFIED", "b", "9"), event("DELETED", "c", "10")]
 TEXT = line("ADDED", "a", "8") + line("MODIFIED", "b", "9") + line("DELETED", "c", "10")
-
-
-async def one_and_then_two(exchange: Exchange) -> None:
-    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    for number, text in enumerate(TEXT.splitlines(keepends=True)):
-        await asyncio.sleep(BREAK_SECONDS / 4 if number else 1.0)
-        await exchange.send(b"%x\r\n%s\r\n" % (len(text), text))
-    await asyncio.Event().wait()
-
-
-@in_fake_time
-async def test_the_first_event_comes_at_once_and_those_right_behind_it_together() -> None:
-    clock = asyncio.get_running_loop().time
-    times: list[float] = []
-    async with RawServer(one_and_then_two) as server, KubeClient(Access(server.url)) as client:
-        found = client.watch("/api/v1/pods", Thing, resource_version="7", timeout_seconds=300)
-        async with aclosing(found):
-            began = clock()
-            async for _ in found:
-                times.append(clock() - began)
-                if len(times) == len(ABC):
-                    break
-    first, second, third = times
-    assert first == pytest.approx(1.0, abs=BREAK_SECONDS / 2)
-    assert second - first == pytest.approx(BREAK_SECONDS, abs=BREAK_SECONDS / 2)
-    assert third == second
 
 
 @pytest.mark.parametrize(
