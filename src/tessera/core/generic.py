@@ -255,7 +255,7 @@ def _refuse_others(ask: Ask, groups: list[Fitting], taken: Fitting) -> list[Card
 
 def _pick(ask: Ask, fitting: Fitting) -> Grants:
     count = ask.request.count
-    if len(fitting) > count and "topology-aware" in ask.words:
+    if len(fitting) > count and "topology-aware" in ask.pod.device_words:
         chosen = topology.choose([card.device for card, _ in fitting], count)
         return tuple(fitting[i][1] for i in chosen)
     return tuple(grant for _, grant in fitting[:count])
@@ -272,7 +272,7 @@ def _numa_groups(fitting: Fitting) -> list[Fitting]:
 
 def _pick_one_group(ask: Ask, groups: list[Fitting]) -> Grants:
     """From the first group, or from the one with the best links where the pod wants those."""
-    if "topology-aware" not in ask.words:
+    if "topology-aware" not in ask.pod.device_words:
         return _pick(ask, groups[0])
     devices = {card.device.uuid: card.device for group in groups for card, _ in group}
     picks = [_pick(ask, group) for group in groups]

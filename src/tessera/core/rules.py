@@ -58,11 +58,6 @@ class Ask(NamedTuple):
     place_loss: Callable[[PodRequest, Device], PlaceLoss | None] | None = None
     """how the pod's device policy weighs places on a card in MIG mode; None = in the usual order"""
 
-    @property
-    def words(self) -> frozenset[str]:
-        """of the device policy"""
-        return self.pod.device_words
-
 
 class Rules:
     """What a vendor decides. Subclasses set `key` and override what differs from the generic rules."""

@@ -40,6 +40,7 @@ class LeanCarrier:
         self._open: set[Connection] = set()
         self._idle: deque[Connection] = deque()
         """the one used last is at the right"""
+        # A semaphore would do, with six calls for each request instead of none.
         self._busy = 0
         self._room = asyncio.Event()
         """set when a connection comes free of as many as there may be"""

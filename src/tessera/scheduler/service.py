@@ -215,7 +215,7 @@ class Service:
             before, changes = changes, self.ledger.arrays.now
             if not names:
                 continue
-            count = min(AUDIT_NODES_IN_A_RUSH if changes - before > RUSH else AUDIT_NODES, len(names))
+            count = min(audited_at_once(changes - before), len(names))
             chosen = [names[(position + i) % len(names)] for i in range(count)]
             position = (position + count) % len(names)
             for name in chosen:
@@ -232,6 +232,11 @@ class Service:
             version=lambda obj: obj.metadata.resource_version,
             field_selector=field_selector,
         )
+
+
+def audited_at_once(changes: int) -> int:
+    """How many nodes, after so many changes in a period."""
+    return AUDIT_NODES_IN_A_RUSH if changes > RUSH else AUDIT_NODES
 
 
 def _key(obj: Watched) -> str:

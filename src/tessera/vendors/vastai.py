@@ -44,7 +44,8 @@ class Vastai(Counted):
         if not dies(ask.cards):
             return super().fit(ask)
         # Under the mutex policy a physical card is nobody else's as soon as one of its dies is in use.
-        busy = {physical_card(card.device) for card in ask.cards if card.used > 0} if "mutex" in ask.words else set()
+        alone = "mutex" in ask.pod.device_words
+        busy = {physical_card(card.device) for card in ask.cards if card.used > 0} if alone else set()
         fitting, refused = judge_all(ask, lambda card: self._judge_die(card, ask, busy))
         return generic.choose(self, ask, _card_by_card(fitting) if ask.request.count > 1 else fitting, refused)
 

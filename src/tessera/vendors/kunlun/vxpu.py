@@ -93,7 +93,7 @@ class Vxpu(Vendor):
 def _refuse_sharing(card: Card, ask: Ask) -> CardMisfit | None:
     if card.device.slots > 0:
         return generic.refuse_sharing(ask, card)
-    return refuse_used(card) if "mutex" in ask.words else None
+    return refuse_used(card) if "mutex" in ask.pod.device_words else None
 
 
 def _refuse_slice(card: Card, grant: Grant) -> CardMisfit | None:
