@@ -12,20 +12,19 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from tessera import __version__
 from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
+from tessera.scheduler.observing.tallies import Tally, Times
 from tessera.services import exposing
 
 MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
 """bounds in seconds, around the budgets of filter (2 ms) and webhook (10 ms)"""
 REMEMBERED_REFUSALS = 64
 """refusals whose reasons are kept"""
-AT_ONCE = 64
-"""answers whose times are counted together"""
 BIND_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
 """bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
 
@@ -62,21 +61,11 @@ class Metrics:
     def __init__(self, build: BuildInfo | None = None) -> None:
         self.registry = registry = CollectorRegistry()
         self._seconds = {
-            "filter": Histogram(
-                "tessera_filter_seconds", "Time to answer a filter.", buckets=MILLISECONDS, registry=registry
+            "filter": Times("tessera_filter_seconds", "Time to answer a filter.", bounds=MILLISECONDS),
+            "bind": Times(
+                "tessera_bind_seconds", "Time to answer a bind, the wait for a turn included.", bounds=BIND_SECONDS
             ),
-            "bind": Histogram(
-                "tessera_bind_seconds",
-                "Time to answer a bind, the wait for a turn included.",
-                buckets=BIND_SECONDS,
-                registry=registry,
-            ),
-            "webhook": Histogram(
-                "tessera_webhook_seconds",
-                "Time to answer an admission review.",
-                buckets=MILLISECONDS,
-                registry=registry,
-            ),
+            "webhook": Times("tessera_webhook_seconds", "Time to answer an admission review.", bounds=MILLISECONDS),
         }
         self._refusals = Counter(
             "tessera_refusals",
@@ -92,7 +81,9 @@ class Metrics:
             "reserved": Gauge("tessera_reservations", "Placements not yet bound.", registry=registry),
             "refused": Gauge("tessera_pods_refused", "Refused pods that wait for room.", registry=registry),
         }
-        self._writes = Counter("tessera_api_writes", "Writes to the apiserver.", ["verb"], registry=registry)
+        self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
+        for tally in (*self._seconds.values(), self._writes):
+            registry.register(tally)
         self._dropped = Counter("tessera_events_dropped", "Events given up under pressure.", registry=registry)
         self._overallocated = Gauge(
             "tessera_devices_overallocated", "Devices with more granted than they have; must be 0.", registry=registry
@@ -115,18 +106,13 @@ class Metrics:
             {"version": known.version, "revision": known.revision, "python": platform.python_version()}
         )
         self._findings: dict[str, list[Finding]] = {}
-        self._unobserved: list[tuple[str, float]] = []
-        self._verbs: dict[str, Counter] = {}
         self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()
 
     # -- what happens
 
     def observe(self, verb: str, seconds: float) -> None:
         """How long an answer took; `verb` is filter, bind or webhook."""
-        # Counted some at a time: one by one, between the decisions that it counts, it costs several times as much.
-        self._unobserved.append((verb, seconds))
-        if len(self._unobserved) >= AT_ONCE:
-            self._observe_all()
+        self._seconds[verb].add(seconds)
 
     def refused(self, refused: Refused) -> None:
         """A filter found no node: every reason that occurred counts once, on however many nodes."""
@@ -142,10 +128,7 @@ class Metrics:
 
     def wrote(self, verb: str) -> None:
         """One write was sent to the apiserver: bind, patch, create, ..."""
-        known = self._verbs.get(verb)
-        if known is None:
-            known = self._verbs[verb] = self._writes.labels(verb)
-        known.inc()
+        self._writes.add(verb)
 
     def dropped_events(self, count: int = 1) -> None:
         self._dropped.inc(count)
@@ -184,13 +167,7 @@ class Metrics:
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""
-        self._observe_all()
         return exposing.render(self.registry)
-
-    def _observe_all(self) -> None:
-        for verb, seconds in self._unobserved:
-            self._seconds[verb].observe(seconds)
-        self._unobserved.clear()
 
 
 def reasons_of(refused: Refused) -> tuple[Reason, ...]:

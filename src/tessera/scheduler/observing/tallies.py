@@ -1,0 +1,53 @@
+"""What is counted for every pod, as plain numbers that become series when somebody reads them.
+
+The library's own counters take a lock for each number of each answer: seven calls, where these take two.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+INFINITE = float("inf")
+
+
+class Times(Collector):
+    """A histogram of seconds."""
+
+    def __init__(self, name: str, text: str, *, bounds: Sequence[float]) -> None:
+        self._name, self._text = name, text
+        self._bounds = (*bounds, INFINITE)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(self._bounds, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        labels = map(floatToGoString, self._bounds)
+        buckets = list(zip(labels, accumulate(self._counts), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+class Tally(Collector):
+    """A counter with one label, whose values are there once they occurred."""
+
+    def __init__(self, name: str, text: str, *, label: str) -> None:
+        self._name, self._text, self._label = name, text, label
+        self._counts: Counter[str] = Counter()
+
+    def add(self, value: str) -> None:
+        self._counts[value] += 1
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        family = CounterMetricFamily(self._name, self._text, labels=[self._label])
+        for value, count in self._counts.items():
+            family.add_metric([value], count)
+        yield family
