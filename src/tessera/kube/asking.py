@@ -48,6 +48,10 @@ class Reply(Protocol):
         """All of the body."""
         ...
 
+    def gather(self, gathers: bool) -> None:
+        """Whoever reads chunks takes breaks from now on, or no longer: what comes meanwhile is wanted in one piece."""
+        ...
+
     async def chunk(self) -> bytes:
         """What came next of the body; empty at its end. Raises CutShort for an end that is none."""
         ...

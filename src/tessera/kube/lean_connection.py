@@ -40,6 +40,8 @@ class LeanReply:
         self.is_complete = False
         self.fault: CutShort | None = None
         self.is_wanted_whole = False
+        self.is_gathered = False
+        """nothing is read while nobody waits: it comes together then, and costs less"""
         self._connection = connection
         self._waiter: asyncio.Future[None] | None = None
 
@@ -52,6 +54,9 @@ class LeanReply:
         while not self.is_complete:
             await self._more()
         return self._taken()
+
+    def gather(self, gathers: bool) -> None:
+        self.is_gathered = gathers
 
     async def chunk(self) -> bytes:
         while not self.unread and not self.is_complete:
@@ -172,7 +177,7 @@ class Connection(asyncio.Protocol):
             self._fail("the head of the answer is too large")
             return
         reply = self._reply
-        if reply.unread > MAX_UNREAD and not reply.is_wanted_whole and not self._is_paused:
+        if (reply.is_gathered or reply.unread > MAX_UNREAD) and not reply.is_wanted_whole and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
         if reply.is_complete:

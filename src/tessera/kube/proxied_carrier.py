@@ -64,6 +64,9 @@ class ProxiedReply:
         with _as_os_errors():
             return await self._response.read()
 
+    def gather(self, gathers: bool) -> None:
+        """aiohttp reads on in any case, and gives all that it has."""
+
     async def chunk(self) -> bytes:
         with _as_os_errors():
             return await self._response.content.readany()

@@ -18,6 +18,12 @@ from tessera.kube.limiter import Limiter
 from tessera.kube.lines import Lines
 from tessera.kube.proxied_carrier import ProxiedCarrier
 
+RUSH = 100.0
+"""lines a second of a stream from which it pays to take breaks and read those of a while together"""
+LOOK_SECONDS = 0.25
+"""of a stream, after which its pace is judged anew"""
+BREAK_SECONDS = 0.04
+
 
 class Transport:
     """The way to one apiserver; the limiter, where there is one, covers everything that goes through it."""
@@ -84,6 +90,7 @@ class Transport:
             raise _unreachable(what, request, error) from error
         # One timer for the whole, not one for each wait: whoever waits when it rings finds the connection closed.
         end = loop.call_at(deadline, reply.close)
+        pace = Pace(loop.time())
         try:
             while True:
                 try:
@@ -94,8 +101,13 @@ class Transport:
                     if loop.time() >= deadline:
                         raise _unreachable(what, request, TimeoutError())
                     return
-                for line in lines.feed(chunk):
+                found = lines.feed(chunk)
+                for line in found:
                     yield line
+                is_rush = pace.is_rush(len(found), loop.time())
+                reply.gather(is_rush)
+                if is_rush:
+                    await asyncio.sleep(BREAK_SECONDS)
         finally:
             end.cancel()
             reply.close()
@@ -114,6 +126,24 @@ class Transport:
         if reply.status == 401:
             self._access.refused()
         raise api_error(reply.status, data, reply.headers())
+
+
+class Pace:
+    """Tells many lines from few, so that a line which comes alone is passed on at once."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._lines = 0
+        self._is_rush = False
+
+    def is_rush(self, lines: int, now: float) -> bool:
+        """Whether it is one, now that so many more have come."""
+        self._lines += lines
+        passed = now - self._since
+        if passed >= LOOK_SECONDS:
+            self._is_rush = self._lines >= RUSH * passed
+            self._since, self._lines = now, 0
+        return self._is_rush
 
 
 def _target(path: str, query: Mapping[str, str]) -> str:

@@ -11,6 +11,7 @@ from tessera.kube.access import Access
 from tessera.kube.answers import Unreadable, WatchEvent
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, BadAnswer, Unreachable
+from tessera.kube.transport import BREAK_SECONDS, LOOK_SECONDS, RUSH
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
@@ -55,6 +56,37 @@ async def watched(
 
 ABC = [event("ADDED", "a", "8"), event("MODIFIED", "b", "9"), event("DELETED", "c", "10")]
 TEXT = line("ADDED", "a", "8") + line("MODIFIED", "b", "9") + line("DELETED", "c", "10")
+
+
+MANY = 200
+APART_S = 0.5 / RUSH
+
+
+async def one_then_many_then_one(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for number in range(MANY + 2):
+        await asyncio.sleep(APART_S if 0 < number <= MANY else 1.0)
+        text = line("MODIFIED", "a", f"{asyncio.get_running_loop().time()}")
+        await exchange.send(b"%x\r\n%s\r\n" % (len(text), text))
+    await asyncio.Event().wait()
+
+
+@in_fake_time
+async def test_events_of_a_rush_come_together_and_others_at_once() -> None:
+    clock = asyncio.get_running_loop().time
+    late: list[float] = []
+    moments: set[float] = set()
+    async with RawServer(one_then_many_then_one) as server, KubeClient(Access(server.url)) as client:
+        found = client.watch("/api/v1/pods", Thing, resource_version="7", timeout_seconds=300)
+        async with aclosing(found):
+            async for each in found:
+                late.append(clock() - float(each.object.metadata.resource_version))
+                moments.add(clock())
+                if len(late) == MANY + 2:
+                    break
+    assert max(late[0], late[-1]) < APART_S
+    assert BREAK_SECONDS / 2 < max(late) < 2 * BREAK_SECONDS
+    assert len(moments) < MANY / 2
 
 
 @pytest.mark.parametrize(
