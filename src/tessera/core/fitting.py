@@ -31,11 +31,13 @@ def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
     if misfit is not None:
         return misfit
-    alone = _each_alone(node, pod, rules, rooms)
-    if isinstance(alone, Misfit):
-        return alone
-    grants = alone if pod.request_count == 1 else _together(node, pod, rules, rooms)
-    return grants if isinstance(grants, Misfit) else Placement(node.name, _by_vendor(pod, grants))
+    if pod.request_count == 1:
+        return _one_alone(node, pod, rules, rooms)
+    misfit = _refuse_alone(node, pod, rules, rooms)
+    if misfit is not None:
+        return misfit
+    grants = _together(node, pod, rules, rooms)
+    return grants if isinstance(grants, Misfit) else Placement(node.facts.name, _by_vendor(pod, grants))
 
 
 Granted = dict[tuple[int, str], Grants]
@@ -100,21 +102,32 @@ def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules]
     return None
 
 
-def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
-    granted: Granted = {}
-    seen: dict[Request, Grants] = {}
+def _one_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
+    """Of a pod with a single request, which is most pods: who is alone is together with nobody."""
+    position, request = pod.first_request
+    vendor = request.vendor
+    room = rooms.get(vendor, UNLIMITED)
+    answer = fit_request(rules[vendor], make_ask(node, pod, request, node.cards, container=position, room=room))
+    if isinstance(answer, Misfit):
+        return answer
+    others = len(pod.containers) - 1
+    grants = (*((),) * position, answer, *((),) * (others - position)) if others else (answer,)
+    return Placement(node.facts.name, {vendor: grants})
+
+
+def _refuse_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
+    """The first request that the node refuses even if it is alone."""
+    seen: set[Request] = set()
     for position, container in enumerate(pod.containers):
         for request in container.requests:
-            grants = seen.get(request)
-            if grants is None:
+            if request not in seen:
                 room = rooms.get(request.vendor, UNLIMITED)
                 ask = make_ask(node, pod, request, node.cards, container=position, room=room)
                 answer = fit_request(rules[request.vendor], ask)
                 if isinstance(answer, Misfit):
                     return answer
-                grants = seen[request] = answer
-            granted[position, request.vendor] = grants
-    return granted
+                seen.add(request)
+    return None
 
 
 def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:

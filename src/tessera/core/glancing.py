@@ -7,17 +7,40 @@ the best on, a few times; whoever does not find one that way looks the candidate
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.core.arrays import CardArrays, Ints
+from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.policies.base import Floats
 
 GLANCES = 32
 """best nodes of all that are looked for among the candidates before these are looked up: hosts fill up before cards"""
 
+FEW = 8
+"""changed columns up to which comparing them one by one is quicker than looking at all"""
+
 OUT = -np.inf
 """preference of a column that is not to be chosen"""
+
+
+@dataclass(slots=True)
+class Leader:
+    """The column that was best when a shape was last asked about, absent ones aside, and what that rests on."""
+
+    epoch: int = -1
+    seen: int = 0
+    """place in the log of columns"""
+    returns: int = 0
+    """of absent columns, so far"""
+    sign: int = 0
+    column: int = -1
+    mark: tuple[float, int] = (OUT, 0)
+    """preference and place in the order of names: no column had a larger one"""
+    likeness: int = -1
+    """of the candidates"""
+    aside: int = 0
+    """columns that were looked for and absent"""
 
 
 class Absent:
@@ -30,11 +53,15 @@ class Absent:
     def __init__(self) -> None:
         self._epoch = -1
         self._columns: list[int] = []
+        self._returns = 0
+        """how often one of them was no longer absent"""
+        self._turn = 0
 
     def best(self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool]) -> int | None:
         """The best column that is allowed, by preference and then by name; None where it was not found soon."""
         if self._epoch != arrays.epoch or len(self._columns) > GLANCES:
             self._epoch, self._columns = arrays.epoch, []
+            self._returns += 1
         aside = self._columns
         left = preference
         if aside:
@@ -42,6 +69,58 @@ class Absent:
             left[aside] = OUT
         chosen = self._first(arrays, left, allowed)
         return None if chosen is None else self._better(arrays, preference, allowed, aside=aside, chosen=chosen)
+
+    def best_again(
+        self,
+        leader: Leader,
+        arrays: CardArrays,
+        possible: Bools,
+        allowed: Callable[[str], bool],
+        *,
+        sign: int,
+        likeness: int,
+    ) -> int | None:
+        """The best column, from the leader and what changed since it was; None where that does not tell.
+
+        Columns that did not change were not better than the leader, so whatever is not worse than the leader was is the
+        best. Absent columns are believed to be absent from all candidates that are alike, as long as they do not change
+        themselves; but one after the other, with each decision, is looked for again.
+        """
+        if leader.epoch != arrays.epoch or leader.returns != self._returns or leader.sign != sign:
+            return None
+        changed = arrays.changed_since(leader.seen)
+        if changed is None or len(changed) > FEW:
+            return None
+        aside, scores, ranks = self._columns, arrays.score, arrays.ranks
+        chosen, mark = leader.column, leader.mark
+        if chosen in changed or chosen in aside:
+            chosen = -1
+        for column in changed:
+            if column in aside:
+                return None
+            if possible[column]:
+                value = sign * float(scores[column]), -int(ranks[column])
+                if value >= mark:
+                    chosen, mark = column, value
+        if chosen < 0 or not allowed(arrays.names[chosen]):
+            return None
+        if aside:
+            if leader.likeness != likeness or leader.aside != len(aside):
+                return None
+            self._turn = (self._turn + 1) % len(aside)
+            column = aside[self._turn]
+            if possible[column] and sign * scores[column] >= mark[0] and allowed(arrays.names[column]):
+                return None
+        leader.seen, leader.column, leader.mark = arrays.now, chosen, mark
+        return chosen
+
+    def note(
+        self, leader: Leader, arrays: CardArrays, preference: Floats, column: int, *, sign: int, likeness: int
+    ) -> None:
+        """A column that `best` has just found."""
+        leader.epoch, leader.seen, leader.returns, leader.sign = arrays.epoch, arrays.now, self._returns, sign
+        leader.column, leader.mark = column, (float(preference[column]), -int(arrays.ranks[column]))
+        leader.likeness, leader.aside = likeness, len(self._columns)
 
     def _first(self, arrays: CardArrays, left: Floats, allowed: Callable[[str], bool]) -> int | None:
         found: list[int] = []
@@ -63,12 +142,16 @@ class Absent:
         self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool], *, aside: list[int], chosen: int
     ) -> int:
         """The best of those put aside, where one is better than the chosen one and allowed after all."""
+        if not aside:
+            return chosen
         ranks = arrays.ranks
         mark = float(preference[chosen]), -int(ranks[chosen])
-        for column in aside:
-            value = float(preference[column]), -int(ranks[column])
-            if value > mark and value[0] != OUT and allowed(arrays.names[column]):
+        for column, value in zip(
+            aside, zip(preference[aside].tolist(), (-ranks[aside]).tolist(), strict=True), strict=True
+        ):
+            if value > mark and allowed(arrays.names[column]):
                 self._columns = [other for other in self._columns if other != column]
+                self._returns += 1
                 chosen, mark = column, value
         return chosen
 

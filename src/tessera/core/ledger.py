@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import reduce
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any
 
@@ -30,7 +30,7 @@ from tessera.core.fitting import Rooms
 from tessera.core.grants import Placement, Span
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
-from tessera.core.requests import PodRequest
+from tessera.core.requests import PodRequest, Role
 from tessera.core.rules import UNLIMITED, Rules
 
 
@@ -335,10 +335,18 @@ def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
         namespace=pod.namespace,
         name=pod.name,
         node=placement.node,
-        spans=tuple([Span(role) for role in pod.roles]),
+        spans=_spans(pod.roles),
         grants=placement.grants,
-        settings=tuple([(key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants]),
+        settings=tuple([(key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants])
+        if pod.constraints
+        else (),
     )
+
+
+@lru_cache(maxsize=256)
+def _spans(roles: tuple[Role, ...]) -> tuple[Span, ...]:
+    """Of containers that have not started."""
+    return tuple(Span(role) for role in roles)
 
 
 def replay(

@@ -133,6 +133,7 @@ class PodRequest:
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
         """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
         _ = self.asks_for_devices, self.vendors, self.request_count, self.roles, self.device_words, self.shape
+        _ = self.first_request if self.request_count else None
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(uid=uid, namespace=namespace, name=name)
@@ -150,6 +151,11 @@ class PodRequest:
     def request_count(self) -> int:
         """Over all containers and vendors."""
         return sum(len(container.requests) for container in self.containers)
+
+    @cached_property
+    def first_request(self) -> tuple[int, Request]:
+        """With the position of its container. Only of pods that ask for something."""
+        return next((place, asked) for place, one in enumerate(self.containers) for asked in one.requests)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:

@@ -18,7 +18,7 @@ from tessera.core import policies, quota
 from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
 from tessera.core.fitting import Rooms
-from tessera.core.glancing import OUT, Absent, best_first, best_position
+from tessera.core.glancing import OUT, Absent, Leader, best_first, best_position
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -122,6 +122,7 @@ class Memory:
     refusal: tuple[Candidates, int, Refused] | None = None
     policy: dict[str, object] = field(default_factory=dict)
     """what the node policy wants to find again"""
+    leader: Leader = field(default_factory=Leader)
 
 
 class Selector:
@@ -152,22 +153,35 @@ class Selector:
             self._everyone = self.candidates(self.ledger.node_names())
         return self._everyone
 
-    def glance(self, pod: PodRequest, allowed: Callable[[str], bool]) -> Glanced | None:
+    def glimpse(self, pod: PodRequest, allowed: Callable[[str], bool], likeness: int) -> Placement | None:
+        """What `glance` would choose, from no more than the last choice for a pod of this shape and what changed since.
+
+        Of two equal numbers the same nodes are believed to be allowed, for a while: see `Absent`. None says nothing.
+        """
+        memory = self._caught_up(pod)
+        sign = policies.sign_of_score(pod.node_policy)
+        if memory is None or sign is None:
+            return None
+        arrays, evaluation = self.ledger.arrays, memory.evaluation
+        column = self._absent.best_again(
+            memory.leader, arrays, evaluation.possible, allowed, sign=sign, likeness=likeness
+        )
+        answer = evaluation.placement(column) if column is not None else None
+        if column is None or not isinstance(answer, Placement):
+            return None
+        return Placement(answer.node, answer.grants, float(arrays.score[column]))
+
+    def glance(self, pod: PodRequest, allowed: Callable[[str], bool], likeness: int = -1) -> Glanced | None:
         """What `select` would choose among the nodes that are `allowed`, without knowing all of these.
 
         The best of all nodes, where it is allowed, is the best of those that are allowed. None says nothing: it was not
         found among the first few, or the choice is not that simple.
         """
-        memory = self._recall(pod)
+        memory = self._caught_up(pod)
+        if memory is None:
+            return None
         evaluation = memory.evaluation
-        evaluation.catch_up()
-        if evaluation.unknown_vendor is not None or evaluation.scored:
-            return None
-        if self.ledger.rooms(pod.namespace, pod.vendors):
-            return None
         arrays, possible = self.ledger.arrays, evaluation.possible
-        if not len(possible):
-            return None
         scores = arrays.score[: len(possible)].copy()
         sign = policies.sign_of_score(pod.node_policy)
         if sign is not None:
@@ -180,6 +194,8 @@ class Selector:
         answer = evaluation.placement(column) if column is not None else None
         if column is None or not isinstance(answer, Placement):
             return None
+        if sign is not None:
+            self._absent.note(memory.leader, arrays, preference, column, sign=sign, likeness=likeness)
         undecided = arrays.odd if evaluation.is_exact else None
         placement = Placement(answer.node, answer.grants, float(scores[column]))
         return Glanced(placement, scores, preference, arrays, undecided)
@@ -210,6 +226,15 @@ class Selector:
         return self._refuse(pod, candidates, memory, rooms)
 
     # -- choosing
+
+    def _caught_up(self, pod: PodRequest) -> Memory | None:
+        """What is known about the pod's shape, judged anew; None where the best of all nodes may not do."""
+        memory = self._recall(pod)
+        evaluation = memory.evaluation
+        evaluation.catch_up()
+        if evaluation.unknown_vendor is not None or evaluation.scored or not len(evaluation.possible):
+            return None
+        return None if self.ledger.rooms(pod.namespace, pod.vendors) else memory
 
     def _choose(
         self, pod: PodRequest, candidates: Candidates, memory: Memory, rows: Ints, rooms: Rooms

@@ -67,10 +67,12 @@ class Filter:
         defaults: PolicyDefaults,
         reservation_seconds: float,
         time: Callable[[], float],
+        is_rush: Callable[[], bool] = lambda: False,
         on_room: Callable[[], None] = lambda: None,
         on_decision: Callable[[FilterEvent], None] = lambda _event: None,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
     ) -> None:
+        """`is_rush` says whether a success is told briefly: then nobody wants to know how all nodes did."""
         self._ledger = ledger
         self._selector = selector
         self._vendors = vendors
@@ -78,6 +80,7 @@ class Filter:
         self._preparing = Preparing(vendors, defaults)
         self._reservation_seconds = reservation_seconds
         self._time = time
+        self._is_rush = is_rush
         self._on_room = on_room
         self._on_decision = on_decision
         self._on_refusal = on_refusal
@@ -148,17 +151,22 @@ class Filter:
             self._waiting.gone(request.uid)
         else:
             self._uncounted.append(request)
-        self.keep(prepared, answer.placement)
-        brief = partial(brief_success_text, answer.placement)
+        placement = answer if isinstance(answer, Placement) else answer.placement
+        self.keep(prepared, placement)
+        brief = partial(brief_success_text, placement)
         self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))
-        return encode_filter_result(node_names=[answer.placement.node])
+        return encode_filter_result(node_names=[placement.node])
 
-    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Glanced | Refused:
+    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Glanced | Placement | Refused:
         """Most requests name almost all nodes, and reading thousands of names costs more than the choice."""
         if named.are_most:
-            found = self._selector.glance(request, named.has)
-            if found is not None:
-                return found
+            length = named.length
+            glimpsed = self._selector.glimpse(request, named.has, length) if self._is_rush() else None
+            if glimpsed is not None:
+                return glimpsed
+            glanced = self._selector.glance(request, named.has, length)
+            if glanced is not None:
+                return glanced
         return self._selector.select(request, named.candidates)
 
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
@@ -250,5 +258,7 @@ class Filter:
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
 
 
-def _found(found: Selected | Glanced, named: NamedNodes) -> list[str]:
+def _found(found: Selected | Glanced | Placement, named: NamedNodes) -> list[str]:
+    if isinstance(found, Placement):
+        return [brief_success_text(found)]
     return [success_text(found if isinstance(found, Selected) else found.among(named.candidates))]

@@ -111,6 +111,11 @@ class NamedNodes:
         return frozenset(decode_node_names(self._raw))
 
     @property
+    def length(self) -> int:
+        """Of the text: lists that leave out other nodes mostly have another one."""
+        return len(self._text)
+
+    @property
     def are_most(self) -> bool:
         """Whether at least about half of all registered nodes are named."""
         return 2 * len(self._text) >= self._lists.length_of_all

@@ -63,9 +63,13 @@ class Telling:
         """Events that were never written."""
         return self._given_up + self._events.dropped
 
+    def is_rush(self) -> bool:
+        """Whether the next success is told briefly."""
+        return len(self._waiting) >= UNHURRIED
+
     def decided(self, event: FilterEvent) -> None:
         """A filter call was answered."""
-        if event.success and len(self._waiting) >= UNHURRIED:
+        if event.success and self.is_rush():
             self._later(_Success(event.request, self._now(), event.brief))
         else:
             # Once the answer is on its way: nobody waits for a sentence.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 # -- pod: the decision
 
 ASSIGNED_NODE = "hami.io/vgpu-node"
@@ -32,24 +34,31 @@ POD_GROUP = "scheduling.x-k8s.io/pod-group"
 # -- pod: a container's slice, read by its own environment through fieldRef
 
 _SLICE = "tessera.io/c{container}.{field}"
+REMEMBERED = 256
+"""names of each kind: every pod with so many containers or devices has the same"""
 
 
+@lru_cache(maxsize=REMEMBERED)
 def visible_devices(container: int) -> str:
     return _SLICE.format(container=container, field="visible-devices")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def memory_limit(container: int, device: int) -> str:
     return _SLICE.format(container=container, field=f"memory-limit-{device}")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def core_limit(container: int) -> str:
     return _SLICE.format(container=container, field="core-limit")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def mps_memory_limit(container: int) -> str:
     return _SLICE.format(container=container, field="mps-memory-limit")
 
 
+@lru_cache(maxsize=REMEMBERED)
 def mps_thread_percentage(container: int) -> str:
     return _SLICE.format(container=container, field="mps-thread-percentage")
 

@@ -8,6 +8,7 @@ registered later comes first, as HAMi has it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from tessera.core.cards import Card
@@ -76,7 +77,8 @@ def _by_index(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float
     return [-card.device.index for card in cards]
 
 
-def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKeys]:
+@lru_cache(maxsize=256)
+def _card_keys(text: str, numa_bind: bool) -> Sequence[CardKeys]:
     if "," in text or text == "numa":
         chain = [POLICIES[word] for part in text.split(",") if (word := part.strip()) in CHAINABLE]
         keys = [policy.cards for policy in chain or [spread.POLICY] if policy.cards]
@@ -91,6 +93,6 @@ def _card_keys(text: str, *, numa_bind: bool) -> Sequence[CardKeys]:
 
 def order_cards(cards: Sequence[Card], scores: Sequence[float], text: str, *, numa_bind: bool) -> list[Card]:
     """Cards of one vendor, best first. `cards` are in order of registration."""
-    columns = [key(cards, scores) for key in _card_keys(text, numa_bind=numa_bind)]
+    columns = [key(cards, scores) for key in _card_keys(text, numa_bind)]
     rows = sorted(zip(*columns, range(0, -len(cards), -1), strict=True))
     return [cards[-row[-1]] for row in rows]

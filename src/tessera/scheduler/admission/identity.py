@@ -99,12 +99,16 @@ def identity_annotations(placement: Placement) -> dict[str, str]:
                 continue
             # Inside the container cards are numbered as the node numbers them, whatever order they were chosen in.
             grants = given if len(given) == 1 else sorted(given, key=lambda grant: grant.index)
-            written[keys.visible_devices(position)] = ",".join([grant.uuid for grant in grants])
-            for index, grant in enumerate(grants[:MAX_DEVICES]):
-                written[keys.memory_limit(position, index)] = f"{grant.memory}m"
+            visible, pinned = [], []
+            for index, grant in enumerate(grants):
+                visible.append(grant.uuid)
+                pinned.append(f"{grant.uuid}={grant.memory}M")
+                if index < MAX_DEVICES:
+                    written[keys.memory_limit(position, index)] = f"{grant.memory}m"
+            written[keys.visible_devices(position)] = ",".join(visible)
             written[keys.core_limit(position)] = str(grants[0].cores)
             # MPS takes an empty text for "no limit", so there is always a number.
-            written[keys.mps_memory_limit(position)] = ",".join([f"{grant.uuid}={grant.memory}M" for grant in grants])
+            written[keys.mps_memory_limit(position)] = ",".join(pinned)
             written[keys.mps_thread_percentage(position)] = str(_threads(grants[0].cores))
     return written
 
