@@ -33,7 +33,6 @@ class Leader:
     """place in the log of columns"""
     returns: int = 0
     """of absent columns, so far"""
-    sign: int = 0
     column: int = -1
     mark: tuple[float, int] = (OUT, 0)
     """preference and place in the order of names: no column had a larger one"""
@@ -86,7 +85,7 @@ class Absent:
         best. Absent columns are believed to be absent from all candidates that are alike, as long as they do not change
         themselves; but one after the other, with each decision, is looked for again.
         """
-        if leader.epoch != arrays.epoch or leader.returns != self._returns or leader.sign != sign:
+        if leader.epoch != arrays.epoch or leader.returns != self._returns:
             return None
         changed = arrays.changed_since(leader.seen)
         if changed is None or len(changed) > FEW:
@@ -114,11 +113,9 @@ class Absent:
         leader.seen, leader.column, leader.mark = arrays.now, chosen, mark
         return chosen
 
-    def note(
-        self, leader: Leader, arrays: CardArrays, preference: Floats, column: int, *, sign: int, likeness: int
-    ) -> None:
+    def note(self, leader: Leader, arrays: CardArrays, preference: Floats, column: int, *, likeness: int) -> None:
         """A column that `best` has just found."""
-        leader.epoch, leader.seen, leader.returns, leader.sign = arrays.epoch, arrays.now, self._returns, sign
+        leader.epoch, leader.seen, leader.returns = arrays.epoch, arrays.now, self._returns
         leader.column, leader.mark = column, (float(preference[column]), -int(arrays.ranks[column]))
         leader.likeness, leader.aside = likeness, len(self._columns)
 

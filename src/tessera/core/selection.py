@@ -195,7 +195,7 @@ class Selector:
         if column is None or not isinstance(answer, Placement):
             return None
         if sign is not None:
-            self._absent.note(memory.leader, arrays, preference, column, sign=sign, likeness=likeness)
+            self._absent.note(memory.leader, arrays, preference, column, likeness=likeness)
         undecided = arrays.odd if evaluation.is_exact else None
         placement = Placement(answer.node, answer.grants, float(scores[column]))
         return Glanced(placement, scores, preference, arrays, undecided)

@@ -11,7 +11,7 @@ from tessera.kube.access import Access
 from tessera.kube.answers import Unreadable, WatchEvent
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, BadAnswer, Unreachable
-from tessera.kube.transport import BREAK_SECONDS, LOOK_SECONDS, RUSH
+from tessera.kube.transport import BREAK_SECONDS, RUSH
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
