@@ -69,15 +69,13 @@ class Audited:
 class ControlPlane:
     """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
 
-    def __init__(
-        self, folder: Path, tools: Mapping[str, Path], *, apiserver_environ: Mapping[str, str] | None = None
-    ) -> None:
-        """`folder` is empty and belongs to it; its logs are in `folder/logs`."""
+    def __init__(self, folder: Path, tools: Mapping[str, Path], *, environ: Mapping[str, str] | None = None) -> None:
+        """`folder` is empty and belongs to it, logs are in `folder/logs`; `environ` is for its own programs."""
         self.folder = folder
         self.logs = folder / "logs"
         self.authority = trustme.CA()
         self._tools = tools
-        self._apiserver_environ = dict(apiserver_environ or {})
+        self._own_environ = dict(environ or {})
         self._port = 0
         self._programs: list[Program] = []
 
@@ -144,11 +142,17 @@ class ControlPlane:
             command, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
 
-    def program(self, name: str, tool: str, *arguments: str, host: str = "") -> Program:
+    def program(
+        self, name: str, tool: str, *arguments: str, host: str = "", environ: Mapping[str, str] | None = None
+    ) -> Program:
         """A further program of Kubernetes, not started; `host` makes it believe that this is another machine."""
         command = [str(self._tools[tool]), *arguments]
-        environ = self._environ() | (self._apiserver_environ if tool == "kube-apiserver" else {})
-        return Program(name, [*(renamed(host) if host else ()), *command], folder=self.logs, environ=environ)
+        return Program(
+            name,
+            [*(renamed(host) if host else ()), *command],
+            folder=self.logs,
+            environ=self._environ() | dict(environ or {}),
+        )
 
     def audited(self) -> Iterator[Audited]:
         """What the scheduler's accounts asked for so far, oldest first."""
@@ -229,7 +233,7 @@ class ControlPlane:
         manager.ready(self._has_default_account, within_s=READY_S)
 
     def _plain(self, tool: str, *arguments: str) -> Program:
-        return self.program(tool, tool, *arguments)
+        return self.program(tool, tool, *arguments, environ=self._own_environ)
 
     def _environ(self) -> dict[str, str]:
         return {"PATH": os.defpath, "HOME": str(self.folder)}

@@ -49,6 +49,8 @@ EVENTS_SHARE = 0.25
 """of the grace period, kept for events after the last bind has ended"""
 SYNC_POLL = 0.1
 """seconds between looks at whether the first lists are complete"""
+YOUNG_OBJECTS = 10_000
+"""that the collector lets come before it looks at them"""
 
 Reload = Callable[[], Settings]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
@@ -269,4 +271,6 @@ class Process:
             gc.enable()
         gc.collect()
         gc.freeze()
+        # What comes later is mostly there to stay as well, and cycles are rare: looking for them seldom finds the same.
+        gc.set_threshold(YOUNG_OBJECTS)
         log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))

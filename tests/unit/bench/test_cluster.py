@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
+import statistics
+
 import pytest
 
-from bench.cluster import BARE, NOOP, TESSERA, Round, figures, judged
+from bench.cluster import figures, judged, middle_mean, standard_error
+from bench.cluster_rounds import BARE, NOOP, TESSERA, Round
 
 
 def done(pods_per_s: float, *, writes: float = 1.0, work: float = 10.0) -> Round:
@@ -29,7 +34,22 @@ def test_a_ratio_is_made_of_rounds_that_follow_each_other_and_the_middle_half_co
     ("ratio", "writes", "kept"), [(0.95, 1.0, True), (1.2, 1.0, True), (0.949, 1.0, False), (1.0, 1.01, False)]
 )
 def test_the_budget_is_kept_where_both_loads_keep_it(ratio: float, writes: float, kept: bool) -> None:
-    good = {"preload": 0, "ratio": 1.0, "writes_per_pod": 1.0}
-    found, text = judged([good, {"preload": 16, "ratio": ratio, "writes_per_pod": writes}])
+    good = {"preload": 0, "ratio": 1.0, "ratio_error": 0.01, "writes_per_pod": 1.0}
+    found, text = judged([good, good | {"preload": 16, "ratio": ratio, "writes_per_pod": writes}])
     assert found is kept
     assert ("BROKEN" in text) is not kept
+
+
+def test_the_error_of_a_ratio_is_that_of_all_rounds_but_single_bad_ones_do_not_matter() -> None:
+    assert standard_error([0.9]) == math.inf
+    assert standard_error([1.0] * 8) == 0
+    few = [0.9, 0.95, 1.0, 1.05]
+    assert standard_error(few * 16) < standard_error(few * 4) < standard_error(few)
+    assert standard_error([*few, 1.0, 0.96, 0.98, 7.0]) == standard_error([*few, 1.0, 0.96, 0.98, 1.1])
+
+
+def test_the_error_is_what_many_runs_show() -> None:
+    rounds = random.Random(1)
+    runs = [[rounds.gauss(1, 0.1) for _ in range(20)] for _ in range(400)]
+    shown = statistics.stdev(middle_mean(run) for run in runs)
+    assert statistics.fmean(standard_error(run) for run in runs) == pytest.approx(shown, rel=0.15)
