@@ -10,6 +10,7 @@ import ssl
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -50,19 +51,21 @@ def leaf_of(files: TlsFiles) -> bytes:
     return ssl.PEM_cert_to_DER_cert(first.decode())
 
 
+@pytest.mark.parametrize("listener", ["webhook", "extender"])
 @pytest.mark.parametrize("told", [True, False], ids=["by a signal", "by the files alone"])
 @on_uvloop
 async def test_changed_files_are_served_to_new_connections_and_old_ones_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: bool, listener: str
 ) -> None:
     if not told:
         monkeypatch.setattr(tls, "LOOK_SECONDS", 0.01)
     authority = trustme.CA()
     files = write_pair(tmp_path, authority)
     context = trusting(authority)
+    listeners = replace(LISTENERS, extender=LOOPBACK, extender_tls=True)
     with captured() as logs:
-        async with ControlPlane() as plane, running(plane, Settings(listeners=LISTENERS, tls=files)) as process:
-            at = webhook_of(process)
+        async with ControlPlane() as plane, running(plane, Settings(listeners=listeners, tls=files)) as process:
+            at = process.listeners[listener].address
             assert await shown_certificate(at, context) == leaf_of(files)
             reader, writer = await asyncio.open_connection(at.host, at.port, ssl=context)
             write_pair(tmp_path, authority)
