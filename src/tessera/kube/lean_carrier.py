@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import aiohappyeyeballs
 
 from tessera.kube.access import Access
-from tessera.kube.asking import CONNECTIONS, KEEP_ALIVE_SECONDS, Request
+from tessera.kube.asking import CONNECTIONS, KEEP_ALIVE_SECONDS, CutShort, Request
 from tessera.kube.errors import BadName
 from tessera.kube.lean_connection import Connection, LeanReply
 from tessera.kube.sockets import probed_socket
@@ -61,12 +61,7 @@ class LeanCarrier:
             self._one_less()
             raise
         connection.is_busy = request.left = True
-        try:
-            return await connection.ask(content)
-        except BaseException:
-            # Also when the caller's patience ended: the answer may come yet, and would be the next one's.
-            connection.abort()
-            raise
+        return await connection.ask(content)
 
     async def close(self) -> None:
         self._is_closed = True
@@ -93,7 +88,7 @@ class LeanCarrier:
     def _newest_idle(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
-            if connection.context is self._access.ssl:
+            if connection.is_usable and connection.context is self._access.ssl:
                 return connection
             connection.abort()
         return None
@@ -119,8 +114,9 @@ class LeanCarrier:
                 raise
         except OSError as error:
             raise ConnectionError(f"cannot connect to {self._host} port {self._port}: {error}") from error
-        if not connection.is_gone:
-            self._open.add(connection)
+        if connection.is_gone:
+            raise CutShort("the connection ended before it was used")
+        self._open.add(connection)
         if self._is_closed:
             connection.abort()
         return connection

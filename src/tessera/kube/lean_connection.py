@@ -139,11 +139,15 @@ class Connection(asyncio.Protocol):
 
     async def ask(self, request: bytes) -> LeanReply:
         """The answer, when its head is there; one at a time."""
-        if self.is_gone:
-            raise CutShort("the connection ended before it was used")
         reply = self._reply = LeanReply(self)
         self._transport.write(request)
-        await reply.head()
+        try:
+            await reply.head()
+        except BaseException:
+            # Also when the caller's patience ended: the answer may come yet, and would be the next one's. One that has
+            # come already, in the same moment, leaves a connection that may be somebody else's by now.
+            reply.close()
+            raise
         return reply
 
     def abort(self) -> None:
@@ -177,13 +181,14 @@ class Connection(asyncio.Protocol):
             self._fail("the head of the answer is too large")
             return
         reply = self._reply
-        if (reply.is_gathered or reply.unread > MAX_UNREAD) and not reply.is_wanted_whole and not self._is_paused:
-            self._is_paused = True
-            self._transport.pause_reading()
         if reply.is_complete:
             self._over(reply)
-        elif reply.status and not reply.is_wanted_whole:
-            reply.wake()
+        elif not reply.is_wanted_whole:
+            if (reply.is_gathered or reply.unread > MAX_UNREAD) and not self._is_paused:
+                self._is_paused = True
+                self._transport.pause_reading()
+            if reply.status:
+                reply.wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_usable, self.is_gone = False, True
@@ -213,6 +218,8 @@ class Connection(asyncio.Protocol):
 
     def _over(self, reply: LeanReply) -> None:
         self._reply = None
+        # Whoever is idle has to notice its end.
+        self.resume()
         reply.wake()
         self._released(self)
 

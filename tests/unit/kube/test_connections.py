@@ -10,11 +10,11 @@ import pytest
 
 from tessera.kube import lean_carrier, proxied_carrier, sockets
 from tessera.kube.access import Access
-from tessera.kube.asking import KEEP_ALIVE_SECONDS, CutShort
+from tessera.kube.asking import KEEP_ALIVE_SECONDS
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
-from tessera.kube.lean_connection import MAX_SILENT, MAX_UNREAD, Connection
+from tessera.kube.lean_connection import MAX_SILENT, MAX_UNREAD, Connection, LeanReply
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 
@@ -272,14 +272,81 @@ async def test_a_body_waits_for_its_reader_unless_all_of_it_is_wanted(whole: boo
         assert len(await reading) == 3 * MAX_UNREAD
 
 
-async def test_a_connection_that_is_gone_is_not_asked() -> None:
-    released: list[Connection] = []
-    connection = Connection(None, released.append)
-    connection.connection_made(Pausing())
+async def test_what_is_gathered_comes_when_somebody_waits_and_nothing_is_left_unread() -> None:
+    """A connection that rests without reading would not notice its end."""
+    connection, transport = Connection(None, lambda _: None), Pausing()
+    connection.connection_made(transport)
+    asking = asyncio.create_task(connection.ask(b"GET / HTTP/1.1\r\n\r\n"))
+    await asyncio.sleep(0)
+    connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    reply = await asking
+    reply.gather(True)
+    connection.data_received(b"1\r\na\r\n")
+    assert transport.is_paused
+    assert await reply.chunk() == b"a"
+    assert transport.is_paused
+    waiting = asyncio.create_task(reply.chunk())
+    await asyncio.sleep(0)
+    assert not transport.is_paused
+    connection.data_received(b"1\r\nb\r\n")
+    connection.data_received(b"0\r\n\r\n")
+    assert not transport.is_paused
+    assert await waiting == b"b"
+
+
+@in_fake_time
+async def test_a_connection_that_ends_as_soon_as_it_is_there_leaves_its_place_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 1)
+    async with RawServer(reply(200, {"name": "a"})) as server, client_of(server) as client:
+        with monkeypatch.context() as ended:
+            ended.setattr(Connection, "connection_made", _made_and_lost)
+            for _ in range(3):
+                with pytest.raises(Unreachable, match="ended before it was used") as caught:
+                    await client.create("/api/v1/pods", {})
+                assert not caught.value.maybe_done
+        assert await client.get(THING, dict[str, Any]) == {"name": "a"}
+
+
+def _made_and_lost(connection: Connection, transport: asyncio.Transport) -> None:
+    connection._transport = transport
+    transport.abort()
     connection.connection_lost(None)
-    assert released == [connection]
-    with pytest.raises(CutShort):
-        await connection.ask(b"GET / HTTP/1.1\r\n\r\n")
+    connection.connection_lost = lambda error: None  # type: ignore[method-assign]
+
+
+@in_fake_time
+async def test_who_is_cancelled_in_the_moment_of_the_answer_takes_the_connection_from_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer is complete, and the connection free for others, before whoever waited for it runs again."""
+    async with RawServer(reply(200, {"name": "first"}), reply(200, {"name": "second"})) as server:
+        async with client_of(server) as client:
+            asking = asyncio.create_task(client.get(THING, dict[str, Any]))
+            with monkeypatch.context() as patched:
+                wake = LeanReply.wake
+
+                def wake_and_cancel(self: LeanReply) -> None:
+                    wake(self)
+                    asking.cancel()
+
+                patched.setattr(LeanReply, "wake", wake_and_cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+            assert await client.get(THING, dict[str, Any]) == {"name": "second"}
+        assert server.connections == 1
+
+
+@in_fake_time
+async def test_a_connection_that_is_being_ended_is_not_used_again() -> None:
+    async with RawServer(reply(200, {"name": "a"})) as server, client_of(server) as client:
+        await client.get(THING, dict[str, Any])
+        (idle,) = client._transport._carrier._idle  # type: ignore[union-attr]
+        # Nobody asked for anything: it is of no use any more, but its end takes a turn of the loop.
+        idle.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
+        assert await client.get(THING, dict[str, Any]) == {"name": "a"}
+    assert server.connections == 2
 
 
 @in_fake_time
