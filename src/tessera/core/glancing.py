@@ -46,7 +46,7 @@ class Absent:
     """The nodes that were not among the candidates when they were last looked for.
 
     Most likely they are not now, so the others are looked at first. But nothing is taken for granted: of these nodes
-    every one that would be better is looked for again.
+    every one that would be better is looked for again; in a rush (`best_again`) one at a time, in turn.
     """
 
     def __init__(self) -> None:
