@@ -73,7 +73,7 @@ class Evaluation:
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
-        self._by_itself = pod.request_count == 1
+        self._by_itself = len(pod.requests) == 1
         """one request: the plain rule costs no more than judging its column"""
         self._outdated: set[int] = set()
         """columns that the plain rule was asked about since they changed, and whose codes are older"""
@@ -251,7 +251,6 @@ class Evaluation:
 def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:
     """Each different request once, with the first container that makes it."""
     found: dict[Request, int] = {}
-    for position, container in enumerate(pod.containers):
-        for request in container.requests:
-            found.setdefault(request, position)
+    for position, request in pod.requests:
+        found.setdefault(request, position)
     return [(position, request) for request, position in found.items()]

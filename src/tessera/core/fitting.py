@@ -31,13 +31,10 @@ def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: 
     misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
     if misfit is not None:
         return misfit
-    if pod.request_count == 1:
-        return _one_alone(node, pod, rules, rooms)
-    misfit = _refuse_alone(node, pod, rules, rooms)
-    if misfit is not None:
-        return misfit
-    grants = _together(node, pod, rules, rooms)
-    return grants if isinstance(grants, Misfit) else Placement(node.facts.name, _by_vendor(pod, grants))
+    granted = _each_alone(node, pod, rules, rooms)
+    if len(pod.requests) > 1 and not isinstance(granted, Misfit):
+        granted = _together(node, pod, rules, rooms)
+    return granted if isinstance(granted, Misfit) else Placement(node.facts.name, _by_vendor(pod, granted))
 
 
 Granted = dict[tuple[int, str], Grants]
@@ -102,32 +99,21 @@ def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules]
     return None
 
 
-def _one_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
-    """Of a pod with a single request, which is most pods: who is alone is together with nobody."""
-    position, request = pod.first_request
-    vendor = request.vendor
-    room = rooms.get(vendor, UNLIMITED)
-    answer = fit_request(rules[vendor], make_ask(node, pod, request, node.cards, container=position, room=room))
-    if isinstance(answer, Misfit):
-        return answer
-    others = len(pod.containers) - 1
-    grants = (*((),) * position, answer, *((),) * (others - position)) if others else (answer,)
-    return Placement(node.facts.name, {vendor: grants})
-
-
-def _refuse_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
-    """The first request that the node refuses even if it is alone."""
-    seen: set[Request] = set()
-    for position, container in enumerate(pod.containers):
-        for request in container.requests:
-            if request not in seen:
-                room = rooms.get(request.vendor, UNLIMITED)
-                ask = make_ask(node, pod, request, node.cards, container=position, room=room)
-                answer = fit_request(rules[request.vendor], ask)
-                if isinstance(answer, Misfit):
-                    return answer
-                seen.add(request)
-    return None
+def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
+    """What every request would get by itself; equal ones are asked about once."""
+    granted: Granted = {}
+    seen: dict[Request, Grants] = {}
+    for position, request in pod.requests:
+        vendor = request.vendor
+        grants = seen.get(request)
+        if grants is None:
+            ask = make_ask(node, pod, request, node.cards, container=position, room=rooms.get(vendor, UNLIMITED))
+            answer = fit_request(rules[vendor], ask)
+            if isinstance(answer, Misfit):
+                return answer
+            grants = seen[request] = answer
+        granted[position, vendor] = grants
+    return granted
 
 
 def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:

@@ -31,15 +31,13 @@ class Leader:
     epoch: int = -1
     seen: int = 0
     """place in the log of columns"""
-    returns: int = 0
-    """of absent columns, so far"""
+    absent: int = 0
+    """version of what is known to be absent"""
     column: int = -1
     mark: tuple[float, int] = (OUT, 0)
     """preference and place in the order of names: no column had a larger one"""
     likeness: int = -1
     """of the candidates"""
-    aside: int = 0
-    """columns that were looked for and absent"""
 
 
 class Absent:
@@ -52,15 +50,15 @@ class Absent:
     def __init__(self) -> None:
         self._epoch = -1
         self._columns: list[int] = []
-        self._returns = 0
-        """how often one of them was no longer absent"""
+        self._version = 0
+        """changes with the columns"""
         self._turn = 0
 
     def best(self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool]) -> int | None:
         """The best column that is allowed, by preference and then by name; None where it was not found soon."""
         if self._epoch != arrays.epoch or len(self._columns) > GLANCES:
-            self._epoch, self._columns = arrays.epoch, []
-            self._returns += 1
+            self._epoch = arrays.epoch
+            self._know([])
         aside = self._columns
         left = preference
         if aside:
@@ -85,14 +83,14 @@ class Absent:
         best. Absent columns are believed to be absent from all candidates that are alike, as long as they do not change
         themselves; but one after the other, with each decision, is looked for again.
         """
-        if leader.epoch != arrays.epoch or leader.returns != self._returns:
+        if leader.epoch != arrays.epoch or leader.absent != self._version:
             return None
         changed = arrays.changed_since(leader.seen)
         if changed is None or len(changed) > FEW:
             return None
         aside, scores, ranks = self._columns, arrays.score, arrays.ranks
         chosen, mark = leader.column, leader.mark
-        if chosen in changed or chosen in aside:
+        if chosen in changed:
             chosen = -1
         for column in changed:
             if column in aside:
@@ -104,7 +102,7 @@ class Absent:
         if chosen < 0 or not allowed(arrays.names[chosen]):
             return None
         if aside:
-            if leader.likeness != likeness or leader.aside != len(aside):
+            if leader.likeness != likeness:
                 return None
             self._turn = (self._turn + 1) % len(aside)
             column = aside[self._turn]
@@ -115,25 +113,31 @@ class Absent:
 
     def note(self, leader: Leader, arrays: CardArrays, preference: Floats, column: int, *, likeness: int) -> None:
         """A column that `best` has just found."""
-        leader.epoch, leader.seen, leader.returns = arrays.epoch, arrays.now, self._returns
+        leader.epoch, leader.seen, leader.absent = arrays.epoch, arrays.now, self._version
         leader.column, leader.mark = column, (float(preference[column]), -int(arrays.ranks[column]))
-        leader.likeness, leader.aside = likeness, len(self._columns)
+        leader.likeness = likeness
+
+    def _know(self, columns: list[int]) -> None:
+        self._columns = columns
+        self._version += 1
 
     def _first(self, arrays: CardArrays, left: Floats, allowed: Callable[[str], bool]) -> int | None:
+        chosen: int | None = None
         found: list[int] = []
         for _ in range(GLANCES):
             column = best_position(left, arrays.ranks)
             if left[column] == OUT:
                 break
             if allowed(arrays.names[column]):
-                self._columns = self._columns + found
-                return column
+                chosen = column
+                break
             if not found:
                 left = left.copy()
             found.append(column)
             left[column] = OUT
-        self._columns = self._columns + found
-        return None
+        if found:
+            self._know(self._columns + found)
+        return chosen
 
     def _better(
         self, arrays: CardArrays, preference: Floats, allowed: Callable[[str], bool], *, aside: list[int], chosen: int
@@ -143,13 +147,10 @@ class Absent:
             return chosen
         ranks = arrays.ranks
         mark = float(preference[chosen]), -int(ranks[chosen])
-        for column, value in zip(
-            aside, zip(preference[aside].tolist(), (-ranks[aside]).tolist(), strict=True), strict=True
-        ):
-            if value > mark and allowed(arrays.names[column]):
-                self._columns = [other for other in self._columns if other != column]
-                self._returns += 1
-                chosen, mark = column, value
+        for column, preferred, rank in zip(aside, preference[aside].tolist(), ranks[aside].tolist(), strict=True):
+            if (preferred, -rank) > mark and allowed(arrays.names[column]):
+                self._know([other for other in self._columns if other != column])
+                chosen, mark = column, (preferred, -rank)
         return chosen
 
 

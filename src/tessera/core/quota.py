@@ -137,12 +137,7 @@ def shortage(pod: PodRequest, vendor: str, room: Room) -> tuple[int, int] | None
     least, _ = bounds(pod, vendor)
     if room.allows(least.memory, least.cores):
         return None
-    asking = [
-        (position, request)
-        for position, container in enumerate(pod.containers)
-        for request in container.requests
-        if request.vendor == vendor
-    ]
+    asking = [(position, request) for position, request in pod.requests if request.vendor == vendor]
     for position, request in asking:
         cards = payable(room, memory=request.memory, cores=min(request.cores, WHOLE_CARD_CORES))
         if cards is not None and cards < request.count:

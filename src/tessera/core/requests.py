@@ -132,8 +132,7 @@ class PodRequest:
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
         """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
-        _ = self.asks_for_devices, self.vendors, self.request_count, self.roles, self.device_words, self.shape
-        _ = self.first_request if self.request_count else None
+        _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.device_words, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(uid=uid, namespace=namespace, name=name)
@@ -148,14 +147,9 @@ class PodRequest:
         return tuple(sorted({r.vendor for c in self.containers for r in c.requests}))
 
     @cached_property
-    def request_count(self) -> int:
-        """Over all containers and vendors."""
-        return sum(len(container.requests) for container in self.containers)
-
-    @cached_property
-    def first_request(self) -> tuple[int, Request]:
-        """With the position of its container. Only of pods that ask for something."""
-        return next((place, asked) for place, one in enumerate(self.containers) for asked in one.requests)
+    def requests(self) -> tuple[tuple[int, Request], ...]:
+        """Of all containers and vendors, each with its container's position."""
+        return tuple((place, asked) for place, container in enumerate(self.containers) for asked in container.requests)
 
     @cached_property
     def roles(self) -> tuple[Role, ...]:

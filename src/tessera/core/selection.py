@@ -166,10 +166,7 @@ class Selector:
         column = self._absent.best_again(
             memory.leader, arrays, evaluation.possible, allowed, sign=sign, likeness=likeness
         )
-        answer = evaluation.placement(column) if column is not None else None
-        if column is None or not isinstance(answer, Placement):
-            return None
-        return Placement(answer.node, answer.grants, float(arrays.score[column]))
+        return None if column is None else self._placed(evaluation, column)
 
     def glance(self, pod: PodRequest, allowed: Callable[[str], bool], likeness: int = -1) -> Glanced | None:
         """What `select` would choose among the nodes that are `allowed`, without knowing all of these.
@@ -191,13 +188,12 @@ class Selector:
             preference = np.full(len(possible), OUT)
             preference[rows] = self._rank(pod, memory, rows, {})[1]
         column = self._absent.best(arrays, preference, allowed)
-        answer = evaluation.placement(column) if column is not None else None
-        if column is None or not isinstance(answer, Placement):
+        placement = None if column is None else self._placed(evaluation, column)
+        if column is None or placement is None:
             return None
         if sign is not None:
             self._absent.note(memory.leader, arrays, preference, column, likeness=likeness)
         undecided = arrays.odd if evaluation.is_exact else None
-        placement = Placement(answer.node, answer.grants, float(scores[column]))
         return Glanced(placement, scores, preference, arrays, undecided)
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
@@ -235,6 +231,13 @@ class Selector:
         if evaluation.unknown_vendor is not None or evaluation.scored or not len(evaluation.possible):
             return None
         return None if self.ledger.rooms(pod.namespace, pod.vendors) else memory
+
+    def _placed(self, evaluation: Evaluation, column: int) -> Placement | None:
+        """The placement on a column, with its score; None where only the plain rule knew that the pod does not fit."""
+        answer = evaluation.placement(column)
+        if isinstance(answer, Misfit):
+            return None
+        return Placement(answer.node, answer.grants, float(self.ledger.arrays.score[column]))
 
     def _choose(
         self, pod: PodRequest, candidates: Candidates, memory: Memory, rows: Ints, rooms: Rooms

@@ -1,6 +1,6 @@
 """What is counted for every pod, as plain numbers that become series when somebody reads them.
 
-The library's own counters take a lock for each number of each answer: seven calls, where these take two.
+The library's own histogram makes five calls and takes two locks for every answer, where this makes two and takes none.
 """
 
 from __future__ import annotations
