@@ -71,13 +71,20 @@ async def several(calls: Iterable[Awaitable[None]], *, what: str) -> None:
             workers.create_task(work())
 
 
-async def until(look: Callable[[], Awaitable[object]], *, what: str, within_s: float = PATIENCE_S) -> None:
+@asynccontextmanager
+async def patience(what: Callable[[], str]) -> AsyncIterator[None]:
+    """For what is inside; then it says what was waited for."""
     try:
-        async with asyncio.timeout(within_s):
-            while not await look():
-                await asyncio.sleep(LOOK_S)
+        async with asyncio.timeout(PATIENCE_S):
+            yield
     except TimeoutError as error:
-        raise Failure(f"waited {within_s:g} s for {what}") from error
+        raise Failure(f"waited {PATIENCE_S:g} s for {what()}") from error
+
+
+async def until(look: Callable[[], Awaitable[object]], *, what: str) -> None:
+    async with patience(lambda: what):
+        while not await look():
+            await asyncio.sleep(LOOK_S)
 
 
 # -- sides
@@ -179,16 +186,13 @@ class Bound:
         """Nothing waits for it."""
 
     async def until(self, look: Callable[[], bool], *, what: str, watcher: asyncio.Task[None]) -> None:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                while not look():
-                    self.changed.clear()
-                    waiting = asyncio.create_task(self.changed.wait())
-                    done, _ = await asyncio.wait([waiting, watcher], return_when=asyncio.FIRST_COMPLETED)
-                    if watcher in done:
-                        watcher.result()
-        except TimeoutError as error:
-            raise Failure(f"waited {PATIENCE_S:g} s for {what}; {len(self.at)} pods are bound") from error
+        async with patience(lambda: f"{what}; {len(self.at)} pods are bound"):
+            while not look():
+                self.changed.clear()
+                waiting = asyncio.create_task(self.changed.wait())
+                done, _ = await asyncio.wait([waiting, watcher], return_when=asyncio.FIRST_COMPLETED)
+                if watcher in done:
+                    watcher.result()
 
 
 @dataclass(frozen=True, slots=True)
