@@ -29,11 +29,11 @@ import uvloop
 
 from bench.allocating import WAYS, Node, settings
 from bench.measuring import CALL_SECONDS, Budget, in_turns, percentile, progress, table
-from tessera.node.current import Current
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.kubelet.service import DevicePluginService
+from tessera.node.watched_value import Current
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import ALLOCATE, PRE_START, PREFERRED_ALLOCATION, Method, Request, Response
 

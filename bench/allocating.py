@@ -21,12 +21,12 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.answers import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
-from tessera.node.handover.cluster import Annotations
+from tessera.node.handover.kube_api import Annotations
 from tessera.node.inventory.cards import CardFacts
 from tessera.node.inventory.null import NullHardware
 from tessera.node.kubelet.service import Allocator
-from tessera.node.modes.answers import Answer, Mount
-from tessera.node.modes.choosing import build_mode
+from tessera.node.modes.base import Answer, Mount
+from tessera.node.modes.factory import build_mode
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire import keys
 from tessera.wire.objects import Node as NodeObject

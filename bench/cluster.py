@@ -27,7 +27,7 @@ from bench.cluster_rounds import BARE, NOOP, TESSERA, Bench, Failure, Round, ben
 from bench.measuring import progress
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.sandbox.reading import key_of, uid_of, version_of
+from tessera.lab.sandbox.objects import key_of, uid_of, version_of
 from tests.e2e.cluster import end_tasks
 from tests.e2e.processes import NotStarted
 from tools.kubernetes import build

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import VENDOR
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.cards import VENDOR
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.admission.identity import identity_env
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices

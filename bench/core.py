@@ -22,7 +22,7 @@ import numpy as np
 
 from tessera.core import topology
 from tessera.core.devices import HAMI_CORE, Device, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger

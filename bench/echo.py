@@ -15,9 +15,9 @@ import sys
 import uvloop
 from aiohttp import web
 
-from tessera.scheduler.serving import JSON
+from tessera.scheduler.http_api import JSON
 from tessera.services.addresses import Address
-from tessera.services.listening import Listener
+from tessera.services.listener import Listener
 from tessera.wire.extender import decode_filter_args, decode_node_names, encode_filter_result
 
 ANSWER = encode_filter_result(node_names=["gpu-a100-pool-node-00000"])

@@ -29,9 +29,9 @@ import uvloop
 
 from bench.measuring import HOST, Budget, progress, table
 from tessera.kube.access import Access
-from tessera.kube.asking import Carrier, Request
-from tessera.kube.lean_carrier import LeanCarrier
-from tessera.kube.proxied_carrier import ProxiedCarrier
+from tessera.kube.http_transport import HttpTransport
+from tessera.kube.proxy_transport import ProxyTransport
+from tessera.kube.request import Carrier, Request
 from tessera.kube.tls import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
@@ -98,9 +98,9 @@ async def spend(carrier: Carrier, exchanges: int) -> float:
 async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) -> dict[str, Any]:
     access = Access(f"https://{HOST}:{port}", tls=TlsSettings(authority=Pem("bench", path=authority)))
     carriers: dict[str, Carrier] = {
-        "own": LeanCarrier(access, headers=HEADERS),
+        "own": HttpTransport(access, headers=HEADERS),
         # It does without a proxy as well.
-        "aiohttp": ProxiedCarrier(access, headers=HEADERS),
+        "aiohttp": ProxyTransport(access, headers=HEADERS),
     }
     seen: dict[str, list[float]] = {name: [] for name in carriers}
     try:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import uvloop
 
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.product import mixed_pods, product
 from tests.support.replaying import wrong_slices
 

@@ -22,7 +22,7 @@ from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import Role
-from tessera.scheduler.observing.exposition import Exposition
+from tessera.scheduler.metrics.exposition import Exposition
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 

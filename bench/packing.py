@@ -23,8 +23,8 @@ from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
 from bench.filter import CHECKED, LIMIT_SECONDS, MOST_RATIO, Figures, start
 from bench.measuring import Budget, progress, side_by_side, table
 from bench.stage import Failure, Size, Stage
+from tessera.core.demand_history import DemandHistory
 from tessera.core.selection import Selected
-from tessera.core.workload import Workload
 
 AHEAD, PLAIN = "fragmentation", "binpack"
 ROUNDS, BATCH = 9, 40
@@ -41,7 +41,7 @@ class Deciding:
     def __init__(self, cluster: Cluster, policy: str) -> None:
         self._cluster = cluster
         self._policy = policy
-        self._workload = Workload()
+        self._workload = DemandHistory()
         self._dice = Random(SEED)
 
     def decide(self) -> float:

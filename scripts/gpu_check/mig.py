@@ -21,7 +21,7 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.inventory.cards import CardFacts, MigInstance
 from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
 from tessera.node.modes.mig import Mig
 from tessera.node.settings import AgentSettings, Paths

@@ -21,12 +21,12 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.inventory.cards import CardFacts, ComputeMode
 from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.modes.answers import Answer
+from tessera.node.modes.base import Answer
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps import CONTAINER_PIPES, Mps
+from tessera.node.modes.mps_cleanup import retire_all
 from tessera.node.modes.mps_control import MpsProgram
 from tessera.node.modes.mps_process import PIPES
-from tessera.node.modes.mps_retiring import retire_all
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry

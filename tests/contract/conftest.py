@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.sandbox.api.server import ApiServer, Options
+from tessera.lab.sandbox.api.server import ApiServer, Options
 from tests.contract.speaking import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
 
 

@@ -18,10 +18,10 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.fleet import Fleet
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import condition_of, key_of, node_of, phase_of, uid_of, version_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import condition_of, key_of, node_of, phase_of, uid_of, version_of
 from tests.contract.speaking import Answer, Client, client, read_kubeconfig
 from tests.e2e.control_plane import Audited, ControlPlane
 from tests.e2e.judging import replayed, use_of, wrong_slices

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from tessera.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.kinds import Json
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import Program, free_ports
 from tools import chart

@@ -10,14 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from tessera.core.ledger import Ledger, replay
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import A100_MEMORY
-from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import containers_of, has_ended, key_of, node_of, uid_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera.lab.sandbox.nodes.cards import A100_MEMORY
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_nodes import node_facts, quota_facts
-from tessera.vendors.reading_pods import pod_facts
+from tessera.vendors.node_reader import node_facts, quota_facts
+from tessera.vendors.pod_reader import pod_facts
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read

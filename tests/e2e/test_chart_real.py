@@ -16,10 +16,10 @@ import yaml
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.fleet import Fleet
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config

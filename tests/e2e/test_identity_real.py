@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.kube.resources import PODS
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED, TO_ALLOCATE, VISIBLE
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import annotations_of, uid_of
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, VISIBLE
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tests.e2e.cluster import cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import container, gpu_pod, pod

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tessera.kube.resources import PODS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import VENDOR, gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED, TO_ALLOCATE, slices_of
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import annotations_of, node_of, uid_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, TO_ALLOCATE, slices_of
+from tessera.lab.sandbox.nodes.cards import VENDOR, gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of, node_of, uid_of
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tests.e2e.cluster import cluster

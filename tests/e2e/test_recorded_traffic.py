@@ -18,10 +18,10 @@ import pytest
 import pytest_asyncio
 import trustme
 
-from tessera.sandbox.api.kinds import PODS
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import REGISTER, SimulatedNode
+from tessera.lab.sandbox.api.kinds import PODS
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import REGISTER, SimulatedNode
 from tessera.wire.registration import encode_registration_json
 from tests.support.commands import scheduler
 from tests.support.json_patches import patched

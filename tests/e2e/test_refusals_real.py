@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.kubelet import RUN_SECONDS
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import has_ended, node_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import has_ended, node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import Tell
 from tests.e2e.control_plane import ControlPlane

@@ -11,10 +11,10 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.kube.resources import SECRETS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
-from tessera.sandbox.reading import node_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera.lab.sandbox.objects import node_of
 from tessera.services.addresses import Address
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.conftest import NewPlane

@@ -10,12 +10,12 @@ import pytest
 
 from tessera.core.devices import Device
 from tessera.kube.resources import DEPLOYMENTS, RESOURCE_QUOTAS, Resource
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.nodes.kubelet import RUN_SECONDS
-from tessera.sandbox.nodes.node import AgentKind, SimulatedNode
-from tessera.sandbox.reading import node_of, phase_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.kubelet import RUN_SECONDS
+from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
+from tessera.lab.sandbox.objects import node_of, phase_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until

@@ -9,8 +9,8 @@ import pytest
 
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import RESOURCE_QUOTAS
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.settings import PrivilegedMode
 from tests.support.product import Json, container, gpu_pod, pod, product
 

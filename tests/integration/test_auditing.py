@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
 from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_IN_A_RUSH, RUSH, audited_at_once
 from tessera.scheduler.settings import Settings

@@ -18,17 +18,18 @@ import pytest
 import trustme
 
 from tessera.kube.resources import MUTATING_WEBHOOKS, SECRETS
-from tessera.sandbox.api.faults import Hold
-from tessera.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
-from tessera.sandbox.api.kinds import SECRETS as SECRET_KIND
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.scheduler.certificates import keeping, tls
+from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS as WEBHOOK_KIND
+from tessera.lab.sandbox.api.kinds import SECRETS as SECRET_KIND
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.scheduler.certificates import rotator as keeping
+from tessera.scheduler.certificates import tls
 from tessera.scheduler.certificates.authority import DAY, LEAF_SECONDS, facts_of, split_bundle
 from tessera.scheduler.certificates.tls import ServingTls
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
 from tessera.services.addresses import Address
-from tessera.services.listening import Listener
+from tessera.services.listener import Listener
 from tests.support.logs import captured
 from tests.support.looping import on_uvloop
 from tests.support.product import gpu_pod

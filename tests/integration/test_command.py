@@ -14,10 +14,10 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
-from tessera.sandbox.api.server import ApiServer
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.api.server import ApiServer
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, ended, scheduler
 from tests.support.product import gpu_pod
 from tests.support.serving import calling, trusting, write_pair
@@ -82,7 +82,7 @@ nvidia:
 
 
 @dataclass(frozen=True)
-class Untouched:
+class OfflineClient:
     """An API server that nobody else uses: whatever it is asked, the command asked it."""
 
     kubeconfig: Path
@@ -90,15 +90,15 @@ class Untouched:
 
 
 @pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Untouched]:
+async def api(tmp_path: Path) -> AsyncIterator[OfflineClient]:
     async with ApiServer() as server:
         kubeconfig = tmp_path / "kubeconfig"
         server.write_kubeconfig(kubeconfig)
-        yield Untouched(kubeconfig, server)
+        yield OfflineClient(kubeconfig, server)
         assert len(server.journal) == 0
 
 
-async def test_a_bad_configuration_is_one_message_and_nothing_is_started(api: Untouched, tmp_path: Path) -> None:
+async def test_a_bad_configuration_is_one_message_and_nothing_is_started(api: OfflineClient, tmp_path: Path) -> None:
     broken = tmp_path / "device-config.yaml"
     broken.write_text("nvidia:\n  resourceCountNam: x\n")
     code, command = await ended(
@@ -110,7 +110,7 @@ async def test_a_bad_configuration_is_one_message_and_nothing_is_started(api: Un
     assert [problem.partition(":")[0].strip() for problem in problems] == ["--kube-qps", str(broken)]
 
 
-async def test_a_certificate_that_is_missing_is_named_and_nothing_is_opened(api: Untouched, tmp_path: Path) -> None:
+async def test_a_certificate_that_is_missing_is_named_and_nothing_is_opened(api: OfflineClient, tmp_path: Path) -> None:
     code, command = await ended(
         f"--kubeconfig={api.kubeconfig}",
         "--http_bind=127.0.0.1:0",
@@ -123,7 +123,7 @@ async def test_a_certificate_that_is_missing_is_named_and_nothing_is_opened(api:
     assert fault["error"] == f"cannot read {tmp_path / 'tls.crt'}: No such file or directory"
 
 
-async def test_a_port_that_is_taken_is_named_and_ends_the_start(api: Untouched) -> None:
+async def test_a_port_that_is_taken_is_named_and_ends_the_start(api: OfflineClient) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, command = await ended(

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 import yaml
 
-from tessera.demo import manifests
-from tessera.demo.machines import CARDS_FILE
-from tessera.demo.running import CannotStart, DemoCluster, demo_cluster
-from tessera.demo.screens import Started
-from tessera.demo.story import STORY
-from tessera.demo.telling import Plan, run
-from tessera.demo.viewing import CardView, View, look
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import EVENTS, NODES, PODS
+from tessera.lab.demo import manifests
+from tessera.lab.demo.cluster import CannotStart, DemoCluster, demo_cluster
+from tessera.lab.demo.machines import CARDS_FILE
+from tessera.lab.demo.runner import Plan, run
+from tessera.lab.demo.screens import Started
+from tessera.lab.demo.story import STORY
+from tessera.lab.demo.view import CardView, View, look
 from tests.support.commands import started
 
 Json = dict[str, Any]

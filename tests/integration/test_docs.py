@@ -20,16 +20,16 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tessera.demo.running import SWITCHES, DemoCluster, demo_cluster
-from tessera.demo.story import STORY
-from tessera.demo.viewing import look
-from tessera.inspecting.describing import describe
-from tessera.inspecting.manifests import read_manifests
-from tessera.inspecting.state import Setup
+from tessera.inspect.description import describe
+from tessera.inspect.manifests import read_manifests
+from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS, Resource
+from tessera.lab.demo.cluster import SWITCHES, DemoCluster, demo_cluster
+from tessera.lab.demo.story import STORY
+from tessera.lab.demo.view import look
+from tessera.lab.sandbox.objects import condition_of, name_of
 from tessera.node.inventory.simulated_file import load_description
-from tessera.sandbox.reading import condition_of, name_of
 from tessera.vendors.registry import build_vendors
 
 Json = dict[str, Any]

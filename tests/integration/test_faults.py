@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.sandbox.api.kinds import NODES as NODE_KIND
-from tessera.sandbox.api.kinds import PODS as POD_KIND
-from tessera.sandbox.api.kinds import Kind
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.scheduling.extender_client import ExtenderError
-from tessera.scheduler import binding
+from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
+from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
+from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera.lab.sandbox.api.kinds import Kind
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
+from tessera.scheduler import binder as binding
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from tessera.core.devices import Device
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.scheduling.extender_client import ExtenderError
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar
 from tests.support.replaying import wrong_slices
 

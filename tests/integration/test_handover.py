@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.sandbox.api.store import Change
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import annotations_of
+from tessera.lab.sandbox.api.store import Change
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tests.support.product import Json, Product, container, gpu_pod, mixed_pods, pod, product

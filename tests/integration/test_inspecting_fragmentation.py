@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from tessera.core.ledger import Ledger
-from tessera.inspecting.collecting import collect, overridden
-from tessera.inspecting.explaining import explain
-from tessera.inspecting.manifests import Manifest
-from tessera.inspecting.simulating import simulate
-from tessera.inspecting.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspecting.state import State
-from tessera.inspecting.world import World
+from tessera.inspect.collector import collect, overridden
+from tessera.inspect.explanation import explain
+from tessera.inspect.manifests import Manifest
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.simulation import simulate
+from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
+from tessera.inspect.state import State
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.vendors.reading_pods import PolicyDefaults
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.vendors.pod_reader import PolicyDefaults
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]
@@ -86,18 +86,18 @@ async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tm
         for manifest in NEXT:
             name = manifest["metadata"]["name"]
             state = await state_of(cluster)
-            assert hosts(World(state).ledger) == hosts(cluster.ledger)
+            assert hosts(OfflineCluster(state).ledger) == hosts(cluster.ledger)
             await cluster.plane.create_pod(manifest)
             if name.endswith("plain"):
                 await cluster.until(lambda: hosts(cluster.ledger)["b-2"][0] <= 24_000, what="the plain pod on b-2")
                 continue
-            predicted = simulate(World(state), Manifest("default", name, manifest, 1))
+            predicted = simulate(OfflineCluster(state), Manifest("default", name, manifest, 1))
             stored = decode_snapshot(encode_snapshot(state), file="s.json")
-            assert simulate(World(stored), Manifest("default", name, manifest, 1)) == predicted
+            assert simulate(OfflineCluster(stored), Manifest("default", name, manifest, 1)) == predicted
             assert predicted.why is not None, name
             assert predicted.expected is None or predicted.expected.learned_from == len(LEARNED)
             await cluster.running_pods(name)
             await cluster.at_rest()
-            found = explain(World(await state_of(cluster)), f"default/{name}")
+            found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}")
             assert (found.node, found.slices) == (predicted.placed[0].node, predicted.placed[0].slices), name
             assert predicted.why.best[0].node == found.node, name

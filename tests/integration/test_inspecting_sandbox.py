@@ -13,25 +13,25 @@ from typing import Any
 
 import pytest
 
-from tessera.inspecting.checks.findings import Finding, Severity
-from tessera.inspecting.collecting import collect, collect_with
-from tessera.inspecting.diagnosing import diagnose
-from tessera.inspecting.explaining import Status, explain
-from tessera.inspecting.hashing import hash_names
-from tessera.inspecting.installation import find_installation
-from tessera.inspecting.manifests import Manifest
-from tessera.inspecting.simulating import simulate
-from tessera.inspecting.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspecting.state import InspectionError, State
-from tessera.inspecting.trial import Trial
-from tessera.inspecting.verdicts import FitsNowhere
-from tessera.inspecting.world import World
+from tessera.inspect.anonymize import hash_names
+from tessera.inspect.checks.findings import Finding, Severity
+from tessera.inspect.collector import collect, collect_with
+from tessera.inspect.diagnosis import diagnose
+from tessera.inspect.dry_run import Trial
+from tessera.inspect.explanation import Status, explain
+from tessera.inspect.installation import find_installation
+from tessera.inspect.manifests import Manifest
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.simulation import simulate
+from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
+from tessera.inspect.state import InspectionError, State
+from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, RESOURCE_QUOTAS
-from tessera.sandbox.api.faults import Fail
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.api.faults import Fail
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.product import Product, container, gpu_pod, pod, product, sidecar
 
 US = "tessera-inspecting"
@@ -65,7 +65,7 @@ async def diagnosed(cluster: Product) -> list[Finding]:
     access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
     async with client_of(cluster) as client, Trial(access, timeout=10, user_agent=US) as trial:
         installation = await find_installation(client)
-        world = World(await collect_with(client, installation, source="sandbox", now=time.time))
+        world = OfflineCluster(await collect_with(client, installation, source="sandbox", now=time.time))
         return await diagnose(client, trial, installation, world, namespace="default")
 
 
@@ -103,16 +103,16 @@ async def test_simulate_and_explain_say_what_the_scheduler_does(tmp_path: Path) 
     async with product(nodes(), tmp_path) as cluster:
         for manifest in PODS:
             name = manifest["metadata"]["name"]
-            predicted = simulate(World(await state_of(cluster)), Manifest("default", name, manifest, 1))
+            predicted = simulate(OfflineCluster(await state_of(cluster)), Manifest("default", name, manifest, 1))
             await cluster.plane.create_pod(manifest)
             if predicted.all_fit:
                 await cluster.running_pods(name)
-                found = explain(World(await state_of(cluster)), f"default/{name}")
+                found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}")
                 assert (found.status, found.node) == (Status.PLACED, predicted.placed[0].node), name
                 assert found.slices == predicted.placed[0].slices, name
                 continue
             message = await cluster.refused(name)
-            found = explain(World(await state_of(cluster)), f"default/{name}", cards=True)
+            found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}", cards=True)
             assert found.status is Status.REFUSED, name
             assert isinstance(found.verdict, FitsNowhere)
             assert predicted.stop is not None
@@ -133,11 +133,11 @@ async def test_a_snapshot_hashed_or_not_answers_as_the_cluster_does(tmp_path: Pa
         await cluster.refused("greedy")
         state = await state_of(cluster)
     asked = Manifest("default", "p", gpu_pod("p", gpu=1, mem=7000), 1)
-    live = simulate(World(state), asked)
+    live = simulate(OfflineCluster(state), asked)
     again = decode_snapshot(encode_snapshot(state), file="s.json")
-    assert simulate(World(again), asked) == live
-    assert explain(World(again), "default/greedy") == explain(World(state), "default/greedy")
-    hashed = simulate(World(hash_names(state, b"key")), asked)
+    assert simulate(OfflineCluster(again), asked) == live
+    assert explain(OfflineCluster(again), "default/greedy") == explain(OfflineCluster(state), "default/greedy")
+    hashed = simulate(OfflineCluster(hash_names(state, b"key")), asked)
     assert hashed.fits_in_all == live.fits_in_all
     assert [one.card for one in hashed.placed[0].slices] == [one.card for one in live.placed[0].slices]
 
@@ -152,7 +152,7 @@ async def test_the_configuration_of_the_cluster_decides(tmp_path: Path) -> None:
         await cluster.plane.client.create(CONFIG_MAPS.path("kube-system"), body)
         state = await state_of(cluster)
     assert state.setup.device_config_from == "ConfigMap kube-system/tessera-scheduler-device"
-    assert World(state).vendors["NVIDIA"].names.count == "example.com/gpu"
+    assert OfflineCluster(state).vendors["NVIDIA"].names.count == "example.com/gpu"
 
 
 async def test_who_may_not_read_quotas_and_configuration_is_told_what_is_missing(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import LEASES
-from tessera.sandbox.api.kinds import LEASES as LEASE_KIND
-from tessera.sandbox.api.kinds import PODS as POD_KIND
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
+from tessera.lab.sandbox.api.kinds import LEASES as LEASE_KIND
+from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError
 from tessera.scheduler import service
 from tests.support.product import Product, gpu_pod, leadership, product
 from tests.support.replica import Replica

@@ -15,14 +15,14 @@ import aiohttp
 import pytest
 import trustme
 
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.scheduler.http_api import Routes, health_routes
 from tessera.scheduler.process import Process
-from tessera.scheduler.serving import Routes, health_routes
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
-from tessera.services.listening import KEEP_ALIVE, MAX_BODY, Listener
+from tessera.services.listener import KEEP_ALIVE, MAX_BODY, Listener
 from tests.support.admission import SAMPLES
 from tests.support.looping import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod

@@ -14,9 +14,9 @@ from prometheus_client.samples import Sample
 
 from tessera.core.devices import MigPlacement, MigSlot, NodeFacts
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import A100, A100_MEMORY, gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import A100, A100_MEMORY, gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
 from tessera.scheduler.certificates.authority import facts_of
 from tessera.scheduler.process import Process

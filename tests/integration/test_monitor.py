@@ -15,12 +15,12 @@ import pytest
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
+from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
-from tessera.monitor.host_use import CardUse, HostUse
+from tessera.monitor.device_usage import CardUse, HostUse
 from tessera.monitor.process import Process
 from tessera.monitor.settings import Settings
 from tessera.node.inventory.cards import InventoryError
-from tessera.sandbox.control_plane import ControlPlane
 from tessera.services.addresses import Address
 from tests.support.commands import started
 from tests.support.serving import calling

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest
 
-from tessera.sandbox.api.faults import Hold
-from tessera.sandbox.api.kinds import PODS
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.api.kinds import PODS
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, Command, scheduler
 from tests.support.product import gpu_pod
 from tests.support.serving import Caller, calling, until

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED
-from tessera.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
-from tessera.sandbox.reading import annotations_of
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import HANDSHAKE, REGISTER, SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of
 from tessera.wire.handshake import encode_requesting
 from tests.support.product import Json, Product, gpu_pod, product
 

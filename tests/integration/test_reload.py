@@ -14,12 +14,12 @@ import pytest
 
 from tessera.cli.grouped import read_file
 from tessera.core.audit import audit
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
-from tessera.services import noticing
+from tessera.services import file_watch as noticing
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.logs import Logs, captured
 from tests.support.looping import on_uvloop

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tessera.sandbox.api.faults import Hold
-from tessera.sandbox.api.kinds import PODS
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.handing_over import ALLOCATED
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import annotations_of
-from tessera.sandbox.scheduling.extender_client import ExtenderError
+from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.api.kinds import PODS
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 

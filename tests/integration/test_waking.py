@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
-from tessera.sandbox.api.faults import Fail, Hold
-from tessera.sandbox.api.kinds import PODS as POD_KIND
-from tessera.sandbox.nodes.cards import gpu_cards
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.reading import annotations_of
+from tessera.lab.sandbox.api.faults import Fail, Hold
+from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera.lab.sandbox.nodes.cards import gpu_cards
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import annotations_of
 from tessera.wire import keys
 from tests.support.product import Product, gpu_pod, product
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from tessera.core.audit import BROKEN, Finding, audit, audit_nodes
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
-from tessera.scheduler.preparing import Prepared
-from tessera.scheduler.wiring import Engine
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.pod_requests import Prepared
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
 from tests.model import counting

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tessera.scheduler.wiring import Engine
+from tessera.scheduler.engine import Engine
 from tessera.wire.objects import Node, Pod
 from tests.model.tables import Informer
 from tests.model.world import World

@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC
 from typing import Any
 
+from tessera.scheduler.engine import Engine
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.wiring import Engine
 from tests.model.bindings import Bindings
 from tests.model.checking import Checker
 from tests.model.tables import Informer

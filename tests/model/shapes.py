@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.scheduler.filtering import Filter
+from tessera.scheduler.filter import Filter
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.builders import CORES, GPU, MEMORY, PERCENT, PodBuilder, pod
 from tests.support.scheduling import carrying

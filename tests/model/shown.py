@@ -13,8 +13,8 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, replay
 from tessera.core.quota import QuotaFacts
 from tessera.vendors.base import Vendor
-from tessera.vendors.reading_nodes import node_facts, quota_facts
-from tessera.vendors.reading_pods import pod_facts
+from tessera.vendors.node_reader import node_facts, quota_facts
+from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import GPU, XPU

@@ -8,8 +8,8 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.ledger import State
-from tessera.scheduler.binding import LANDED
-from tessera.scheduler.waking import LOOKS_UNSEEN
+from tessera.scheduler.binder import LANDED
+from tessera.scheduler.unschedulable_pods import LOOKS_UNSEEN
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod
 from tests.support.fake_cluster import Step, lost_answer

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
-from tessera.scheduler.cluster import Annotations
+from tessera.scheduler.kube_api import Annotations
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
 from tests.model.faults import Faults
 from tests.model.tables import Table

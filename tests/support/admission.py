@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tessera.core.quota import QuotaBook, QuotaFacts
-from tessera.scheduler.admission.admitting import AdmissionSettings, admit
+from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.nvidia.section import CHART
 from tessera.vendors.registry import build_vendors

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tessera.sandbox.reading import annotations_of, containers_of, name_of
+from tessera.lab.sandbox.objects import annotations_of, containers_of, name_of
 from tessera.wire import keys
 from tests.support.agent import AgentNode, agent_node
 from tests.support.agent_api import REGISTER

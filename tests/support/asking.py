@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import UNLIMITED, Ask, Room
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.fitting import fit_request
+from tessera.core.fit import fit_request
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request
-from tessera.core.rules import UNLIMITED, Ask, Room
 from tessera.vendors.base import Bound, Vendor
 from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
 from tessera.wire.objects import Metadata, Node, NodeStatus

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from tessera.core.audit import audit
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
@@ -21,11 +21,11 @@ from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
 from tessera.vendors.base import Switches, Vendor
+from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
-from tessera.vendors.reading_nodes import node_facts, quota_facts
-from tessera.vendors.reading_pods import BadPod, pod_facts, pod_request
+from tessera.vendors.node_reader import node_facts, quota_facts
+from tessera.vendors.pod_reader import BadPod, pod_facts, pod_request
 from tessera.vendors.registry import build_vendors
-from tessera.vendors.writing import binding_annotations
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 
 A100 = "NVIDIA A100-SXM4-80GB"

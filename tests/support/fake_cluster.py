@@ -15,7 +15,7 @@ from typing import TypeVar
 import msgspec
 
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.cluster import Annotations
+from tessera.scheduler.kube_api import Annotations
 from tessera.wire.objects import Metadata, Node, Pod
 from tests.support.builders import NodeBuilder, PodBuilder
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tessera.inspecting import reducing
-from tessera.inspecting.state import Json, Setup, State
+from tessera.inspect import sanitize as reducing
+from tessera.inspect.state import Json, Setup, State
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
-from tessera.core.scoring import node_score
+from tessera.core.scores import node_score
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 
 

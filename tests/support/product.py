@@ -19,10 +19,10 @@ import trustme
 
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
-from tessera.sandbox.api.journal import Seen
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.node import SimulatedNode
-from tessera.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
+from tessera.lab.sandbox.api.journal import Seen
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles

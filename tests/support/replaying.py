@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from tessera.core.audit import BROKEN, audit
 from tessera.core.ledger import Ledger, replay
-from tessera.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.reading import containers_of, has_ended, key_of, node_of, uid_of
+from tessera.lab.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.scheduler.service import Service
-from tessera.vendors.reading_nodes import node_facts, quota_facts
-from tessera.vendors.reading_pods import pod_facts
+from tessera.vendors.node_reader import node_facts, quota_facts
+from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.seen_order import as_seen
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
-from tessera.services.lean_http import LeanListener
-from tessera.services.listening import Listener
+from tessera.services.http_listener import HttpListener
+from tessera.services.listener import Listener
 
 START_S = 10.0
 
@@ -85,9 +85,9 @@ class Replica:
                 await asyncio.sleep(0)
 
 
-def _cut_off(listener: Listener | LeanListener) -> None:
+def _cut_off(listener: Listener | HttpListener) -> None:
     """aiohttp has no way to end a server without waiting for its handlers, and takes 0 seconds for forever."""
-    if isinstance(listener, LeanListener):
+    if isinstance(listener, HttpListener):
         listener.cut()
         return
     runner = listener._runner

@@ -17,17 +17,17 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, State, replay
 from tessera.core.selection import Selector
 from tessera.scheduler.admission.identity import identity_env
-from tessera.scheduler.binding import Binder, BindEvent
-from tessera.scheduler.filtering import Filter, FilterEvent
-from tessera.scheduler.handover import Handover
-from tessera.scheduler.keeper import PodKeeper, QuotaKeeper
-from tessera.scheduler.node_locks import NodeLocks
-from tessera.scheduler.registering import Patch, Registrar
+from tessera.scheduler.allocation_queue import Handover
+from tessera.scheduler.binder import Binder, BindEvent
+from tessera.scheduler.filter import Filter, FilterEvent
+from tessera.scheduler.node_informer import NodeInformer, Patch
+from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.turns import Turns
-from tessera.scheduler.waking import Waiting
-from tessera.vendors.reading_nodes import node_facts
-from tessera.vendors.reading_pods import PolicyDefaults, pod_facts
+from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.vendors.node_reader import node_facts
+from tessera.vendors.pod_reader import PolicyDefaults, pod_facts
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder, vendors
 from tests.support.fake_cluster import FakeCluster
@@ -103,7 +103,7 @@ class World:
         self.vendors = vendors()
         self.ledger = Ledger(self.vendors)
         self.selector = Selector(self.ledger)
-        self.waiting = Waiting()
+        self.waiting = UnschedulablePods()
         self.handover = Handover(forget_after=LOCK, time=self.time)
         self.locks = NodeLocks(self.api, expire_after=LOCK, now=self.now)
         self.turns = Turns(self.handover, self.locks, self.vendors, mode=self.mode, timeout=TURN)
@@ -130,7 +130,7 @@ class World:
             time=self.time,
             on_bind=self.binds.append,
         )
-        self.pods = PodKeeper(
+        self.pods = PodInformer(
             self.ledger,
             self.vendors,
             turns=self.turns,
@@ -138,8 +138,8 @@ class World:
             on_room=self._more_room,
             on_settled=self.filter.settled,
         )
-        self.quotas = QuotaKeeper(self.ledger, self.vendors, on_room=self._more_room)
-        self.nodes = Registrar(
+        self.quotas = QuotaInformer(self.ledger, self.vendors, on_room=self._more_room)
+        self.nodes = NodeInformer(
             self.ledger,
             self.vendors,
             selector={},

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from tessera.scheduler.observing.exposition import Exposition
+from tessera.scheduler.metrics.exposition import Exposition
 from tests.support.builders import Cluster
 
 

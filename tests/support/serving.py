@@ -16,7 +16,7 @@ import trustme
 
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process, Reload
 from tessera.scheduler.settings import Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address

@@ -20,7 +20,7 @@ from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest, Role
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.enflame.profiles import Profile
-from tessera.vendors.reading_pods import pod_request
+from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.objects import Container, Metadata, Pod, PodSpec, ResourceRequirements

@@ -13,8 +13,8 @@ import click
 from tessera.cli.sources import CONTEXT, NoAnswer, ascii_only, examples
 
 if TYPE_CHECKING:
-    from tessera.demo.screens import Screen
-    from tessera.demo.telling import Draw, Plan
+    from tessera.lab.demo.runner import Draw, Plan
+    from tessera.lab.demo.screens import Screen
 
 READING_S = 4.0
 """that a person on a terminal has for a step"""
@@ -61,7 +61,7 @@ def command(
     kubelets, cards and the plugin of the Ascend node are simulated. kubectl works against it from another terminal.
     Needs no root, no GPU and no fixed port; nothing is left behind.
     """
-    from tessera.demo.telling import Plan
+    from tessera.lab.demo.runner import Plan
 
     if picture and no_story:
         raise click.UsageError("--picture shows the story: leave out --no-story")
@@ -86,8 +86,8 @@ def command(
 def _play(plan: Plan, screen: Screen, log: TextIO) -> None:
     import asyncio
 
-    from tessera.demo.running import CannotStart, DemoError
-    from tessera.demo.telling import run
+    from tessera.lab.demo.cluster import CannotStart, DemoError
+    from tessera.lab.demo.runner import run
     from tessera.services.logs import LogFormat, LogOptions, configure_logs
 
     configure_logs(LogOptions(format=LogFormat.JSON), log)
@@ -108,10 +108,10 @@ class _Failed(click.ClickException):
 
 def _screen(output: str, *, live: bool) -> AbstractContextManager[Screen]:
     if live:
-        from tessera.demo.live import LiveScreen
+        from tessera.lab.demo.live import LiveScreen
 
         return LiveScreen()
-    from tessera.demo.screens import DocumentScreen, PlainScreen
+    from tessera.lab.demo.screens import DocumentScreen, PlainScreen
 
     if output == "text":
         return nullcontext(PlainScreen(click.echo, ascii_only=ascii_only()))
@@ -119,7 +119,7 @@ def _screen(output: str, *, live: bool) -> AbstractContextManager[Screen]:
 
 
 def _drawing(file: str) -> Draw:
-    from tessera.demo.live import picture
+    from tessera.lab.demo.live import picture
 
     def draw(told: Any, view: Any) -> None:
         Path(file).write_text(picture(told, view), encoding="utf-8")

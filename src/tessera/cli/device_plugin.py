@@ -30,7 +30,8 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the agent with it."""
     import structlog
 
-    from tessera.node.configuration import options, printing
+    from tessera.node.configuration import dump as printing
+    from tessera.node.configuration import options
     from tessera.services.logs import configure_logs
 
     flags = flags_of_params(FLAGS, params)

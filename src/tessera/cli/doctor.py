@@ -25,8 +25,8 @@ from tessera.cli.sources import (
 )
 
 if TYPE_CHECKING:
-    from tessera.inspecting.checks.findings import Finding
-    from tessera.inspecting.world import World
+    from tessera.inspect.checks.findings import Finding
+    from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.kube.client import KubeClient
 
 
@@ -58,16 +58,16 @@ def command(source: Source, namespace: str, output: str) -> None:
     """
 
     async def work() -> bool:
-        from tessera.inspecting.checks.findings import unseen
-        from tessera.inspecting.diagnosing import diagnose_objects, is_broken, saw_nothing
-        from tessera.inspecting.showing.diagnosed import diagnosed
-        from tessera.inspecting.showing.explained import made_from
-        from tessera.inspecting.world import World
+        from tessera.inspect.checks.findings import unseen
+        from tessera.inspect.diagnosis import diagnose_objects, is_broken, saw_nothing
+        from tessera.inspect.offline_cluster import OfflineCluster
+        from tessera.inspect.render.diagnosis import diagnosed
+        from tessera.inspect.render.explanation import made_from
 
         if source.is_live:
             world, findings = await with_client(source, lambda client, name: _live(source, client, name, namespace))
         else:
-            world = World(await open_state(source))
+            world = OfflineCluster(await open_state(source))
             findings = diagnose_objects(world)
             findings.append(unseen("cluster", "webhook, certificates, rights and kube-scheduler are not in a snapshot"))
         if output == "text":
@@ -82,13 +82,13 @@ def command(source: Source, namespace: str, output: str) -> None:
     finish(answer(work))
 
 
-async def _live(source: Source, client: KubeClient, name: str, namespace: str) -> tuple[World, list[Finding]]:
-    from tessera.inspecting.collecting import collect_with
-    from tessera.inspecting.diagnosing import diagnose
-    from tessera.inspecting.installation import find_installation
-    from tessera.inspecting.state import NotAllowed, State
-    from tessera.inspecting.trial import Trial
-    from tessera.inspecting.world import World
+async def _live(source: Source, client: KubeClient, name: str, namespace: str) -> tuple[OfflineCluster, list[Finding]]:
+    from tessera.inspect.collector import collect_with
+    from tessera.inspect.diagnosis import diagnose
+    from tessera.inspect.dry_run import Trial
+    from tessera.inspect.installation import find_installation
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.state import NotAllowed, State
 
     installation = await find_installation(client)
     try:
@@ -96,6 +96,6 @@ async def _live(source: Source, client: KubeClient, name: str, namespace: str) -
     except NotAllowed as error:
         text = str(error).splitlines()[0]
         state = State(name, time.time(), setup=source.override(installation.setup), unseen=(text, *installation.unseen))
-    world = World(state)
+    world = OfflineCluster(state)
     async with Trial(load(source), timeout=source.request_timeout, user_agent=USER_AGENT) as trial:
         return world, await diagnose(client, trial, installation, world, namespace=namespace)

@@ -49,12 +49,12 @@ def command(source: Source, pod: str, namespace: str, cards: bool, output: str) 
     The verdict is that of the scheduler's own engine on what the cluster shows now. It does not know what only
     kube-scheduler looks at: cpu, memory, volumes and affinity between pods.
     """
-    from tessera.inspecting.explaining import explain, find
-    from tessera.inspecting.showing.explained import explained, made_from
-    from tessera.inspecting.world import World
+    from tessera.inspect.explanation import explain, find
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.explanation import explained, made_from
 
     async def work() -> bool:
-        world = World(await open_state(source))
+        world = OfflineCluster(await open_state(source))
         found = explain(world, find(world, pod, namespace_of(source, namespace)), cards=cards)
         if output == "text":
             print_lines(explained(found, width=terminal_width()))

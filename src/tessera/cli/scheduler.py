@@ -28,7 +28,8 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
     import structlog
 
-    from tessera.scheduler.configuration import options, printing
+    from tessera.scheduler.configuration import dump as printing
+    from tessera.scheduler.configuration import options
     from tessera.services.logs import configure_logs
 
     flags = flags_of_params(FLAGS, params)

@@ -70,13 +70,13 @@ def command(source: Source, file: str, count: int | None, most: int, namespace: 
     Every copy takes the scheduler's own way: webhook, filter, reservation. Nothing is written anywhere. It does not
     know what only kube-scheduler looks at: cpu, memory, volumes and affinity between pods.
     """
-    from tessera.inspecting.manifests import read_manifests
-    from tessera.inspecting.showing.explained import made_from
-    from tessera.inspecting.showing.lines import Line
-    from tessera.inspecting.showing.simulated import simulated
-    from tessera.inspecting.simulating import simulate
-    from tessera.inspecting.state import InspectionError
-    from tessera.inspecting.world import World
+    from tessera.inspect.manifests import read_manifests
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.render.explanation import made_from
+    from tessera.inspect.render.lines import Line
+    from tessera.inspect.render.simulation import simulated
+    from tessera.inspect.simulation import simulate
+    from tessera.inspect.state import InspectionError
 
     if source.cluster_file and source.snapshot:
         raise click.UsageError("--cluster and --snapshot are both clusters: leave one out")
@@ -87,7 +87,7 @@ def command(source: Source, file: str, count: int | None, most: int, namespace: 
         except (OSError, UnicodeError) as error:
             raise InspectionError(f"cannot read {file}: {error}") from error
         manifests = read_manifests(text, file=file, namespace=namespace_of(source, namespace), count=count)
-        world = World(await open_state(source))
+        world = OfflineCluster(await open_state(source))
         found = [simulate(world, manifest, most=most, cards=cards) for manifest in manifests]
         if output == "text":
             for position, one in enumerate(found):
@@ -101,7 +101,7 @@ def command(source: Source, file: str, count: int | None, most: int, namespace: 
     def summarised(one: object) -> object:
         import msgspec
 
-        from tessera.inspecting.simulating import Simulation
+        from tessera.inspect.simulation import Simulation
 
         assert isinstance(one, Simulation)
         return {**msgspec.to_builtins(one), "allFit": one.all_fit, "byNode": one.by_node}

@@ -1,6 +1,6 @@
 """`tessera simulate trace`: place a trace's pods under one or several policies and compare what they allocate.
 
-Only reads arguments and writes answers; `tessera.simulator` does the work. Progress goes to standard error.
+Only reads arguments and writes answers; `tessera.lab.simulator` does the work. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import click
 from tessera.cli.sources import NoAnswer
 
 if TYPE_CHECKING:
-    from tessera.simulator.churn import Options
-    from tessera.simulator.running import Job
-    from tessera.simulator.traces import Trace
+    from tessera.lab.simulator.churn import Options
+    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 Found = TypeVar("Found")
@@ -59,7 +59,7 @@ class Parts(click.ParamType[list[float]]):
 
 
 def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:
-    from tessera.simulator.strategies import STRATEGIES
+    from tessera.lab.simulator.strategies import STRATEGIES
 
     names = list(STRATEGIES) if value == "all" else [word.strip() for word in value.split(",")]
     unknown = [name for name in names if name not in STRATEGIES]
@@ -153,9 +153,9 @@ def command(
     Pods arrive in a random order, none leave, none are tried again; CPU and host memory count as kube-scheduler counts
     them. The figure is the part of all cards that is allocated. docs/packing.md explains protocol and policies.
     """
-    from tessera.simulator.churn import Options
-    from tessera.simulator.running import Job
-    from tessera.simulator.traces import TraceError
+    from tessera.lab.simulator.churn import Options
+    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.traces import TraceError
 
     try:
         traces = _traces(nodes, pods, synthetic)
@@ -182,8 +182,8 @@ def command(
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
-    from tessera.simulator import synthetic as making
-    from tessera.simulator.traces import read_trace
+    from tessera.lab.simulator import synthetic as making
+    from tessera.lab.simulator.traces import read_trace
 
     if synthetic is not None:
         return [making.synthetic(nodes=synthetic)]
@@ -193,7 +193,7 @@ def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> 
 
 
 def _write(trace: Trace, folder: Path) -> None:
-    from tessera.simulator.synthetic import write_trace
+    from tessera.lab.simulator.synthetic import write_trace
 
     folder.mkdir(parents=True, exist_ok=True)
     write_trace(trace, folder / "nodes.csv", folder / "pods.csv")
@@ -202,10 +202,10 @@ def _write(trace: Trace, folder: Path) -> None:
 def _saturations(
     traces: list[Trace], work: list[Job], arrivals: list[float], jobs: int, *, shuffle_nodes: bool, sample: float
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
-    from tessera.simulator.plotting import line_plot
-    from tessera.simulator.reporting import curves, saturation_report
-    from tessera.simulator.running import saturations
-    from tessera.simulator.saturation import Options
+    from tessera.lab.simulator.plot import line_plot
+    from tessera.lab.simulator.report import curves, saturation_report
+    from tessera.lab.simulator.runs import saturations
+    from tessera.lab.simulator.saturation import Options
 
     options = Options(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
     runs = _watched(saturations(traces, work, options, processes=jobs), len(work))
@@ -226,9 +226,9 @@ def _saturations(
 def _churns(
     traces: list[Trace], work: list[Job], options: Options, jobs: int
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
-    from tessera.simulator.plotting import line_plot
-    from tessera.simulator.reporting import churn_report
-    from tessera.simulator.running import churns
+    from tessera.lab.simulator.plot import line_plot
+    from tessera.lab.simulator.report import churn_report
+    from tessera.lab.simulator.runs import churns
 
     report = churn_report(_watched(churns(traces, work, options, processes=jobs), len(work)), traces)
 
@@ -259,7 +259,7 @@ def _print(report: dict[str, Any], arrivals: list[float]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tessera.simulator.reporting import churn_rows, saturation_rows
+    from tessera.lab.simulator.report import churn_rows, saturation_rows
 
     table = Table()
     if arrivals:

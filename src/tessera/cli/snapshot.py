@@ -36,9 +36,9 @@ def command(source: Source, file: str, hash_names: bool, hash_key: str) -> None:
     --hash-names names are replaced, the same one everywhere and in the same order, so that the file still decides as
     the cluster does; models, card ids, resource names, labels and container names stay.
     """
-    from tessera.inspecting import hashing
-    from tessera.inspecting.showing.lines import counted
-    from tessera.inspecting.snapshots import encode_snapshot
+    from tessera.inspect import anonymize as hashing
+    from tessera.inspect.render.lines import counted
+    from tessera.inspect.snapshots import encode_snapshot
 
     if hash_key and not hash_names:
         raise click.UsageError("--hash-key is the key of --hash-names")

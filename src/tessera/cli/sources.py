@@ -21,8 +21,8 @@ import click
 from tessera import __version__
 
 if TYPE_CHECKING:
-    from tessera.inspecting.showing.lines import Line
-    from tessera.inspecting.state import Setup, State
+    from tessera.inspect.render.lines import Line
+    from tessera.inspect.state import Setup, State
     from tessera.kube.access import Access
     from tessera.kube.client import KubeClient
 
@@ -62,8 +62,8 @@ class Source:
 
     def override(self, setup: Setup) -> Setup:
         from tessera.cli.grouped import read_file
-        from tessera.inspecting.collecting import overridden
-        from tessera.inspecting.setups import given_flags
+        from tessera.inspect.collector import overridden
+        from tessera.inspect.scheduler_settings import given_flags
 
         file = self.device_config_file
         config = (read_file(file), file) if file else None
@@ -125,7 +125,7 @@ def answer(work: Callable[[], Awaitable[T]]) -> T:
     """Run the work of a command; every foreseeable fault becomes one message and exit code 2."""
     import asyncio
 
-    from tessera.inspecting.state import InspectionError
+    from tessera.inspect.state import InspectionError
     from tessera.kube.errors import KubeError
 
     _be_quiet()
@@ -156,9 +156,9 @@ def _be_quiet() -> None:
 
 async def open_state(source: Source) -> State:
     """The cluster, the snapshot or the description that the command line names."""
-    from tessera.inspecting.describing import describe
-    from tessera.inspecting.snapshots import decode_snapshot
-    from tessera.inspecting.state import InspectionError, Setup
+    from tessera.inspect.description import describe
+    from tessera.inspect.snapshots import decode_snapshot
+    from tessera.inspect.state import InspectionError, Setup
 
     try:
         if source.cluster_file is not None:
@@ -175,7 +175,7 @@ async def open_state(source: Source) -> State:
 
 
 async def read_cluster(source: Source, client: KubeClient, name: str) -> State:
-    from tessera.inspecting.collecting import collect
+    from tessera.inspect.collector import collect
 
     return await collect(client, source=name, now=time.time, override=source.override)
 
@@ -203,7 +203,7 @@ async def with_client(source: Source, work: Callable[[KubeClient, str], Awaitabl
 
 def print_lines(lines: Iterable[Line]) -> None:
     """With colours on a terminal, plain elsewhere."""
-    from tessera.inspecting.showing.lines import Style
+    from tessera.inspect.render.lines import Style
 
     looks: dict[Style, dict[str, Any]] = {
         Style.HEAD: {"bold": True},
@@ -232,7 +232,7 @@ def _wrapped(text: str, width: int | None) -> list[str]:
 
 
 def print_document(kind: str, state: State | None, content: Any, form: str) -> None:
-    from tessera.inspecting.showing.documents import document, encode
+    from tessera.inspect.render.documents import document, encode
 
     click.echo(encode(document(kind, state, content), form), nl=False)
 

@@ -21,8 +21,8 @@ from tessera.cli.sources import (
 )
 
 if TYPE_CHECKING:
-    from tessera.inspecting.usage import Wanted
-    from tessera.inspecting.world import World
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.usage import Wanted
 
 
 @click.command(
@@ -72,8 +72,8 @@ def command(
 
     Amounts are what the ledger has granted, not what processes use at this moment.
     """
-    from tessera.inspecting.usage import Wanted
-    from tessera.inspecting.world import World
+    from tessera.inspect.offline_cluster import OfflineCluster
+    from tessera.inspect.usage import Wanted
 
     if watch is not None and (source.snapshot or output in ("json", "yaml")):
         raise click.UsageError("--watch needs a cluster and a table: leave out --snapshot and -o json")
@@ -83,7 +83,7 @@ def command(
         import asyncio
 
         while True:
-            world = World(await open_state(source))
+            world = OfflineCluster(await open_state(source))
             if watch is not None:
                 click.clear()
             _show(world, wanted, what=what, order=order, output=output)
@@ -94,10 +94,10 @@ def command(
     answer(work)
 
 
-def _show(world: World, wanted: Wanted, *, what: str, order: str, output: str) -> None:
-    from tessera.inspecting import usage
-    from tessera.inspecting.showing import topped
-    from tessera.inspecting.showing.lines import Line, Style
+def _show(world: OfflineCluster, wanted: Wanted, *, what: str, order: str, output: str) -> None:
+    from tessera.inspect import usage
+    from tessera.inspect.render import usage as topped
+    from tessera.inspect.render.lines import Line, Style
 
     width = None if output == "wide" else terminal_width()
     if what == "pods":

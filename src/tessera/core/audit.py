@@ -21,7 +21,7 @@ from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
 from tessera.core.mig import bits
 from tessera.core.quota import demand
-from tessera.core.scoring import node_score
+from tessera.core.scores import node_score
 
 BROKEN = "broken"
 OVERCOMMITTED = "overcommitted"

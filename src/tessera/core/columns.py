@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tessera.core.devices import MIG, Device, MigProfile
-from tessera.core.scoring import use_score
+from tessera.core.scores import use_score
 
 
 @dataclass(slots=True)

@@ -13,9 +13,9 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.fitting import Rooms, fit_pod
+from tessera.core.code_cache import KnownCodes
+from tessera.core.fit import Rooms, fit_pod
 from tessera.core.grants import Placement
-from tessera.core.known_codes import KnownCodes
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest, Request

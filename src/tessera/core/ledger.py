@@ -25,13 +25,13 @@ from typing import Any
 
 from tessera.core.arrays import CardArrays
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
-from tessera.core.fitting import Rooms
+from tessera.core.fit import Rooms
 from tessera.core.grants import Placement, Span
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import PodRequest, Role
-from tessera.core.rules import UNLIMITED, Rules
 
 
 class State(Enum):

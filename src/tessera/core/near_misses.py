@@ -13,8 +13,8 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import CardArrays, Ints
-from tessera.core.fitting import fit_pod
-from tessera.core.generic import refuse_capacity
+from tessera.core.card_checks import refuse_capacity
+from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.policies.base import Floats

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.core.arrays import CardArrays
-from tessera.core.generic import refuse_capacity, refuse_identity, refuse_sharing
+from tessera.core.card_checks import refuse_capacity, refuse_identity, refuse_sharing
+from tessera.core.device_rules import UNLIMITED, Ask, Room, Rules
 from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.core.rules import UNLIMITED, Ask, Room, Rules
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from tessera.core.outlook import Outlook
+from tessera.core.demand_forecast import DemandForecast
 
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
@@ -127,7 +127,7 @@ class PodRequest:
     weights: Weights = Weights()
     host: HostAsk | None = None
     """set only where the policy looks at hosts, since it makes more shapes"""
-    outlook: Outlook | None = None
+    outlook: DemandForecast | None = None
     """set only where the policy looks ahead"""
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:

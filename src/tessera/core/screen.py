@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.core.arrays import Bools, CardArrays, Ints
+from tessera.core.device_rules import Rules
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, Request
-from tessera.core.rules import Rules
 
 Codes = npt.NDArray[np.uint8]
 Columns = Ints | slice

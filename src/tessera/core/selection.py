@@ -17,7 +17,7 @@ import numpy as np
 from tessera.core import policies, quota
 from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
-from tessera.core.fitting import Rooms
+from tessera.core.fit import Rooms
 from tessera.core.glancing import OUT, Absent, Leader, best_first, best_position
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger

@@ -15,10 +15,10 @@ import msgspec
 
 from tessera import __version__
 from tessera.kube.access import Access
-from tessera.kube.answers import Decoders, Listing, ListPage, OnUnreadable, Page, WatchEvent
 from tessera.kube.errors import ApiError
 from tessera.kube.limiter import Limiter
 from tessera.kube.resources import PODS
+from tessera.kube.responses import Decoders, Listing, ListPage, OnUnreadable, Page, WatchEvent
 from tessera.kube.transport import Transport
 
 T = TypeVar("T")

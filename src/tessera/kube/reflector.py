@@ -18,9 +18,9 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
-from tessera.kube.answers import ListPage, OnUnreadable, Unreadable, WatchEvent
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, BadAnswer, KubeError
+from tessera.kube.responses import ListPage, OnUnreadable, Unreadable, WatchEvent
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)

@@ -10,13 +10,13 @@ from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import urlencode
 
 from tessera.kube.access import Access
-from tessera.kube.answers import api_error
-from tessera.kube.asking import Carrier, CutShort, Reply, Request
 from tessera.kube.errors import Unreachable
-from tessera.kube.lean_carrier import LeanCarrier
+from tessera.kube.http_transport import HttpTransport
 from tessera.kube.limiter import Limiter
 from tessera.kube.lines import Lines
-from tessera.kube.proxied_carrier import ProxiedCarrier
+from tessera.kube.proxy_transport import ProxyTransport
+from tessera.kube.request import Carrier, CutShort, Reply, Request
+from tessera.kube.responses import api_error
 
 RUSH = 100.0
 """lines a second of a stream from which it pays to take breaks and read those of a while together"""
@@ -36,7 +36,7 @@ class Transport:
         self._carrier: Carrier | None = None
 
     def open(self) -> None:
-        make = LeanCarrier if self._access.proxy is None else ProxiedCarrier
+        make = HttpTransport if self._access.proxy is None else ProxyTransport
         self._carrier = make(self._access, headers=self._headers)
 
     async def close(self) -> None:

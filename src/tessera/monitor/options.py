@@ -15,8 +15,8 @@ from tessera.monitor.settings import DEFAULT_ADDRESS, DRIVER_ROOT, RESYNC_S, Set
 from tessera.node.configuration.values import folder_of
 from tessera.services import flag_values as read
 from tessera.services.durations import parse_span
-from tessera.services.given import Flags, Given, OptionsError
 from tessera.services.logs import LogFormat, LogLevel, LogOptions
+from tessera.services.option_sources import Flags, Given, OptionsError
 
 __all__ = ["Flags", "OptionsError", "build_settings", "log_options"]
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import UnreadableObject, log_error
-from tessera.monitor.folders import Owner
-from tessera.node.handover.reading import ALLOCATED
+from tessera.monitor.container_dirs import Owner
+from tessera.node.handover.bound_pod import ALLOCATED
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.objects import Pod

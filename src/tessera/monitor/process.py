@@ -27,16 +27,16 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.monitor.host_use import CardUse, HostUse
+from tessera.monitor.collector import Rounds, Snapshot
+from tessera.monitor.device_usage import CardUse, HostUse
+from tessera.monitor.metrics import Seen, Series
 from tessera.monitor.pods import Pods
-from tessera.monitor.rounds import Rounds, Snapshot
-from tessera.monitor.series import Seen, Series
 from tessera.monitor.settings import Settings
-from tessera.node.health.calling import CallThread, NoAnswer
+from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.inventory.cards import InventoryError
-from tessera.services import exposing
+from tessera.services import exposition as exposing
 from tessera.services.addresses import Address
-from tessera.services.listening import Listener
+from tessera.services.listener import Listener
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from struct import Struct
 
-from tessera.monitor.layouts import Misread
+from tessera.monitor.region_layouts import Misread
 from tessera.monitor.regions import Region, decode_region
 
 _I32 = Struct("<i")

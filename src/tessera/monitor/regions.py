@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from tessera.monitor.layouts import HEADER, MAX_DEVICES, MAX_SLOTS, UUID_BYTES, Layout, Misread, choose_layout
+from tessera.monitor.region_layouts import HEADER, MAX_DEVICES, MAX_SLOTS, UUID_BYTES, Layout, Misread, choose_layout
 
 SHOWN_UUID_BYTES = 40
 """`GPU-` and 36 characters"""

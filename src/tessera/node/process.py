@@ -23,19 +23,19 @@ from tessera.kube.access import load_access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
-from tessera.kube.events import EventRecorder
-from tessera.node import observing
+from tessera.kube.event_broadcaster import EventBroadcaster
+from tessera.node import metrics as observing
+from tessera.node.agent import Agent, Surroundings
 from tessera.node.configuration.agent import Configuration
 from tessera.node.configuration.node_file import keep
-from tessera.node.health.asking import AskedInventory
-from tessera.node.health.calling import CallThread, NoAnswer
-from tessera.node.health.watching import HardwareWatch
+from tessera.node.health.async_inventory import AskedInventory
+from tessera.node.health.call_thread import CallThread, NoAnswer
+from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.inventory.cards import Hardware
-from tessera.node.inventory.choosing import choose_hardware
-from tessera.node.observing import Metrics, Seen
-from tessera.node.wiring import Agent, Surroundings
+from tessera.node.inventory.factory import choose_hardware
+from tessera.node.metrics import Metrics, Seen
 from tessera.services.addresses import Address
-from tessera.services.noticing import FileNotice
+from tessera.services.file_watch import FileNotice
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)
@@ -91,8 +91,8 @@ class Process:
         self._inventory = AskedInventory(hardware)
         self.watch = HardwareWatch(self._inventory, configuration.settings)
         host = configuration.settings.node_name
-        self.events = EventRecorder(client, component=COMPONENT, host=host)
-        self.link_events = EventRecorder(client, component=LINK_COMPONENT, host=host, window=LINK_WINDOW_S)
+        self.events = EventBroadcaster(client, component=COMPONENT, host=host)
+        self.link_events = EventBroadcaster(client, component=LINK_COMPONENT, host=host, window=LINK_WINDOW_S)
         self.metrics = Metrics(self._seen)
         self._surroundings = Surroundings(
             configuration.settings,

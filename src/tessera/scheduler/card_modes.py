@@ -13,7 +13,7 @@ from functools import lru_cache
 from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
 from tessera.core.requests import Constraint, PodRequest
 from tessera.scheduler.admission.identity import CARRIED
-from tessera.vendors.reading_pods import BadPod
+from tessera.vendors.pod_reader import BadPod
 
 MODES = (HAMI_CORE, MIG, MPS, WHOLE)
 

@@ -22,10 +22,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
-from tessera.scheduler.observing.exposition import Exposition
-from tessera.scheduler.observing.metrics import Levels, Metrics
-from tessera.scheduler.service import Service
-from tessera.scheduler.serving import (
+from tessera.scheduler.http_api import (
     Routes,
     extender_routes,
     health_routes,
@@ -34,10 +31,13 @@ from tessera.scheduler.serving import (
     refusal_of,
     webhook_routes,
 )
+from tessera.scheduler.metrics.exposition import Exposition
+from tessera.scheduler.metrics.service_metrics import Levels, Metrics
+from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
-from tessera.services.lean_http import LeanListener
-from tessera.services.listening import Listener
-from tessera.services.noticing import FileNotice
+from tessera.services.file_watch import FileNotice
+from tessera.services.http_listener import HttpListener
+from tessera.services.listener import Listener
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -97,7 +97,7 @@ class Process:
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
-        self.listeners: dict[str, Listener | LeanListener] = {}
+        self.listeners: dict[str, Listener | HttpListener] = {}
         self.stopping = asyncio.Event()
         self._notice = FileNotice(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
@@ -164,7 +164,7 @@ class Process:
         else:
             if listeners.extender is not None:
                 own = tls if listeners.extender_tls else None
-                self.listeners["extender"] = LeanListener(
+                self.listeners["extender"] = HttpListener(
                     listeners.extender, lean_routes(routes), guard=refusal_of, tls=own, grace=grace
                 )
             if listeners.webhook is not None and tls is not None:

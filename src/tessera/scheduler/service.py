@@ -17,17 +17,17 @@ import structlog
 from tessera.core.audit import Finding, audit_nodes
 from tessera.core.selection import Refused
 from tessera.kube.client import KubeClient
-from tessera.kube.events import EventRecorder
+from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
-from tessera.scheduler.admission.admitting import AdmissionSettings
-from tessera.scheduler.admission.injecting import Injection
-from tessera.scheduler.admission.reviewing import review
-from tessera.scheduler.cluster import KubeCluster
+from tessera.scheduler.admission.env_injection import Injection
+from tessera.scheduler.admission.pod_admission import AdmissionSettings
+from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.event_recorder import EventRecorder
+from tessera.scheduler.kube_api import KubeCluster
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.telling import Telling
-from tessera.scheduler.wiring import Engine
 from tessera.vendors.base import Vendor
 from tessera.wire.extender import encode_binding_result, encode_filter_result
 from tessera.wire.objects import Node, Pod, ResourceQuota
@@ -93,8 +93,8 @@ class Service:
         lead = settings.leadership
         self._lease = LeaseWatch(lead.identity, clock=asyncio.get_running_loop().time) if lead is not None else None
         self.leads = lead is None
-        self.events = EventRecorder(client, component=settings.scheduler_name, host="", now=now)
-        self.telling = Telling(self.events, now=now)
+        self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
+        self.telling = EventRecorder(self.events, now=now)
         engine = self.engine = Engine(
             settings,
             KubeCluster(client, on_write=on_write),

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_pods import PolicyDefaults
+from tessera.vendors.pod_reader import PolicyDefaults
 
 
 class NodeLockMode(Enum):

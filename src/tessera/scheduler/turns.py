@@ -21,9 +21,9 @@ from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import Role
 from tessera.kube.errors import KubeError
-from tessera.scheduler.handover import Handover, Shape, shape_of
-from tessera.scheduler.node_locks import Held, NodeLocks, NotHeld
-from tessera.scheduler.preparing import Prepared
+from tessera.scheduler.allocation_queue import Handover, Shape, shape_of
+from tessera.scheduler.node_lock import Held, NodeLocks, NotHeld
+from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import NodeLockMode
 from tessera.vendors.base import Vendor
 from tessera.wire import keys

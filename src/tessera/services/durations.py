@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
 """nanoseconds of a unit; the micro sign and the Greek letter are both in use"""

@@ -14,10 +14,10 @@ from typing import TypeVar
 from tessera.services.addresses import Address
 from tessera.services.durations import parse_duration
 from tessera.wire.device_config import resource_name_problem
-from tessera.wire.expecting import nearest
+from tessera.wire.expectations import nearest
 from tessera.wire.gobool import parse_bool
 from tessera.wire.integers import INT32_MAX
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 E = TypeVar("E", bound=Enum)
 

@@ -6,18 +6,18 @@ written down and counted; at least one is always given. Only limits are read.
 
 from __future__ import annotations
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import capacity_of
+from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid
 from tessera.vendors.parts.card_shares import request_of
-from tessera.vendors.parts.choosing import first_fit, refuse_unpaid
 from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
+from tessera.core.card_checks import Fitting, verdict
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
-from tessera.core.generic import Fitting, verdict
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import (
     AnnotationKeys,
     Bound,
@@ -29,7 +29,7 @@ from tessera.vendors.base import (
 )
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import capacity_of, cards_by_capacity
-from tessera.vendors.parts.choosing import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
+from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 

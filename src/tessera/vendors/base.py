@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
-from tessera.core.rules import Rules
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tessera.wire.objects import QuantityText
 from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
-from tessera.wire.quoting import shortened
+from tessera.wire.quotes import shortened
 
 INT32_MAX = 2**31 - 1
 """counters are signed 32-bit on the wire: nothing larger can be written down"""

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
+from tessera.core.card_checks import Fitting
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
-from tessera.core.generic import Fitting
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import PodRequest
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
-from tessera.vendors.parts.choosing import judge_all
+from tessera.vendors.parts.card_choice import judge_all
 from tessera.vendors.parts.counted import Counted, CountedSection
 from tessera.wire.keys import NODE_LOCK
 

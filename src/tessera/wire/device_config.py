@@ -16,8 +16,8 @@ import yaml
 from msgspec import inspect
 
 from tessera.wire.documents import Item, Listing, Report, Scalar, Table, as_item
-from tessera.wire.expecting import nearest
-from tessera.wire.quoting import quoted
+from tessera.wire.expectations import nearest
+from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode
 from tessera.wire.yaml_source import plain_value, read_yaml
 

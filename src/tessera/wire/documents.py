@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.wire.errors import WireError
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 MAX_BYTES = 2**20
 """bytes of a file; as much as a ConfigMap can hold"""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from tessera.wire.errors import WireError
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1

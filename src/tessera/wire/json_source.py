@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from tessera.wire.documents import MAX_DEPTH, MAX_ITEMS, Item, Key, Report, Scalar, listing, measured, table
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 from tessera.wire.yaml_source import plain_value
 
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^\s\[\]{}:,"]+')

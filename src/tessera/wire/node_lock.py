@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tessera.wire.errors import WireError
-from tessera.wire.quoting import quoted, shortened
+from tessera.wire.quotes import quoted, shortened
 
 _OWNED = 3
 """parts of a value that names its pod: time, namespace, name"""

@@ -13,7 +13,7 @@ import msgspec
 from tessera.wire import gojson
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 PairScore = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX, counter
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 CONTAINER_END = ";"
 DEVICE_END = ":"

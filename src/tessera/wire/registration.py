@@ -15,7 +15,7 @@ from tessera.wire.errors import WireError
 from tessera.wire.gobool import format_bool, parse_bool
 from tessera.wire.integers import INT32_MAX, counter, parse_integer
 from tessera.wire.pod_devices import DEVICE_END, FIELD_SEPARATOR, has_separator
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 from tessera.wire.registration_json import devices_from_json, json_from_devices
 
 _SHORT = 7

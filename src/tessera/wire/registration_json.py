@@ -15,7 +15,7 @@ from tessera.core.devices import NOTHING, Device, MigPlacement, MigProfile
 from tessera.wire import gojson
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 Counter = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 Numa = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]

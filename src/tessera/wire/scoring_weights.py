@@ -6,7 +6,7 @@ from tessera.core.requests import Weights
 from tessera.wire.errors import WireError
 from tessera.wire.integers import parse_integer
 from tessera.wire.keys import SCORING_WEIGHTS
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 _NAMES = ("slot", "core", "memory")
 

@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import inspect
 
 from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table, bare
-from tessera.wire.expecting import advice, bounds_of, expected, is_bool, nearest, same_kind
-from tessera.wire.quoting import quoted
+from tessera.wire.expectations import advice, bounds_of, expected, is_bool, nearest, same_kind
+from tessera.wire.quotes import quoted
 
 Check = Callable[[str, str], str | None]
 """(key, text) -> what is wrong with the text, for rules that a type cannot express"""

@@ -25,7 +25,7 @@ from tessera.wire.documents import (
     measured,
     table,
 )
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """libyaml where PyYAML was built with it: ten times faster, same events"""

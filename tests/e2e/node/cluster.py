@@ -20,9 +20,9 @@ import aiohttp
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.fleet import Fleet
-from tessera.sandbox.reading import containers_of, uid_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.objects import containers_of, uid_of
 from tests.contract.speaking import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent

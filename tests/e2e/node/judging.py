@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes.handing_over import ALLOCATED, slices_of
-from tessera.sandbox.reading import containers_of, key_of, uid_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
+from tessera.lab.sandbox.objects import containers_of, key_of, uid_of
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
 from tests.support.seen_order import as_seen

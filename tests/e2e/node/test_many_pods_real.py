@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.sandbox.reading import annotations_of
+from tessera.lab.sandbox.objects import annotations_of
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, node_cluster
 from tests.e2e.node.misleading import MARK, Misleading
 from tests.e2e.node.shapes import mixed

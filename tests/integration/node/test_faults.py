@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tessera.node import agent as wiring
 from tessera.node import process as module
-from tessera.node import wiring
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.health.watching import HardwareWatch
+from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.inventory.null import NullHardware
-from tessera.node.modes.answers import Refused
-from tessera.services import noticing
+from tessera.node.modes.base import Refused
+from tessera.services import file_watch as noticing
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.agent import SPLIT, agent_node
 from tests.support.logs import captured

@@ -12,8 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tessera.node.handover import janitor, searching, verifying
-from tessera.sandbox.api.faults import Fail, Hold
+from tessera.lab.sandbox.api.faults import Fail, Hold
+from tessera.node.handover import janitor, searching
+from tessera.node.handover import verifier as verifying
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices
 from tests.support.agent import NODE, TO_ALLOCATE, AgentNode, agent_node

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.backoff import Backoff
-from tessera.node.health import watching
+from tessera.lab.sandbox.api.faults import Fail
+from tessera.node.health import hardware_watch as watching
 from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration import registrar
-from tessera.sandbox.api.faults import Fail
 from tests.support.agent import NODE, SPLIT, AgentNode, agent_node
 from tests.support.agent_api import registered
 

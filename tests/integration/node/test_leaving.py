@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from tessera.lab.sandbox.api.faults import Fail
+from tessera.node import cleanup as retiring
 from tessera.node import process as module
-from tessera.node import retiring
-from tessera.node.handover import writing
+from tessera.node.handover import status_writer as writing
 from tessera.node.modes import mps, mps_card
-from tessera.sandbox.api.faults import Fail
-from tessera.services import noticing
+from tessera.services import file_watch as noticing
 from tessera.wire import keys
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
 from tests.support.agent_api import REGISTER, registered
@@ -95,7 +95,7 @@ async def test_a_card_whose_mps_daemon_does_not_begin_is_ill_until_it_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, daemons: FakeMps
 ) -> None:
     monkeypatch.setattr(mps_card.RETRY.__class__, "ceiling", lambda _self, _failures: 0.05)
-    monkeypatch.setattr("tessera.node.settling.EVERY_S", 0.05)
+    monkeypatch.setattr("tessera.node.reconciler.EVERY_S", 0.05)
     daemons.script("no-start")
     async with agent_node(tmp_path, node={"operatingmode": "mps"}) as node:
         await registered(node, lambda cards: healthy(cards) == [False, False])

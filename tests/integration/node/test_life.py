@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tessera.node.health import watching
-from tessera.sandbox.api.faults import Fail
+from tessera.lab.sandbox.api.faults import Fail
+from tessera.node.health import hardware_watch as watching
 from tests.support.agent import NODE, SPLIT, TWO_CARDS, AgentNode, agent_node
 from tests.support.commands import started
 from tests.support.serving import calling

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes import container_folders
-from tessera.node.modes.keeping import Keeping
-from tessera.sandbox.reading import has_ended, name_of, node_of
+from tessera.lab.sandbox.objects import has_ended, name_of, node_of
+from tessera.node.modes import container_dirs as container_folders
+from tessera.node.modes.dir_retention import Keeping
 from tests.support.agent_cluster import Json, ScheduledNode, allocates, is_handed_over, past_the_webhook, scheduled_node
 from tests.support.product import container, pod, sidecar
 

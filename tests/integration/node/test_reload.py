@@ -12,7 +12,7 @@ from tessera.kube.backoff import Backoff
 from tessera.node import process as module
 from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
-from tessera.services import noticing
+from tessera.services import file_watch as noticing
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured
 

@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.objects import containers_of, node_of
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes import container_folders
-from tessera.node.modes.answers import Answer, SharingMode
-from tessera.node.modes.keeping import Keeping
-from tessera.sandbox.api.faults import Hold
-from tessera.sandbox.reading import containers_of, node_of
+from tessera.node.modes import container_dirs as container_folders
+from tessera.node.modes.base import Answer, SharingMode
+from tessera.node.modes.dir_retention import Keeping
 from tessera.wire import keys
 from tests.support.agent import AgentNode
 from tests.support.agent_cluster import Json, ScheduledNode, scheduled_node

@@ -12,7 +12,7 @@ import pytest
 from tessera.core.devices import MigPlacement
 from tessera.node.inventory.cards import CardEvent, MigInstance
 from tessera.node.modes.device_specs import Capability, DeviceSpecs
-from tessera.node.static_mig import watching
+from tessera.node.static_mig import instance_watch as watching
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.agent_api import bound, registered, writes
 from tests.support.logs import captured

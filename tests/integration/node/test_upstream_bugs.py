@@ -120,7 +120,7 @@ def running() -> Counter[str]:
     return Counter(name for each in coroutines if (name := getattr(each, "__qualname__", "")) in PARTS)
 
 
-PARTS = {"NodeRegistrar.run", "Plugin.run", "Settling.run", "HardwareWatch.run", "NodeHandover.run", "Agent.run"}
+PARTS = {"NodeRegistrar.run", "Plugin.run", "Reconciler.run", "HardwareWatch.run", "NodeHandover.run", "Agent.run"}
 
 
 def are_split(count: int, cards: list[Json]) -> bool:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from tessera.core.audit import audit
 from tessera.core.devices import NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
-from tessera.vendors.reading_pods import pod_facts
-from tessera.vendors.writing import binding_annotations
+from tessera.vendors.binding_annotations import binding_annotations
+from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.objects import Pod, decode_object
 from tests.support import strategies as some
 

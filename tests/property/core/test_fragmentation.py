@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.cards import NodeView
+from tessera.core.demand_forecast import GRAIN, DemandForecast, Load, Slice
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.outlook import GRAIN, Load, Outlook, Slice
 from tessera.core.policies.fragmentation import Remembered
 from tessera.core.policies.fragmentation_loss import GROUP, SCARCE, UNSERVED, growth
 from tessera.core.policies.fragmentation_waste import NOBODY
@@ -37,7 +37,7 @@ LOADS = st.builds(
     Load, st.sampled_from((0.25, 0.75)), st.sampled_from((500.0, 4000.0)), st.sampled_from((64.0, 9000.0))
 )
 OUTLOOKS = st.builds(
-    Outlook,
+    DemandForecast,
     slices=st.lists(SLICES, max_size=4).map(tuple),
     loads=st.lists(LOADS, max_size=2).map(tuple),
     groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
@@ -91,7 +91,7 @@ def ledger_of(made: list[tuple[NodeFacts, HostAsk | None]]) -> Ledger:
     return ledger
 
 
-def plain_mig_waste(device: Device, taken: frozenset[int], outlook: Outlook) -> float:
+def plain_mig_waste(device: Device, taken: frozenset[int], outlook: DemandForecast) -> float:
     """What nobody will come for, from the definition: `taken` are the memory slices in use."""
     slices = max(place.start + place.size for profile in device.mig_profiles for place in profile.placements)
 
@@ -111,7 +111,7 @@ def plain_mig_waste(device: Device, taken: frozenset[int], outlook: Outlook) -> 
     return waste(taken)
 
 
-def plain_loss(view: NodeView, host: HostAsk | None, outlook: Outlook) -> float:
+def plain_loss(view: NodeView, host: HostAsk | None, outlook: DemandForecast) -> float:
     """The four parts, from their definitions."""
 
     @cache
@@ -158,7 +158,7 @@ def after(host: HostAsk | None, pod: PodRequest) -> HostAsk | None:
 @settings(max_examples=150, deadline=None)
 @given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=6), outlook=OUTLOOKS)
 def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
-    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: Outlook
+    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
 ) -> None:
     ledger = ledger_of(made)
     hosts = {facts.name: host for facts, host in made}
@@ -191,7 +191,7 @@ def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
 @settings(max_examples=150, deadline=None)
 @given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=8), outlook=OUTLOOKS)
 def test_no_pod_that_fits_somewhere_is_refused(
-    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: Outlook
+    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
 ) -> None:
     ledger = ledger_of(made)
     selector = Selector(ledger)
@@ -208,7 +208,7 @@ def test_no_pod_that_fits_somewhere_is_refused(
 @settings(max_examples=60, deadline=None)
 @given(made=nodes(), pod=pods(), outlook=OUTLOOKS, order=st.randoms(use_true_random=False))
 def test_the_order_of_registration_and_of_the_candidates_does_not_matter(
-    made: list[tuple[NodeFacts, HostAsk | None]], pod: PodRequest, outlook: Outlook, order: Random
+    made: list[tuple[NodeFacts, HostAsk | None]], pod: PodRequest, outlook: DemandForecast, order: Random
 ) -> None:
     asked = replace(pod, outlook=outlook)
     shuffled = list(made)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.core.cards import NodeView
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, Load, Slice
 from tessera.core.devices import HAMI_CORE, Device, NodeFacts
 from tessera.core.ledger import Ledger
-from tessera.core.outlook import GRAIN, PRIOR, Load, Outlook, Slice
 from tessera.core.policies.base import Ranking
 from tessera.core.policies.fragmentation import rank
 from tessera.core.policies.fragmentation_loss import GROUP, SCARCE, UNSERVED
@@ -31,7 +31,7 @@ SIZES = st.sampled_from((10, 25, 50, 81, 100))
 OUTLOOKS = st.one_of(
     st.just(PRIOR),
     st.builds(
-        Outlook,
+        DemandForecast,
         slices=st.lists(st.builds(Slice, SIZES, SIZES, st.sampled_from((0.2, 1.0))), max_size=3).map(tuple),
         loads=st.sampled_from(((), (Load(1.0, 4_000.0, 9_000.0),), (Load(0.5, 500.0, 64.0), Load(0.5, 8e3, 1e3)))),
         groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
@@ -52,14 +52,14 @@ def pods(draw: st.DrawFn) -> PodRequest:
     return PodRequest("", "default", "", asks, node_policy="fragmentation", device_policy="fragmentation", host=host)
 
 
-def asking(pod: PodRequest, outlook: Outlook, uid: str) -> PodRequest:
+def asking(pod: PodRequest, outlook: DemandForecast, uid: str) -> PodRequest:
     return PodRequest(
         uid, pod.namespace, uid, pod.containers, node_policy=pod.node_policy, device_policy=pod.device_policy,
         host=pod.host, outlook=outlook,
     )  # fmt: skip
 
 
-def plain_parts(view: NodeView, host: HostAsk | None, outlook: Outlook) -> tuple[float, float, float, float]:
+def plain_parts(view: NodeView, host: HostAsk | None, outlook: DemandForecast) -> tuple[float, float, float, float]:
     """Leftovers, unserved, groups and scarce of a node as it stands, each from its definition."""
 
     @cache
@@ -87,7 +87,7 @@ def plain_parts(view: NodeView, host: HostAsk | None, outlook: Outlook) -> tuple
 @settings(max_examples=150, deadline=None)
 @given(made=NODES, wanted=st.lists(pods(), min_size=1, max_size=5), outlook=OUTLOOKS)
 def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
-    made: list[tuple[int, str, HostAsk | None]], wanted: list[PodRequest], outlook: Outlook
+    made: list[tuple[int, str, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
 ) -> None:
     ledger = Ledger(vendors())
     hosts: dict[str, HostAsk | None] = {}

@@ -10,8 +10,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.node.modes.answers import Refused
-from tessera.scheduler.handover import Shape
+from tessera.node.modes.base import Refused
+from tessera.scheduler.allocation_queue import Shape
 from tessera.wire import keys
 from tests.unit.node.handover.world import World, bound, view
 

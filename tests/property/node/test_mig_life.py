@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tessera.core.devices import MigPlacement
 from tessera.node.handover.claims import Claim
 from tessera.node.inventory.cards import MigInstance
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tessera.node.modes.mig import Mig
 from tessera.node.modes.mig_annotations import NotWritten
 from tessera.wire.mig import MigAllocation

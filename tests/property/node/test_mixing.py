@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.node.handover.searching import WATCH_BEHIND_S
-from tessera.scheduler.handover import CARRIED_WAITS_S
+from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import World

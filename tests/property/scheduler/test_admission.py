@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.admitting import AdmissionSettings, admit
+from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.identity import CARRIED, identity_of
-from tessera.scheduler.admission.injecting import Injection
+from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.settings import PrivilegedMode
-from tessera.vendors.reading_pods import pod_request
+from tessera.vendors.pod_reader import pod_request
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
 from tests.support.admission import Document, pod, sample, vendors

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.core import arrays
 from tessera.core.ledger import Ledger
-from tessera.scheduler.observing.exposition import Exposition
+from tessera.scheduler.metrics.exposition import Exposition
 from tests.support import strategies as some
 
 STEPS = 30

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.cards import Card, NodeView, Tenant
+from tessera.core.device_rules import Room
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request
-from tessera.core.rules import Room
 from tessera.vendors.ascend import Ascend
 from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor

@@ -14,10 +14,10 @@ from grpc import aio
 
 from tessera.kube.client import STRATEGIC_PATCH
 from tessera.kube.resources import NODES, PODS
-from tessera.sandbox.api.kinds import Json
-from tessera.sandbox.nodes import pod_statuses
-from tessera.sandbox.nodes.environments import environment_of
-from tessera.sandbox.reading import containers_of, is_sidecar, name_of, uid_of
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes import pod_statuses
+from tessera.lab.sandbox.nodes.environments import environment_of
+from tessera.lab.sandbox.objects import containers_of, is_sidecar, name_of, uid_of
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import decode_mig_allocations
 from tessera.wire.pod_devices import decode_pod_devices

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tessera.node.kubelet.preferring import preferred
-from tessera.node.modes.answers import Answer
+from tessera.node.kubelet.preferred_allocation import preferred
+from tessera.node.modes.base import Answer
 
 Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[Answer]]]
 

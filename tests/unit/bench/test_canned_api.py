@@ -16,8 +16,8 @@ from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, SECRETS
 from tessera.scheduler.admission.identity import identity_of
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_nodes import node_facts
-from tessera.vendors.reading_pods import pod_facts, pod_request
+from tessera.vendors.node_reader import node_facts
+from tessera.vendors.pod_reader import pod_facts, pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire.extender import decode_filter_args, decode_node_names
 from tessera.wire.objects import Node, Pod, ResourceQuota

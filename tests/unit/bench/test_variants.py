@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from bench.variants import by_kind, demand, variants, with_cpu_pods, with_models, with_several, with_shared
-from tessera.simulator.synthetic import synthetic
-from tessera.simulator.traces import TracePod
+from tessera.lab.simulator.synthetic import synthetic
+from tessera.lab.simulator.traces import TracePod
 
 TRACE = synthetic(nodes=60, seed=5)
 CONSTRAINED = [pod for pod in TRACE.pods if pod.ask.models]

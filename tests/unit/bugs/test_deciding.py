@@ -9,7 +9,7 @@ import pytest
 from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.requests import Request, Weights
-from tessera.core.scoring import device_scores, node_score
+from tessera.core.scores import device_scores, node_score
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import ContainerDraft, PodDraft
 from tessera.vendors.registry import build_vendors

@@ -14,7 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
-from tessera.scheduler.admission.reserved import RESERVED_PREFIX, reserved_keys
+from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, reserved_keys
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, schemas

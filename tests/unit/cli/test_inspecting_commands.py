@@ -13,7 +13,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from tessera.cli import main
-from tessera.inspecting.snapshots import encode_snapshot
+from tessera.inspect.snapshots import encode_snapshot
 from tests.support.builders import GPU, gpu_pod, node
 from tests.support.inspected import state_of
 

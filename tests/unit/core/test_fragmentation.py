@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.outlook import PRIOR, Load, Outlook, Slice
+from tessera.core.demand_forecast import PRIOR, DemandForecast, Load, Slice
+from tessera.core.demand_history import FIRST, MEMORY, DemandHistory
 from tessera.core.policies.fragmentation_waste import waste_table
 from tessera.core.requests import HostAsk, PodRequest
-from tessera.core.workload import FIRST, MEMORY, Workload
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
 
 AHEAD = {"node": "fragmentation", "device": "fragmentation"}
 
 
 def chosen(
-    world: Cluster, pod: PodBuilder, outlook: Outlook = PRIOR, host: HostAsk | None = None
+    world: Cluster, pod: PodBuilder, outlook: DemandForecast = PRIOR, host: HostAsk | None = None
 ) -> tuple[str, list[str]]:
     """Node and cards."""
     request = replace(pod.policy(**AHEAD).request(), outlook=outlook, host=host)
@@ -26,7 +26,7 @@ def chosen(
 def test_a_slice_goes_into_the_gap_that_it_fills() -> None:
     world = cluster().add(node("n1").gpus(1, memory=100), node("n2").gpus(1, memory=100))
     world.place(gpu_pod("a", mem=81, cores=81), ["n1"])
-    outlook = Outlook(slices=(Slice(81, 81, 0.5), Slice(16, 16, 0.1), Slice(100, 100, 0.4)))
+    outlook = DemandForecast(slices=(Slice(81, 81, 0.5), Slice(16, 16, 0.1), Slice(100, 100, 0.4)))
     assert chosen(world, gpu_pod("b", mem=16, cores=16), outlook)[0] == "n1"
 
 
@@ -35,7 +35,7 @@ def test_a_card_is_chosen_by_what_would_be_left_of_it() -> None:
     for name, mem in (("a", 30), ("b", 65)):
         world.place(gpu_pod(name, mem=mem, cores=mem).policy(device="spread"))
     used = {uuid: use[1] for uuid, use in world.cards().items()}
-    outlook = Outlook(slices=(Slice(100, 100, 0.5), Slice(65, 65, 0.3), Slice(32, 32, 0.2)))
+    outlook = DemandForecast(slices=(Slice(100, 100, 0.5), Slice(65, 65, 0.3), Slice(32, 32, 0.2)))
     _, cards = chosen(world, gpu_pod("c", mem=32, cores=32), outlook)
     assert used[cards[0]] == 65
 
@@ -73,23 +73,23 @@ def test_cores_count_beside_memory() -> None:
     world.place(gpu_pod("a", mem=50, cores=90).policy(device="binpack"))
     world.place(gpu_pod("b", mem=50, cores=50).policy(device="spread"))
     used = {uuid: use[2] for uuid, use in world.cards().items()}
-    outlook = Outlook(slices=(Slice(50, 50, 1.0), Slice(50, 10, 0.5)))
+    outlook = DemandForecast(slices=(Slice(50, 50, 1.0), Slice(50, 10, 0.5)))
     _, cards = chosen(world, gpu_pod("c", mem=50, cores=10), outlook)
     assert used[cards[0]] == 90
 
 
 class TestWaste:
     def test_a_part_that_nobody_fits_is_all_waste(self) -> None:
-        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),)))
+        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),)))
         assert table[49, 49] == pytest.approx(0.49)
 
     def test_a_part_that_is_filled_exactly_is_hardly_waste(self) -> None:
-        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),)))
+        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),)))
         assert table[50, 50] < 0.02
         assert table[100, 100] < 0.05
 
     def test_memory_without_cores_is_waste_by_its_worth(self) -> None:
-        table = waste_table(Outlook(slices=(Slice(50, 50, 1.0),), memory_part=0.25))
+        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),), memory_part=0.25))
         assert table[80, 0] == pytest.approx(0.2)
 
     def test_nothing_free_is_no_waste(self) -> None:
@@ -101,8 +101,8 @@ def requests(count: int, **asks: int) -> list[PodRequest]:
 
 
 class TestWorkload:
-    def learn(self, world: Cluster, pods: list[PodRequest], workload: Workload | None = None) -> Workload:
-        workload = workload or Workload()
+    def learn(self, world: Cluster, pods: list[PodRequest], workload: DemandHistory | None = None) -> DemandHistory:
+        workload = workload or DemandHistory()
         for pod in pods:
             workload.observe(pod, world.ledger.arrays, world.ledger.rules)
         return workload

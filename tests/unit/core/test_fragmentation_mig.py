@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.core.demand_forecast import DemandForecast, Slice
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
-from tessera.core.outlook import Outlook, Slice
 from tessera.core.requests import Role
 from tests.support.builders import A100_40GB, Cluster, NodeBuilder, cluster, gpu_pod, mig_profile, node
 
@@ -18,8 +18,8 @@ ONE, HALF = 4_864, 20_096
 SIZES = {1: (ONE, 14), 2: (9_856, 29), 4: (HALF, 43)}
 """MiB and cores by memory slices"""
 
-SMALL_AND_HALF = Outlook(slices=(Slice(12, 14, 0.5), Slice(50, 43, 0.5)))
-ONLY_SMALL = Outlook(slices=(Slice(12, 14, 1.0),))
+SMALL_AND_HALF = DemandForecast(slices=(Slice(12, 14, 0.5), Slice(50, 43, 0.5)))
+ONLY_SMALL = DemandForecast(slices=(Slice(12, 14, 1.0),))
 
 A30 = (
     mig_profile("1g.6gb", 5_952, 25, 1, 0, 1, 2, 3),
@@ -51,7 +51,7 @@ def hold(world: Cluster, on: str, taken: Taken) -> Cluster:
 
 
 def chosen(
-    world: Cluster, *, memory: int = ONE, count: int = 1, outlook: Outlook = SMALL_AND_HALF
+    world: Cluster, *, memory: int = ONE, count: int = 1, outlook: DemandForecast = SMALL_AND_HALF
 ) -> list[tuple[str, int]]:
     """Cards and where on them."""
     pod = gpu_pod("new", gpu=count, mem=memory, cores=0).policy(node="fragmentation", device="fragmentation")
@@ -124,7 +124,7 @@ def test_cards_that_offer_other_instances_are_weighed_by_their_own() -> None:
     world = cluster(node("n1").gpu("A", memory=24_576, mode="mig", slots=4, profiles=A30))
     grant = Grant("A", "NVIDIA", 5_952, 25, mig=MigSlot("1g.6gb", MigPlacement(0, 1)))
     world.ledger.observe_pod(PodFacts("u", "default", "p", "n1", (Span(Role.APP),), {"NVIDIA": ((grant,),)}))
-    outlook = Outlook(slices=(Slice(25, 25, 0.5), Slice(49, 50, 0.5)))
+    outlook = DemandForecast(slices=(Slice(25, 25, 0.5), Slice(49, 50, 0.5)))
     assert chosen(world, memory=5_952, outlook=outlook) == [("A", 1)]
 
 

@@ -9,7 +9,7 @@ import pytest
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
 from tessera.core.ledger import State, replay
-from tessera.vendors.reading_nodes import node_facts
+from tessera.vendors.node_reader import node_facts
 from tests.support.builders import A100_40GB, Cluster, PodBuilder, cluster, gpu_pod, node, pod, vendors
 
 UID = "uid-p"

@@ -8,7 +8,7 @@ from tessera.core import policies
 from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.requests import PodRequest
-from tessera.vendors.reading_pods import PolicyDefaults, pod_request
+from tessera.vendors.pod_reader import PolicyDefaults, pod_request
 from tests.support.builders import cluster, gpu_pod, node, uuids, vendors
 
 

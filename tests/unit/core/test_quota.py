@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.core.device_rules import UNLIMITED, Room
 from tessera.core.grants import Use
 from tessera.core.misfits import Misfit
 from tessera.core.quota import bounds, payable, shortage
-from tessera.core.rules import UNLIMITED, Room
 from tests.support.builders import A100_40GB, PodBuilder, cluster, gpu_pod, node, pod, uuids, vendors
 
 NVIDIA = vendors()["NVIDIA"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tessera.vendors.reading_nodes import node_facts, quota_facts
+from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import CORES, MEMORY, cluster, node, pod, vendors
 

@@ -7,7 +7,7 @@ import pytest
 from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.requests import Request, Weights
-from tessera.core.scoring import device_scores, node_score
+from tessera.core.scores import device_scores, node_score
 
 HALF = Request("V", 1, memory=4000, cores=50)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.core import arrays, evaluation, glancing, selection
 from tessera.core.audit import audit
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core import wording
+from tessera.core import event_text as wording
 from tessera.core.selection import Refused
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod, texts, uuids
 

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from tessera.kube import lean_carrier, proxied_carrier, sockets
+from tessera.kube import http_transport as lean_carrier
+from tessera.kube import proxy_transport as proxied_carrier
+from tessera.kube import sockets
 from tessera.kube.access import Access
-from tessera.kube.asking import KEEP_ALIVE_SECONDS
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
-from tessera.kube.lean_connection import MAX_SILENT, MAX_UNREAD, Connection, LeanReply
+from tessera.kube.http_connection import MAX_SILENT, MAX_UNREAD, Connection, HttpReply
+from tessera.kube.request import KEEP_ALIVE_SECONDS
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 
@@ -325,13 +327,13 @@ async def test_who_is_cancelled_in_the_moment_of_the_answer_takes_the_connection
         async with client_of(server) as client:
             asking = asyncio.create_task(client.get(THING, dict[str, Any]))
             with monkeypatch.context() as patched:
-                wake = LeanReply.wake
+                wake = HttpReply.wake
 
-                def wake_and_cancel(self: LeanReply) -> None:
+                def wake_and_cancel(self: HttpReply) -> None:
                     wake(self)
                     asking.cancel()
 
-                patched.setattr(LeanReply, "wake", wake_and_cancel)
+                patched.setattr(HttpReply, "wake", wake_and_cancel)
                 with pytest.raises(asyncio.CancelledError):
                     await asking
             assert await client.get(THING, dict[str, Any]) == {"name": "second"}

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from tessera.kube.access import Access
-from tessera.kube.answers import Unreadable, WatchEvent
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, BadAnswer, Unreachable
+from tessera.kube.responses import Unreadable, WatchEvent
 from tessera.kube.transport import BREAK_SECONDS, RUSH
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream

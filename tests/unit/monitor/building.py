@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import Array, Structure, c_char, c_int32, c_int64, c_uint32, c_uint64
 from typing import Any, NamedTuple
 
-from tessera.monitor.layouts import Misread
+from tessera.monitor.region_layouts import Misread
 from tessera.monitor.regions import Region, decode_region
 
 MAGIC = 19920718

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.kube.answers import Unreadable
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import UnreadableObject
-from tessera.monitor.folders import Owner
+from tessera.kube.responses import Unreadable
+from tessera.monitor.container_dirs import Owner
 from tessera.monitor.pods import Pods, SeenPod
 from tessera.wire.objects import Container, Metadata, Pod, PodSpec
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.monitor.layouts import MAGIC, V0, V1, V1_TWO_LOCKS, Misread, choose_layout
+from tessera.monitor.region_layouts import MAGIC, V0, V1, V1_TWO_LOCKS, Misread, choose_layout
 from tessera.monitor.regions import Region, Use, decode_region
 from tests.unit.monitor.building import GPU_A, GPU_B, Slot, decoded, good, region
 

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request
 from tessera.scheduler.card_modes import with_modes
-from tessera.vendors.reading_pods import BadPod
+from tessera.vendors.pod_reader import BadPod
 
 EVERYTHING_ELSE = "hami-core,mps,none"
 

@@ -22,15 +22,15 @@ from tessera.scheduler.certificates.authority import (
     signed_by,
     split_bundle,
 )
-from tessera.scheduler.certificates.keeping import (
+from tessera.scheduler.certificates.renewal import OVERLAP_SECONDS
+from tessera.scheduler.certificates.rotator import (
     ATTEMPTS,
     CHECK_SECONDS,
     QUIET_SECONDS,
     SETTLE_SECONDS,
-    CertificateKeeper,
+    CertificateRotator,
     Contended,
 )
-from tessera.scheduler.certificates.renewing import OVERLAP_SECONDS
 from tessera.scheduler.certificates.secret_store import StoredSecret, StoredWebhook
 from tests.support.certificates import NAMES, NOW
 
@@ -129,14 +129,14 @@ class Clock:
         return self.now
 
 
-def replica(store: FakeStore, clock: Clock, names: frozenset[str] = NAMES) -> tuple[Replica, CertificateKeeper]:
+def replica(store: FakeStore, clock: Clock, names: frozenset[str] = NAMES) -> tuple[Replica, CertificateRotator]:
     serving = Replica(store)
     store.replicas.append(serving)
 
     def note(expiry: float) -> None:
         serving.expiry = expiry
 
-    return serving, CertificateKeeper(store, serving, names=names, now=clock, on_served=note, rng=random.Random(1))
+    return serving, CertificateRotator(store, serving, names=names, now=clock, on_served=note, rng=random.Random(1))
 
 
 async def test_the_first_round_makes_stores_announces_and_serves_a_certificate() -> None:
@@ -345,7 +345,7 @@ async def test_replicas_that_start_at_once_use_one_certificate_and_never_show_wh
 
 
 @contextlib.asynccontextmanager
-async def running(keeper: CertificateKeeper) -> AsyncIterator[None]:
+async def running(keeper: CertificateRotator) -> AsyncIterator[None]:
     task = asyncio.create_task(keeper.run())
     try:
         yield

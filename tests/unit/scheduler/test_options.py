@@ -18,10 +18,10 @@ from tessera.scheduler.settings import (
 )
 from tessera.services.addresses import Address
 from tessera.services.flags import Kind
-from tessera.services.given import MAX_PROBLEMS, OptionsError
 from tessera.services.logs import LogFormat, LogLevel, LogOptions
+from tessera.services.option_sources import MAX_PROBLEMS, OptionsError
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_pods import PolicyDefaults
+from tessera.vendors.pod_reader import PolicyDefaults
 
 POD = {"POD_NAMESPACE": "gpu", "POD_NAME": "sched-0", "HOSTNAME": "sched-0"}
 FILES = {"cert_file": "/tls/tls.crt", "key_file": "/tls/tls.key"}

@@ -14,7 +14,7 @@ from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Value
 from tessera.scheduler.configuration.options import Flags, build_settings
 from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
-from tessera.services.given import OptionsError
+from tessera.services.option_sources import OptionsError
 from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor
 from tessera.vendors.nvidia.section import CHART as NVIDIA

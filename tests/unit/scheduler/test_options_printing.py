@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from tessera.scheduler.configuration.device_sections import chart_sections
+from tessera.scheduler.configuration.dump import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.configuration.options import build_settings
-from tessera.scheduler.configuration.printing import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.settings import (
     Leadership,
     Listeners,
@@ -20,7 +20,7 @@ from tessera.scheduler.settings import (
 )
 from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_pods import PolicyDefaults
+from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import dump_device_config, load_device_config
 

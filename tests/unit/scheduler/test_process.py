@@ -17,7 +17,7 @@ import trustme
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.events import ObjectRef
+from tessera.kube.event_broadcaster import ObjectRef
 from tessera.scheduler.process import Process, run
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address

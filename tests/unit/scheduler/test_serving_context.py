@@ -16,7 +16,7 @@ import uvloop
 from aiohttp import web
 
 from tessera.scheduler.certificates.authority import DAY, BadCertificate, Pair, make_authority
-from tessera.scheduler.certificates.renewing import Renew, renewed
+from tessera.scheduler.certificates.renewal import Renew, renewed
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tests.support.certificates import NAMES, NOW, fresh, renewal
 

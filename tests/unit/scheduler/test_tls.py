@@ -13,8 +13,8 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.scheduler.certificates.authority import LEAF_SECONDS, facts_of
 from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS
-from tessera.scheduler.certificates.keeping import CHECK_SECONDS
-from tessera.scheduler.certificates.renewing import Material, service_names
+from tessera.scheduler.certificates.renewal import Material, service_names
+from tessera.scheduler.certificates.rotator import CHECK_SECONDS
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 from tests.support.certificates import NOW, fresh

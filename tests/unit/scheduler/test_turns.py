@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from tessera.core.grants import Grant, Placement
-from tessera.scheduler.handover import CARRIED_WAITS_S
-from tessera.scheduler.preparing import Prepared
+from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
+from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tessera.wire.extender import BindingArgs

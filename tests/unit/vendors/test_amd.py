@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Room
 from tessera.core.devices import Device
 from tessera.core.requests import Request
-from tessera.core.rules import Room
 from tessera.vendors.amd import CHART, FAMILY, Amd, compute_units
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import Ask, Room
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request
-from tessera.core.rules import Ask, Room
 from tessera.vendors.ascend import FAMILY, Ascend
 from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template, upgrade_vnpus
 from tessera.vendors.base import Bound, NodeProblem, Switches

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Room
 from tessera.core.devices import Device
 from tessera.core.misfits import Misfit
 from tessera.core.requests import Request
-from tessera.core.rules import Room
 from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, NeuronSection
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.iluvatar import (

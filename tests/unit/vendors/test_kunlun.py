@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Room
 from tessera.core.devices import Device
 from tessera.core.grants import Grant
 from tessera.core.misfits import Misfit
 from tessera.core.requests import Constraint, Request
-from tessera.core.rules import Room
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.kunlun import FAMILY, Kunlun, Vxpu

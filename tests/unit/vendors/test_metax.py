@@ -6,7 +6,7 @@ import pytest
 
 from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants, Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import ContainerAsk, PodRequest, Request, Role

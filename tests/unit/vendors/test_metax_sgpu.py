@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from tessera.core.cards import Card, NodeView, Tenant
+from tessera.core.device_rules import Ask, Room
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.fitting import fit_pod
+from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit
 from tessera.core.requests import UNCONSTRAINED, Constraint, ContainerAsk, PodRequest, Request
-from tessera.core.rules import Ask, Room
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.sgpu import TOPOLOGY_AWARE, MetaxSgpu

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.mthreads import CHART, FAMILY, MThreads

@@ -8,11 +8,11 @@ import msgspec
 import pytest
 
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import FAMILY, Nvidia

@@ -15,7 +15,7 @@ from tessera.core.cards import Card
 from tessera.core.policies import binpack, fragmentation, mutex, numa, spread, topology_aware
 from tessera.core.policies.base import CardKeys, NodeRank, PlaceLossOf, Policy
 from tessera.core.requests import PodRequest, Request
-from tessera.core.scoring import device_scores
+from tessera.core.scores import device_scores
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
     {module.POLICY.name: module.POLICY for module in (binpack, spread, fragmentation, mutex, numa, topology_aware)}

@@ -14,9 +14,9 @@ import numpy as np
 
 from tessera.core.arrays import CardArrays, Ints
 from tessera.core.cards import Card
+from tessera.core.demand_forecast import PRIOR
 from tessera.core.devices import MIG, Device
 from tessera.core.mig import PlaceLoss, bits
-from tessera.core.outlook import PRIOR
 from tessera.core.policies.base import Floats, Policy, Ranking
 from tessera.core.policies.fragmentation_loss import DIGITS, MISSING, growth
 from tessera.core.policies.fragmentation_mig import mig_waste

@@ -15,7 +15,7 @@ from math import sqrt
 import numpy as np
 
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
-from tessera.core.outlook import GRAIN, PRIOR, Outlook
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast
 from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation_waste import waste_table
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
@@ -101,7 +101,7 @@ def cards_of(arrays: CardArrays, columns: Ints) -> Cards:
     )
 
 
-def _state(arrays: CardArrays, outlook: Outlook, cards: Cards, free: tuple[Ints, Ints], columns: Ints) -> State:
+def _state(arrays: CardArrays, outlook: DemandForecast, cards: Cards, free: tuple[Ints, Ints], columns: Ints) -> State:
     memory, cores = free
     worth = np.where(cards.usable, outlook.worth(1, 0) * memory + outlook.worth(0, 1) * cores, 0.0)
     return State(
@@ -113,7 +113,7 @@ def _state(arrays: CardArrays, outlook: Outlook, cards: Cards, free: tuple[Ints,
     )
 
 
-def node_loss(outlook: Outlook, state: State) -> Floats:
+def node_loss(outlook: DemandForecast, state: State) -> Floats:
     """The part of the loss that belongs to the node as a whole: unserved idle cards, less the worth of whole groups."""
     loss = np.zeros(len(state.idle))
     if outlook.loads:
@@ -127,7 +127,7 @@ def node_loss(outlook: Outlook, state: State) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def _loads(outlook: Outlook) -> tuple[Floats, Floats, Floats]:
+def _loads(outlook: DemandForecast) -> tuple[Floats, Floats, Floats]:
     """Weights, CPU and memory a card, one row a load."""
     weights, cpu, memory = (np.array(column)[:, None] for column in zip(*outlook.loads, strict=True))
     return weights, np.maximum(cpu, 1.0), np.maximum(memory, 1.0)
@@ -141,7 +141,7 @@ def _steps(cards: Cards, left_memory: Ints, left_cores: Ints) -> tuple[Ints, Int
 
 
 def _on_cards(
-    arrays: CardArrays, outlook: Outlook, request: Request, cards: Cards, free: tuple[Ints, Ints]
+    arrays: CardArrays, outlook: DemandForecast, request: Request, cards: Cards, free: tuple[Ints, Ints]
 ) -> tuple[Floats, Floats, Ints]:
     """On the cards where it grows least: growth of waste and scarcity, worth taken, and whole cards opened."""
     table = waste_table(outlook)
@@ -174,6 +174,6 @@ def _of_vendor(arrays: CardArrays, vendor: str) -> Bools:
     return np.array([*(kind.vendor == vendor for kind in arrays.kinds), False])
 
 
-def _scarcity(arrays: CardArrays, outlook: Outlook) -> Floats:
+def _scarcity(arrays: CardArrays, outlook: DemandForecast) -> Floats:
     """The same for the pressure on a kind's model."""
     return np.array([*(outlook.pressure.get(kind.sample.model, 0.0) for kind in arrays.kinds), 0.0])

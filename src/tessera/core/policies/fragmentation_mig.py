@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from tessera.core.demand_forecast import GRAIN, DemandForecast
 from tessera.core.devices import Device, MigProfile
 from tessera.core.mig import MOST_SLICES, bits, by_size
-from tessera.core.outlook import GRAIN, Outlook
 from tessera.core.policies.fragmentation_waste import NOBODY
 
 
@@ -44,7 +44,7 @@ class Instance(NamedTuple):
 class MigWaste:
     """Of one kind of card under one outlook. Slices are bits; answers are remembered."""
 
-    def __init__(self, outlook: Outlook, profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
+    def __init__(self, outlook: DemandForecast, profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
         self._offers = [Offer(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)]
         self._memories = [offer.profile.memory for offer in self._offers]
         self._slices = slices
@@ -96,13 +96,13 @@ class MigWaste:
         return waste / chance
 
 
-def mig_waste(outlook: Outlook, device: Device) -> MigWaste | None:
+def mig_waste(outlook: DemandForecast, device: Device) -> MigWaste | None:
     """For a card in MIG mode; None where its places cannot be weighed."""
     return _mig_waste(outlook, device.mig_profiles, device.memory)
 
 
 @lru_cache(maxsize=64)
-def _mig_waste(outlook: Outlook, profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
+def _mig_waste(outlook: DemandForecast, profiles: tuple[MigProfile, ...], memory: int) -> MigWaste | None:
     places = [place for profile in profiles for place in profile.placements]
     slices = max((place.start + place.size for place in places), default=0)
     if not 0 < slices <= MOST_SLICES or any(place.size < 1 for place in places):

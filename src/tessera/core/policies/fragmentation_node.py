@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tessera.core.arrays import UNKNOWN, Bools, CardArrays, Ints
+from tessera.core.demand_forecast import GRAIN, PRIOR
 from tessera.core.devices import MIG
-from tessera.core.outlook import GRAIN, PRIOR
 from tessera.core.policies.base import Floats
 from tessera.core.policies.fragmentation_loss import DIGITS, GROUP, MISSING, SCARCE, UNSERVED
 from tessera.core.policies.fragmentation_mig import MigWaste, mig_waste

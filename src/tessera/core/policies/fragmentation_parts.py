@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from tessera.core.arrays import UNKNOWN, CardArrays
-from tessera.core.outlook import PRIOR, Outlook
+from tessera.core.demand_forecast import PRIOR, DemandForecast
 from tessera.core.policies.base import Floats, Ranking, Rows
 from tessera.core.policies.fragmentation import rank
 from tessera.core.policies.fragmentation_loss import DIGITS, MISSING
@@ -57,9 +57,9 @@ def growths(arrays: CardArrays, pod: PodRequest, rows: Rows) -> list[Growth]:
     ]
 
 
-def _steps(outlook: Outlook) -> Iterator[Outlook]:
+def _steps(outlook: DemandForecast) -> Iterator[DemandForecast]:
     """From the slices alone to all that is known, one part more at a time."""
-    step = Outlook(slices=outlook.slices, memory_part=outlook.memory_part)
+    step = DemandForecast(slices=outlook.slices, memory_part=outlook.memory_part)
     yield step
     step = replace(step, loads=outlook.loads)
     yield step

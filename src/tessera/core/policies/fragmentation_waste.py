@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from tessera.core.outlook import GRAIN, Outlook
+from tessera.core.demand_forecast import GRAIN, DemandForecast
 from tessera.core.policies.base import Floats
 
 NOBODY = 0.02
@@ -19,10 +19,10 @@ NOBODY = 0.02
 
 
 @lru_cache(maxsize=8)
-def waste_table(outlook: Outlook) -> Floats:
+def waste_table(outlook: DemandForecast) -> Floats:
     """By free memory and free cores, both 0 to `GRAIN`: the expected waste, in cards."""
     steps = np.arange(GRAIN + 1)
-    # `Outlook.worth` of all parts at once.
+    # `DemandForecast.worth` of all parts at once.
     worth = (outlook.memory_part * steps[:, None] + (1.0 - outlook.memory_part) * steps) / GRAIN
     table: Floats = np.zeros_like(worth)
     for memory in steps.tolist():
@@ -38,7 +38,7 @@ def waste_table(outlook: Outlook) -> Floats:
 
 
 @lru_cache(maxsize=8)
-def waste_rows(outlook: Outlook) -> list[list[float]]:
+def waste_rows(outlook: DemandForecast) -> list[list[float]]:
     """The same as plain numbers, for those who look up a few; not to be changed."""
     rows: list[list[float]] = waste_table(outlook).tolist()
     return rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.node.configuration.plugin_section import PluginSection, read_plugin_section
-from tessera.services.given import Given
+from tessera.services.option_sources import Given
 from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.registry import schemas

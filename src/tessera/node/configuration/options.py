@@ -18,15 +18,15 @@ from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.configuration.device_file import ReadFile, read_device_file
 from tessera.node.configuration.flags import FLAGS, Group
 from tessera.node.configuration.node_file import DEFAULT_FILE, LAST_GOOD, read_node_file
-from tessera.node.configuration.told import Told
+from tessera.node.configuration.sources import Told
 from tessera.node.health.xids import DISABLE, ENABLE, HealthRules, read_rules
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, MigAllowance, Paths
 from tessera.services import flag_values as read
-from tessera.services.given import Flags, Given, OptionsError
 from tessera.services.logs import LogFormat, LogLevel, LogOptions
+from tessera.services.option_sources import Flags, Given, OptionsError
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.wire.node_config import GlobalNodeSettings, NodeOverride, NodeSettings, effective
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 __all__ = ["Flags", "OptionsError", "ReadFile", "build_configuration", "flags_of", "log_options", "wants_print"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tessera.node.configuration.told import Written
+from tessera.node.configuration.sources import Written
 from tessera.wire.documents import Item, Listing, Report, Scalar, Table
 from tessera.wire.gobool import format_bool
 from tessera.wire.yaml_source import read_yaml

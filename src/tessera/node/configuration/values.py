@@ -12,7 +12,7 @@ from pathlib import Path
 from tessera.node.settings import DeviceListStrategy
 from tessera.services.flag_values import directory_of, number_of, one_of, some_text
 from tessera.wire.node_config import MigStrategy
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 MAX_SCALING = 1000.0
 """times; more is a slip of the pen, and would not fit where registered sizes go"""

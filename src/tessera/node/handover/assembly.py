@@ -11,20 +11,20 @@ import asyncio
 from prometheus_client import CollectorRegistry
 
 from tessera.kube.client import KubeClient
-from tessera.node.handover.allocating import HandoverAllocator
+from tessera.node.handover.allocator import SliceAllocator
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.cluster import Cluster
-from tessera.node.handover.counting import HandoverMetrics
 from tessera.node.handover.holdings import Holdings, PodResources
 from tessera.node.handover.janitor import Janitor
+from tessera.node.handover.kube_api import Cluster
 from tessera.node.handover.locks import NodeLockRelease
+from tessera.node.handover.metrics import HandoverMetrics
 from tessera.node.handover.pods import NodePods, lock_reflector, pod_reflector
 from tessera.node.handover.progress import Progress
 from tessera.node.handover.records import Records
 from tessera.node.handover.searching import Search
-from tessera.node.handover.verifying import Report, Verifier
-from tessera.node.handover.writing import HandoverWriter
-from tessera.node.modes.answers import SharingMode
+from tessera.node.handover.status_writer import HandoverWriter
+from tessera.node.handover.verifier import Report, Verifier
+from tessera.node.modes.base import SharingMode
 from tessera.node.settings import AgentSettings
 
 
@@ -70,7 +70,7 @@ class NodeHandover:
         self.janitor = Janitor(
             cluster, self.pods, self.progress, holdings, self._writer, locks, self.records, metrics=metrics
         )
-        self.allocator = HandoverAllocator(
+        self.allocator = SliceAllocator(
             mode,
             self._search,
             pods=self.pods,

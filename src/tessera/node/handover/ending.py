@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tessera.node.handover.reading import FAILED, TO_ALLOCATE, BoundPod
+from tessera.node.handover.bound_pod import FAILED, TO_ALLOCATE, BoundPod
 from tessera.wire import keys
 from tessera.wire.pod_devices import encode_pod_devices
 

@@ -11,16 +11,16 @@ import asyncio
 import structlog
 
 from tessera.kube.errors import ApiError, KubeError
-from tessera.node.handover.cluster import Cluster
-from tessera.node.handover.counting import HandoverMetrics, Repair
+from tessera.node.handover.bound_pod import TERMINAL
 from tessera.node.handover.ending import owed
 from tessera.node.handover.holdings import Holdings
+from tessera.node.handover.kube_api import Cluster
 from tessera.node.handover.locks import NodeLockRelease
+from tessera.node.handover.metrics import HandoverMetrics, Repair
 from tessera.node.handover.pods import NodePods, Owner
 from tessera.node.handover.progress import Progress
-from tessera.node.handover.reading import TERMINAL
 from tessera.node.handover.records import Records
-from tessera.node.handover.writing import HandoverWriter
+from tessera.node.handover.status_writer import HandoverWriter
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)

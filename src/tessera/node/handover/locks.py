@@ -13,7 +13,7 @@ import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError
-from tessera.node.handover.cluster import Cluster
+from tessera.node.handover.kube_api import Cluster
 from tessera.node.handover.pods import Owner
 from tessera.wire.keys import NODE_LOCK
 

@@ -14,8 +14,8 @@ import structlog
 
 from tessera.kube.reflector import Reflector, Source
 from tessera.kube.resources import NODES, PODS
+from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.reading import BoundPod, read_pod
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock

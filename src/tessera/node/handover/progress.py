@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from tessera.node.handover.answers import Answers, Given, Held, Spot, count_open, spot
+from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.matching import Waiting
 from tessera.node.handover.proving import Proofs
-from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.remaining import Remaining
 from tessera.node.handover.standing import Standing
 from tessera.node.handover.swaps import Swaps

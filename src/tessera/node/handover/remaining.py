@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tessera.node.handover.answers import Answers, spot
+from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.matching import Waiting
 from tessera.node.handover.proving import Proofs
-from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.standing import Standing
 
 

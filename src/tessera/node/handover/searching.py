@@ -14,12 +14,12 @@ import asyncio
 from collections.abc import Collection, Sequence
 
 from tessera.node.handover.answers import Given
+from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.holdings import Holdings
 from tessera.node.handover.matching import Ambiguous, Match, Meant, NobodyWaits, Welcome, match
 from tessera.node.handover.pods import NodePods
 from tessera.node.handover.progress import Progress
-from tessera.node.handover.reading import BoundPod
 from tessera.node.handover.steering import Steering
 
 WATCH_BEHIND_S = 2.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tessera.node.handover.answers import Spot
-from tessera.node.handover.reading import BoundPod
+from tessera.node.handover.bound_pod import BoundPod
 
 
 class Standing:

@@ -27,9 +27,9 @@ from tessera.node.inventory.cards import (
 )
 from tessera.node.inventory.numa import SYSFS, numa_node
 from tessera.node.inventory.nvml_cards import read_card, told_apart
-from tessera.node.inventory.nvml_hearing import Hearing
 from tessera.node.inventory.nvml_library import Binding, load_binding
 from tessera.node.inventory.nvml_links import read_links
+from tessera.node.inventory.nvml_listener import NvmlListener
 from tessera.node.inventory.nvml_mig import create_instance, destroy_instance, read_instances
 from tessera.node.inventory.nvml_mig_devices import has_processes
 from tessera.node.inventory.nvml_mig_mode import read_mode, switch_mode
@@ -59,7 +59,7 @@ class NvmlHardware:
         self._renewed_at = clock()
         self._uuids: dict[int, str] = {}
         self._looking = Line(self._load)
-        self._hearing = Hearing(self._load)
+        self._hearing = NvmlListener(self._load)
 
     def scan(self) -> list[Found]:
         with self._looking.asking() as session:

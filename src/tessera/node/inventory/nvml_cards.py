@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from tessera.node.inventory.cards import CardError, CardFacts, Found, UnreadableCard
 from tessera.node.inventory.nvml_mig_offers import read_offers
 from tessera.node.inventory.nvml_session import Handle, Session, text_of
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 _UUID = re.compile(r"GPU(-[0-9a-fA-F]{8})(-[0-9a-fA-F]{4}){3}(-[0-9a-fA-F]{12})\Z", re.ASCII)
 

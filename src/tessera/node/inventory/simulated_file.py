@@ -17,9 +17,9 @@ from tessera.node.inventory.cards import Connection
 from tessera.node.inventory.links import MAX_NVLINKS
 from tessera.node.inventory.simulated_models import MODELS
 from tessera.wire.documents import ConfigError, Report
-from tessera.wire.expecting import nearest
+from tessera.wire.expectations import nearest
 from tessera.wire.json_source import read_json
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode
 from tessera.wire.yaml_source import read_yaml
 

@@ -19,7 +19,7 @@ from grpc import aio
 
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.kubelet.watching import FileId, file_id
+from tessera.node.kubelet.socket_watch import FileId, file_id
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import OPTIONS
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.node.kubelet import encoding
+from tessera.node.kubelet import messages as encoding
 from tessera.node.kubelet.endpoint import GRACE_S, Endpoint, ServingError
-from tessera.node.kubelet.registering import REGISTER_S, RegisteringError, register
+from tessera.node.kubelet.registration import REGISTER_S, RegisteringError, register
 from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService
-from tessera.node.kubelet.watching import LOOK_EVERY_S, FileId, Watching
+from tessera.node.kubelet.socket_watch import LOOK_EVERY_S, FileId, Watching
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)

@@ -15,12 +15,13 @@ import grpc
 import structlog
 from grpc import aio
 
-from tessera.node.current import Current
 from tessera.node.fleet import Fleet
-from tessera.node.kubelet import channels, encoding
+from tessera.node.kubelet import channels
+from tessera.node.kubelet import messages as encoding
 from tessera.node.kubelet.device_ids import Replica, replicas
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import Current
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 

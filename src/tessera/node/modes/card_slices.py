@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Refused
-from tessera.wire.quoting import quoted
+from tessera.node.modes.base import Refused
+from tessera.wire.quotes import quoted
 
 
 class CardSlice(NamedTuple):

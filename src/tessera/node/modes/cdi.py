@@ -13,7 +13,7 @@ from typing import Any
 
 from tessera.node.fleet import Fleet
 from tessera.node.inventory.cards import MigInstance
-from tessera.node.modes.answers import NO_DEVICES, DeviceNode, Mount
+from tessera.node.modes.base import NO_DEVICES, DeviceNode, Mount
 from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, VISIBLE_DEVICES
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.modes.driver_files import DriverFiles

@@ -18,10 +18,10 @@ from pathlib import Path
 import structlog
 
 from tessera.node.fleet import Fleet
-from tessera.node.health.calling import CallThread, NoAnswer
+from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.inventory.cards import CardFacts, MigInstance
 from tessera.node.modes.cdi import Document, device_names, feature_document, gpu_document
-from tessera.node.modes.cdi_retiring import CdiRecord
+from tessera.node.modes.cdi_record import CdiRecord
 from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.modes.driver_files import find_driver_files

@@ -15,10 +15,10 @@ from typing import Protocol
 
 from tessera.node.fleet import Fleet
 from tessera.node.inventory.cards import CardFacts, MigInstance
-from tessera.node.modes.answers import Answer, DeviceNode, Mount, Refused
+from tessera.node.modes.base import Answer, DeviceNode, Mount, Refused
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"

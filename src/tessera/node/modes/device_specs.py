@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tessera.node.inventory.cards import CardFacts, MigInstance
-from tessera.node.modes.answers import DeviceNode
+from tessera.node.modes.base import DeviceNode
 from tessera.node.settings import Paths
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")

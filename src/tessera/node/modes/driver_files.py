@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.node.modes.answers import Mount
+from tessera.node.modes.base import Mount
 from tessera.node.settings import Paths
 
 LIBRARY_FOLDERS = (

@@ -14,12 +14,12 @@ import structlog
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes import library
-from tessera.node.modes.answers import NO_DEVICES, Answer, Mount, Refused
+from tessera.node.modes import hami_library as library
+from tessera.node.modes.base import NO_DEVICES, Answer, Mount, Refused
 from tessera.node.modes.card_slices import slices_by_card
-from tessera.node.modes.container_folders import ContainerFolders
+from tessera.node.modes.container_dirs import ContainerFolders
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
-from tessera.node.modes.directories import CACHE_SUFFIX, Folders, folder_of, folder_of_ids, share_folder
+from tessera.node.modes.host_dirs import CACHE_SUFFIX, Folders, folder_of, folder_of_ids, share_folder
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)

@@ -22,16 +22,16 @@ import structlog
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.health.calling import CallThread, NoAnswer
+from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.inventory.cards import InventoryError, MigHardware, MigInstance
-from tessera.node.modes.answers import Answer, Refused
-from tessera.node.modes.mig_adopting import Adopting
+from tessera.node.modes.base import Answer, Refused
+from tessera.node.modes.mig_adoption import Adopting
 from tessera.node.modes.mig_annotations import NotWritten, Write
 from tessera.node.modes.mig_claims import wanted_of
-from tessera.node.modes.mig_making import InTheWay, Making, Realised, Wanted
+from tessera.node.modes.mig_creation import InTheWay, Making, Realised, Wanted
+from tessera.node.modes.mig_mode_switch import Switching, shared_without_mig
 from tessera.node.modes.mig_records import Records, boot_id
-from tessera.node.modes.mig_releasing import Holders, Releasing, holders_of
-from tessera.node.modes.mig_switching import Switching, shared_without_mig
+from tessera.node.modes.mig_release import Holders, Releasing, holders_of
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)

@@ -11,12 +11,12 @@ from itertools import combinations
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Refused
-from tessera.node.modes.mig_making import Wanted
+from tessera.node.modes.base import Refused
+from tessera.node.modes.mig_creation import Wanted
 from tessera.node.modes.mig_profiles import offer_for
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import MigAllocation, split_legacy_uuid
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 
 def wanted_of(

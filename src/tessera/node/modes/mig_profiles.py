@@ -10,8 +10,8 @@ import re
 
 from tessera.core.devices import MigSlot
 from tessera.node.inventory.cards import CardFacts, MigOffer
-from tessera.node.modes.answers import Refused
-from tessera.wire.quoting import quoted
+from tessera.node.modes.base import Refused
+from tessera.wire.quotes import quoted
 
 _NAME = re.compile(r"([0-9]{1,2})g\.([0-9]{1,5})gb(\+me)?", re.ASCII)
 GIB_APART = 1

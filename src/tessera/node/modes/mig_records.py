@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from tessera.node.modes.mig_owned import Owned, Purpose
+from tessera.node.modes.mig_ownership import Owned, Purpose
 
 log = structlog.get_logger(__name__)
 

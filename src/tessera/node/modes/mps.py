@@ -19,13 +19,13 @@ import structlog
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.inventory.cards import ComputeModes
-from tessera.node.modes.answers import Answer, Mount, Refused
+from tessera.node.modes.base import Answer, Mount, Refused
 from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.modes.compute_modes import AskedModes
 from tessera.node.modes.mps_card import Holder, MpsCard
 from tessera.node.modes.mps_control import MpsProgram
 from tessera.node.modes.mps_daemon import MpsDaemon
 from tessera.node.modes.mps_limits import Limits, limits_on
-from tessera.node.modes.mps_modes import AskedModes
 from tessera.node.modes.mps_process import PIPES
 from tessera.node.modes.mps_record import CardFolder
 from tessera.node.settings import AgentSettings

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tessera.node.modes.mps_limits import Limits
 from tessera.node.modes.mps_process import PIPES
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 PROGRAM = "nvidia-cuda-mps-control"
 LOGS = "CUDA_MPS_LOG_DIRECTORY"

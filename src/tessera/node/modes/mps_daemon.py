@@ -14,9 +14,9 @@ import asyncio
 from collections.abc import Callable
 
 from tessera.node.inventory.cards import ComputeMode
+from tessera.node.modes.compute_modes import AskedModes
 from tessera.node.modes.mps_control import LOGS, VISIBLE, ControlError, MpsControl, MpsProgram
 from tessera.node.modes.mps_limits import Limits
-from tessera.node.modes.mps_modes import AskedModes
 from tessera.node.modes.mps_process import PIPES, Watched, identity, spawn, stray, watch
 from tessera.node.modes.mps_record import CardFolder, Record
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.modes.card_slices import CardSlice, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings

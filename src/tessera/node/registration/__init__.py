@@ -1,1 +1,1 @@
-"""Telling the cluster which cards this node has."""
+"""EventRecorder the cluster which cards this node has."""

@@ -22,13 +22,13 @@ import structlog
 from tessera.core.devices import Device
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
-from tessera.kube.events import ObjectRef
+from tessera.kube.event_broadcaster import ObjectRef
 from tessera.kube.resources import NODES
-from tessera.node.current import Current
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable, registration_text
-from tessera.node.registration.scoring import AskLinks, Scoring
+from tessera.node.registration.pair_scores import AskLinks, Scoring
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import Current
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.handshake import encode_reported

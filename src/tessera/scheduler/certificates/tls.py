@@ -13,8 +13,8 @@ import structlog
 from tessera.kube.client import KubeClient
 from tessera.scheduler.certificates.authority import BadCertificate
 from tessera.scheduler.certificates.certificate_files import LOOK_SECONDS, Bad, CertificateFiles, Loaded
-from tessera.scheduler.certificates.keeping import CertificateKeeper
-from tessera.scheduler.certificates.renewing import service_names
+from tessera.scheduler.certificates.renewal import service_names
+from tessera.scheduler.certificates.rotator import CertificateRotator
 from tessera.scheduler.certificates.secret_store import KubeStore
 from tessera.scheduler.certificates.serving_context import ServingContext
 from tessera.scheduler.settings import SelfManaged, TlsFiles
@@ -36,7 +36,7 @@ class ServingTls:
         """unix time at which the certificate that is shown ends; 0 where none is"""
         self._serving: ServingContext | None = None
         self._files: CertificateFiles | None = None
-        self._keeper: CertificateKeeper | None = None
+        self._keeper: CertificateRotator | None = None
         self._looking = asyncio.Event()
         if source is None:
             return
@@ -46,7 +46,7 @@ class ServingTls:
             return
         names = service_names(source.service, source.namespace)
         store = KubeStore(client, source)
-        self._keeper = CertificateKeeper(store, self._serving, names=names, now=now, on_served=self._served)
+        self._keeper = CertificateRotator(store, self._serving, names=names, now=now, on_served=self._served)
 
     @property
     def context(self) -> ssl.SSLContext | None:

@@ -13,7 +13,7 @@ import msgspec
 
 from tessera.scheduler.configuration.legacy_flags import ASCEND_SECTION, OVERRIDES, PRESETS, Override, Value
 from tessera.services.flag_values import amount_of, resource_of, switch_of
-from tessera.services.given import Given
+from tessera.services.option_sources import Given
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
 from tessera.wire.device_config import empty_section, load_device_config

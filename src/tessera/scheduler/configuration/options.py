@@ -12,14 +12,14 @@ from typing import TypeVar
 from tessera.core.policies import POLICIES
 from tessera.scheduler.configuration.device_sections import ReadFile, device_sections, names_ascend
 from tessera.scheduler.configuration.flags import FLAGS, IGNORED_DURATION, Group
-from tessera.scheduler.configuration.listening import listeners_and_tls
+from tessera.scheduler.configuration.listeners import listeners_and_tls
 from tessera.scheduler.settings import Leadership, NodeLockMode, PrivilegedMode, Settings
 from tessera.services import flag_values as read
 from tessera.services.durations import parse_duration, parse_span
-from tessera.services.given import Flags, Given, OptionsError
 from tessera.services.logs import LogFormat, LogLevel, LogOptions
+from tessera.services.option_sources import Flags, Given, OptionsError
 from tessera.vendors.base import Switches
-from tessera.vendors.reading_pods import PolicyDefaults
+from tessera.vendors.pod_reader import PolicyDefaults
 
 N = TypeVar("N", int, float)
 

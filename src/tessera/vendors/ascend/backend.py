@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
+from tessera.core.card_checks import Fitting
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
-from tessera.core.generic import Fitting
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Constraint, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources

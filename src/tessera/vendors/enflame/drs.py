@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.enflame.profiles import (
@@ -31,8 +31,8 @@ from tessera.vendors.enflame.profiles import (
     profiles_of,
     slices_of,
 )
+from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid
 from tessera.vendors.parts.card_shares import memory_of
-from tessera.vendors.parts.choosing import first_fit, refuse_unpaid
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 

@@ -5,18 +5,18 @@ A node only says how many whole cards it has; a whole card is never shared. Not 
 
 from __future__ import annotations
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.capacity import numbered_cards
+from tessera.vendors.parts.card_choice import first_fit, refuse_used
 from tessera.vendors.parts.card_shares import whole_cards
-from tessera.vendors.parts.choosing import first_fit, refuse_used
 from tessera.wire.objects import Node
 
 CARD_MEMORY = 100

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core.generic import verdict
+from tessera.core.card_checks import verdict
+from tessera.core.device_rules import Ask
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit, Reason
-from tessera.core.rules import Ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import ContainerDraft, PodDraft
 from tessera.vendors.kunlun import layout
-from tessera.vendors.parts.choosing import Judge, all_as, judge_all, pays_together
+from tessera.vendors.parts.card_choice import Judge, all_as, judge_all, pays_together
 
 CARD_MEMORY = 98304
 """MiB of a whole card"""

@@ -5,19 +5,19 @@ A card is cut into slices of one size only. Not here: which cards may go togethe
 
 from __future__ import annotations
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.kunlun.section import KunlunSection
 from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
+from tessera.vendors.parts.card_choice import refuse_unpaid, refuse_used
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
-from tessera.vendors.parts.choosing import refuse_unpaid, refuse_used
 from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node

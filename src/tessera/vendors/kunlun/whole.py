@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.requests import PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.kunlun import layout
 from tessera.vendors.kunlun.section import KunlunSection
 from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
 from tessera.vendors.parts.capacity import SHARERS, numbered_cards
+from tessera.vendors.parts.card_choice import refuse_used
 from tessera.vendors.parts.card_shares import whole_cards
-from tessera.vendors.parts.choosing import refuse_used
 from tessera.wire.objects import Node
 
 NODE_SCORES = {-1: 3000.0, 0: 2000.0, 1: 1000.0, 2: 0.0}

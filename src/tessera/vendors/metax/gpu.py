@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import NodeView
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.capacity import numbered_cards

@@ -15,7 +15,7 @@ from tessera.vendors.drafts import INT32_MAX
 from tessera.wire.errors import WireError
 from tessera.wire.gojson import convert, decode_array, fold, key_table
 from tessera.wire.pod_devices import has_separator
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 QOS_POLICY = "QosPolicy"
 MODEL = "Model"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
+from tessera.core.card_checks import Fitting, Offer
 from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
-from tessera.core.generic import Fitting, Offer
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
@@ -34,8 +34,8 @@ from tessera.vendors.metax.sharing import (
     quietest_first,
     quietness,
 )
+from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
-from tessera.vendors.parts.choosing import judge_all, refuse_unpaid
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import encode

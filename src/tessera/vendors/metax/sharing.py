@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tessera.core.card_checks import Fitting
 from tessera.core.cards import Card
 from tessera.core.devices import Device
-from tessera.core.generic import Fitting
 from tessera.core.grants import Grant
 from tessera.core.requests import Constraint
 from tessera.vendors.metax.registration import LINK_ZONE, QOS_POLICY

@@ -26,7 +26,7 @@ from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tessera.wire.objects import Node
 from tessera.wire.pair_scores import decode_pair_scores
-from tessera.wire.quoting import shortened
+from tessera.wire.quotes import shortened
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"

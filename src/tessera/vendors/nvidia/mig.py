@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tessera.vendors.base import Section
-from tessera.wire.quoting import quoted
+from tessera.wire.quotes import quoted
 
 
 class MigAllowance(Section, frozen=True, kw_only=True):

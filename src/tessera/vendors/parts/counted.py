@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import generic
+from tessera.core import card_checks as generic
 from tessera.core.cards import Card
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.requests import Request
-from tessera.core.rules import Ask
 from tessera.vendors.base import NodeProblem, ResourceNames, Section, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.parts.card_choice import first_fit
 from tessera.vendors.parts.card_shares import whole_cards
-from tessera.vendors.parts.choosing import first_fit
 from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.objects import Node
 

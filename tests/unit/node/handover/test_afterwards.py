@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from tessera.node.handover.answers import MOST_ANSWERS
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.progress import Progress
-from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.records import Record
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Pod

@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tessera.node.handover.assembly import NodeHandover
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.claims import PodKey
-from tessera.node.handover.cluster import KubeCluster
-from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
-from tessera.sandbox.control_plane import ControlPlane
-from tessera.sandbox.reading import annotations_of, uid_of
 from tessera.wire import keys
 from tests.unit.node.handover.world import NODE, Mode, Resources, entry
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.pods import NodePods
-from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
 from tests.support.logs import captured

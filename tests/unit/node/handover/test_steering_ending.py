@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from tessera.node.handover.bound_pod import TO_ALLOCATE
 from tessera.node.handover.ending import owed
 from tessera.node.handover.matching import Meant
-from tessera.node.handover.reading import TO_ALLOCATE
 from tessera.node.handover.steering import VALID_S, Steering
 from tessera.wire import keys
 from tests.unit.node.handover.world import bound, claims, entry, view

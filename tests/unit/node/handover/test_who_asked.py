@@ -10,7 +10,7 @@ from tessera.node.handover.answers import Spot
 from tessera.node.handover.proving import Proofs
 from tessera.node.handover.searching import OVERDUE_S, WATCH_BEHIND_S
 from tessera.node.handover.swaps import Swaps
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import World, bound, claims
 

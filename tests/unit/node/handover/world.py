@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from tessera.kube.events import ObjectRef
+from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.fleet import Fleet
 from tessera.node.handover.answers import Given, Held
 from tessera.node.handover.assembly import NodeHandover
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.cluster import Annotations
-from tessera.node.handover.reading import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
+from tessera.node.handover.kube_api import Annotations
 from tessera.node.handover.records import Record, Records
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.current import Current
-from tessera.node.kubelet import encoding
+from tessera.node.kubelet import messages as encoding
 from tessera.node.kubelet.endpoint import Endpoint, ServingError
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.kubelet.watching import file_id
+from tessera.node.kubelet.socket_watch import file_id
+from tessera.node.watched_value import Current
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet
 from tests.support.kubelet.folders import plugins_folder, settings_in

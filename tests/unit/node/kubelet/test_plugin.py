@@ -12,12 +12,12 @@ import grpc
 import pytest
 
 from tessera.kube.backoff import Backoff
-from tessera.node.current import Current
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import plugin as plugin_module
 from tessera.node.kubelet.plugin import Pace, Plugin, socket_path
-from tessera.node.kubelet.watching import Sight, Watching, file_id
+from tessera.node.kubelet.socket_watch import Sight, Watching, file_id
 from tessera.node.settings import AgentSettings, Paths
+from tessera.node.watched_value import Current
 from tessera.wire.node_config import NodeSettings
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid

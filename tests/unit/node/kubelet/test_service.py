@@ -11,12 +11,12 @@ import grpc
 import pytest
 from grpc import aio
 
-from tessera.node.current import Current
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import channels, service
 from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
+from tessera.node.watched_value import Current
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.node_config import NodeSettings

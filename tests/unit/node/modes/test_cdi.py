@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.modes.answers import Mount
+from tessera.node.modes.base import Mount
 from tessera.node.modes.cdi import device_names, feature_document, gpu_document
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.modes.driver_files import DriverFiles

@@ -13,10 +13,10 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Answer
+from tessera.node.modes.base import Answer
 from tessera.node.modes.cdi_files import CdiFiles
+from tessera.node.modes.cdi_mode import WithCdi
 from tessera.node.modes.device_specs import DeviceSpecs
-from tessera.node.modes.preparing import WithCdi
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing import MIG, A, B, claim, fleet, instance, put_files, settings
 

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.inventory.cards import MigInstance
-from tessera.node.modes.answers import Answer, DeviceNode, Mount, Refused
+from tessera.node.modes.base import Answer, DeviceNode, Mount, Refused
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.answers import Mount
+from tessera.node.modes.base import Mount
 from tessera.node.modes.driver_files import DriverFiles, find_driver_files
 from tests.support.sharing import paths_below, put_files
 

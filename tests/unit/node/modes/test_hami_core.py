@@ -14,12 +14,12 @@ import structlog
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.modes.card_slices import slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.directories import folder_of_ids
 from tessera.node.modes.hami_core import HamiCore
-from tessera.node.modes.library import MAX_CARDS, common_variables, limits_of
+from tessera.node.modes.hami_library import MAX_CARDS, common_variables, limits_of
+from tessera.node.modes.host_dirs import folder_of_ids
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings

@@ -14,10 +14,10 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.resources import PODS
+from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
+from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.handover.claims import PodKey
 from tessera.node.modes.mig_annotations import TRIES, MigAnnotations, NotWritten
-from tessera.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.sandbox.api.server import ApiServer
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tests.support.looping import in_fake_time

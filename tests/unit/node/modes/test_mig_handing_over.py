@@ -13,9 +13,9 @@ import pytest
 from tessera.core.devices import MigPlacement
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.health.calling import NoAnswer
+from tessera.node.health.call_thread import NoAnswer
 from tessera.node.inventory.cards import CardError, MigInstance, MigOffer
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.modes.mig import WRITE_S
 from tessera.node.modes.mig_annotations import NotWritten
 from tessera.node.settings import DeviceListStrategy

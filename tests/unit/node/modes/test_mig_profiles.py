@@ -8,7 +8,7 @@ import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.inventory.cards import CardFacts
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tessera.node.modes.mig_profiles import offer_for
 from tests.support.mig_cards import H200, A
 

@@ -11,7 +11,7 @@ import pytest
 from tessera.core.devices import MigPlacement
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.answers import Refused
+from tessera.node.modes.base import Refused
 from tessera.node.modes.mig import Mig
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.logs import captured

@@ -12,10 +12,10 @@ import pytest
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.inventory.cards import ComputeMode
-from tessera.node.modes.answers import Answer, Mount, Refused, SharingMode
+from tessera.node.modes.base import Answer, Mount, Refused, SharingMode
 from tessera.node.modes.mps import Mps
+from tessera.node.modes.mps_cleanup import retire_all
 from tessera.node.modes.mps_control import MpsProgram
-from tessera.node.modes.mps_retiring import retire_all
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.node_config import NodeSettings

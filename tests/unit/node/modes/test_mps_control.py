@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.node.modes.compute_modes import AskedModes
 from tessera.node.modes.mps_control import ControlError, MpsControl, MpsProgram
 from tessera.node.modes.mps_daemon import MpsDaemon
-from tessera.node.modes.mps_modes import AskedModes
 from tessera.node.modes.mps_record import CardFolder
 from tests.support.fake_mps import A, FakeModes, FakeMps, limits
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tessera.node.inventory.cards import CardError, ComputeMode
+from tessera.node.modes.compute_modes import AskedModes
 from tessera.node.modes.mps_control import ControlError, MpsProgram
 from tessera.node.modes.mps_daemon import MpsDaemon
-from tessera.node.modes.mps_modes import AskedModes
 from tessera.node.modes.mps_process import Identity
 from tessera.node.modes.mps_record import CardFolder, Record
 from tests.support.fake_mps import PATIENT_S, A, FakeModes, FakeMps, limits

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.fleet import Fleet
-from tessera.node.modes.answers import Answer, Refused
+from tessera.node.modes.base import Answer, Refused
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.none import Whole
 from tessera.wire.mig import MigAllocation

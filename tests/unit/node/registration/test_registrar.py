@@ -13,17 +13,17 @@ import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.events import ObjectRef
+from tessera.kube.event_broadcaster import ObjectRef
 from tessera.kube.resources import NODES
-from tessera.node.current import Current
+from tessera.lab.sandbox.api import kinds
+from tessera.lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
+from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.roster import NOT_READ
 from tessera.node.inventory.cards import CardError, CardFacts, Connection, InventoryError, Links
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings, DeviceListStrategy
-from tessera.sandbox.api import kinds
-from tessera.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
-from tessera.sandbox.api.server import ApiServer
+from tessera.node.watched_value import Current
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pair_scores import decode_pair_scores
 from tests.support.logs import Logs, captured

@@ -1,0 +1,279 @@
+"""The fit rule that most vendors share: check card by card (`eligible`), then choose (`choose`).
+
+The order of the checks is visible on the wire (it decides which reason a card shows). The checks of one card never
+depend on another card, which keeps reasons independent of the walking order and lets `arrays` judge many nodes at
+once with the same result; only quota and MIG look at what was taken before. Vendors with checks or preferences of their
+own replace the first half and keep the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from tessera.core import mig, topology
+from tessera.core.cards import Card
+from tessera.core.devices import MIG
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.requests import WHOLE_CARD_CORES, Request
+
+if TYPE_CHECKING:
+    from tessera.core.device_rules import Ask, Rules
+
+Offer = Grant | CardMisfit
+"""what a card would give, or why it gives nothing"""
+Fitting = list[tuple[Card, Grant]]
+"""cards that would do by themselves, with what they would give, best first"""
+
+
+def cores_on(request: Request, total: int) -> int:
+    """Cores a request takes on a card of `total`: asking for the whole card means the card's own total."""
+    return total if request.cores >= min(WHOLE_CARD_CORES, total) > 0 else request.cores
+
+
+def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
+    """Checks that look at the card itself, not at its use."""
+    device = card.device
+    if not device.healthy or card.held:
+        return CardMisfit(device.uuid, Reason.CARD_NOT_HEALTHY)
+    if card.cordoned and rules.honours_cordon:
+        return CardMisfit(device.uuid, Reason.CARD_CORDONED)
+    if not rules.accepts_model(device, ask.constraint):
+        return CardMisfit(device.uuid, Reason.CARD_TYPE_MISMATCH)
+    if not rules.accepts_uuid(device.uuid, ask.constraint):
+        return CardMisfit(device.uuid, Reason.CARD_UUID_MISMATCH)
+    return None
+
+
+def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
+    """Free slots and the mutex policy."""
+    device = card.device
+    if device.slots <= card.used:
+        return CardMisfit(
+            device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=device.slots - card.used, total=device.slots
+        )
+    if card.used > 0 and "mutex" in ask.pod.device_words:
+        return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=device.slots, free=device.slots - card.used)
+    return None
+
+
+def refuse_memory(card: Card, memory: int) -> CardMisfit | None:
+    device, free = card.device, card.free_memory
+    if free >= memory:
+        return None
+    return CardMisfit(device.uuid, Reason.CARD_INSUFFICIENT_MEMORY, asked=memory, free=free, total=device.memory)
+
+
+def refuse_cores(card: Card, cores: int) -> CardMisfit | None:
+    device, free = card.device, card.free_cores
+    if free >= cores:
+        return None
+    return CardMisfit(device.uuid, Reason.CARD_INSUFFICIENT_CORES, asked=cores, free=free, total=device.cores)
+
+
+def refuse_capacity(request: Request, card: Card) -> CardMisfit | None:
+    """Memory, cores and exclusive use."""
+    device = card.device
+    cores = cores_on(request, device.cores)
+    short = refuse_memory(card, request.memory_on(device.memory)) or refuse_cores(card, cores)
+    if short is not None:
+        return short
+    if card.used > 0 and 0 < device.cores <= cores:
+        return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=cores, free=card.free_cores, total=device.cores)
+    if cores == 0 and 0 < device.cores <= card.used_cores:
+        return CardMisfit(device.uuid, Reason.CARD_CORES_EXHAUSTED, asked=0, free=0, total=device.cores)
+    return None
+
+
+def counted_cores(cores: int) -> int:
+    """Cores as quotas count them: a card is never more than a whole one."""
+    return min(cores, WHOLE_CARD_CORES)
+
+
+def refuse_quota(ask: Ask, card: Card, *, memory: int, cores: int) -> CardMisfit | None:
+    """A slice that alone is more than the quota leaves."""
+    return None if ask.room.allows(memory, counted_cores(cores)) else _unpaid(ask, card, memory)
+
+
+def refuse(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
+    """All checks of one card that need no knowledge of other cards."""
+    request = ask.request
+    refusal = (
+        refuse_identity(rules, ask, card)
+        or refuse_sharing(ask, card)
+        or (
+            None
+            if ask.room.is_unlimited
+            else refuse_quota(ask, card, memory=request.memory_on(card.device.memory), cores=request.cores)
+        )
+        or refuse_capacity(request, card)
+    )
+    if refusal is None and card.device.mode != MIG:
+        custom = rules.custom_rule(card, ask)
+        if custom is not None:
+            return CardMisfit(card.device.uuid, custom)
+    return refusal
+
+
+def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
+    """What one card offers, best first: a grant, or several from a MIG card; ends after a refusal."""
+    if card.device.mode != MIG:
+        refusal = refuse(rules, ask, card)
+        yield refusal if refusal is not None else rules.grant(card, ask)
+        return
+    working = card.copy()
+    loss = None if ask.place_loss is None else ask.place_loss(ask.pod, card.device)
+    for _ in range(ask.request.count):
+        refusal = refuse(rules, ask, working)
+        if refusal is not None:
+            yield refusal
+            return
+        memory = ask.request.memory_on(card.device.memory)
+        found = mig.choose(card.device, working.mig, memory, loss=loss)
+        if found is None:
+            yield CardMisfit(card.device.uuid, Reason.MIG_INFEASIBLE, asked=memory, total=card.device.memory)
+            return
+        profile, slot = found
+        grant = Grant(
+            uuid=card.device.uuid,
+            vendor=rules.key,
+            memory=profile.memory,
+            cores=profile.cores,
+            index=card.device.index,
+            mig=slot,
+        )
+        working.take(rules.charge(card.device, grant), slot)
+        yield grant
+
+
+def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
+    """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit.
+
+    Where the first that do are the ones to take, the others are not looked at.
+    """
+    if ask.pod.numa_bind or "topology-aware" in ask.pod.device_words or not ask.room.is_unlimited:
+        return choose(rules, ask, *eligible(rules, ask))
+    taken: list[Grant] = []
+    refused: list[CardMisfit] = []
+    for card in ask.cards:
+        for offer in offers(rules, ask, card):
+            if isinstance(offer, CardMisfit):
+                refused.append(offer)
+                continue
+            taken.append(offer)
+            if len(taken) == ask.request.count:
+                return tuple(taken)
+    return verdict(rules, ask, refused, taken=len(taken))
+
+
+def eligible(rules: Rules, ask: Ask) -> tuple[Fitting, list[CardMisfit]]:
+    """The cards that would do by themselves, and why the others do not."""
+    return sort_out(ask, lambda card: offers(rules, ask, card))
+
+
+def sort_out(ask: Ask, judge: Callable[[Card], Iterable[Offer]]) -> tuple[Fitting, list[CardMisfit]]:
+    """Every card's offers, grants apart from refusals, in the order of the cards."""
+    fitting: Fitting = []
+    refused: list[CardMisfit] = []
+    for card in ask.cards:
+        for offer in judge(card):
+            if isinstance(offer, CardMisfit):
+                refused.append(offer)
+            else:
+                fitting.append((card, offer))
+    return fitting, refused
+
+
+def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfit]) -> Grants | Misfit:
+    """The first `count` of the cards that do by themselves, best first, as far as quota, NUMA and links allow."""
+    enough = len(fitting) >= ask.request.count
+    groups = _numa_groups(fitting) if ask.pod.numa_bind and enough else [fitting]
+    paid = [_within_quota(ask, group) for group in groups]
+    choices = [group for group in paid if len(group) >= ask.request.count]
+    if choices:
+        return _pick_one_group(ask, choices)
+    taken = max(paid, key=len)
+    return verdict(rules, ask, [*refused, *_refuse_others(ask, groups, taken)], taken=len(taken))
+
+
+def verdict(rules: Rules, ask: Ask, refused: Iterable[CardMisfit], *, taken: int = 0) -> Misfit:
+    """No on this node; `taken` cards would have done, but are too few."""
+    return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)
+
+
+def _within_quota(ask: Ask, fitting: Fitting) -> Fitting:
+    """The cards that the quota pays for: all where it pays for any `count` of them, else those it pays for together.
+
+    The best ones first, or the cheapest where that is the only way: a dear card at the front must not hide a fit.
+    """
+    room, count = ask.room, ask.request.count
+    dearest = max((grant.memory for _, grant in fitting), default=0)
+    most_cores = max((counted_cores(grant.cores) for _, grant in fitting), default=0)
+    if room.allows(dearest * count, most_cores * count):
+        return fitting
+    best = _paid_one_by_one(ask, fitting)
+    if len(best) == count:
+        return best
+    cheapest = _paid_one_by_one(ask, sorted(fitting, key=lambda pair: (pair[1].memory, pair[1].cores)))
+    return cheapest if len(cheapest) == count else best
+
+
+def _paid_one_by_one(ask: Ask, cards: Fitting) -> Fitting:
+    room = ask.room
+    paid: Fitting = []
+    for card, grant in cards:
+        cores = counted_cores(grant.cores)
+        if len(paid) < ask.request.count and room.allows(grant.memory, cores):
+            paid.append((card, grant))
+            room = room.less(grant.memory, cores)
+    return paid
+
+
+def _unpaid(ask: Ask, card: Card, memory: int) -> CardMisfit:
+    return CardMisfit(card.device.uuid, Reason.QUOTA_NOT_FIT, asked=memory, free=ask.room.memory)
+
+
+def _refuse_others(ask: Ask, groups: list[Fitting], taken: Fitting) -> list[CardMisfit]:
+    """Why the cards beside the `taken` ones do not help: their NUMA node has too few of them, or the quota is short."""
+    count = ask.request.count
+    kept = {id(grant) for _, grant in taken}
+    refused = []
+    for group in groups:
+        apart = len(groups) > 1 and len(group) < count
+        for card, grant in group:
+            if id(grant) in kept:
+                continue
+            refused.append(
+                CardMisfit(card.device.uuid, Reason.NUMA_NOT_FIT, asked=count, free=len(group))
+                if apart
+                else _unpaid(ask, card, grant.memory)
+            )
+    return refused
+
+
+def _pick(ask: Ask, fitting: Fitting) -> Grants:
+    count = ask.request.count
+    if len(fitting) > count and "topology-aware" in ask.pod.device_words:
+        chosen = topology.choose([card.device for card, _ in fitting], count)
+        return tuple(fitting[i][1] for i in chosen)
+    return tuple(grant for _, grant in fitting[:count])
+
+
+def _numa_groups(fitting: Fitting) -> list[Fitting]:
+    """Cards by NUMA node; groups and their members keep the policy's order."""
+    firsts: dict[int, int] = {}
+    for position, (card, _) in enumerate(fitting):
+        firsts.setdefault(card.device.numa, position)
+    ordered = sorted(fitting, key=lambda pair: firsts[pair[0].device.numa])
+    return [list(group) for _, group in groupby(ordered, key=lambda pair: pair[0].device.numa)]
+
+
+def _pick_one_group(ask: Ask, groups: list[Fitting]) -> Grants:
+    """From the first group, or from the one with the best links where the pod wants those."""
+    if "topology-aware" not in ask.pod.device_words:
+        return _pick(ask, groups[0])
+    devices = {card.device.uuid: card.device for group in groups for card, _ in group}
+    picks = [_pick(ask, group) for group in groups]
+    return max(picks, key=lambda grants: topology.total([devices[grant.uuid] for grant in grants]))

@@ -1,0 +1,63 @@
+"""The pods to come, as far as the recent ones tell: what a placement that looks ahead may know about others.
+
+Frozen and shared by all pods that are placed under it, and compared by identity: a new outlook is a new object, so that
+what was remembered under an older one is void. Units: cards are parts of a whole card (1.0), host CPU is in thousandths
+of a core and host memory in MiB. Says nothing about any single pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
+
+GRAIN = 100
+"""steps of a card's memory and cores; requests come in per cent"""
+
+
+class Slice(NamedTuple):
+    """A part of one card that pods ask for again and again."""
+
+    memory: int
+    """`GRAIN` steps, at least 1"""
+    cores: int
+    """`GRAIN` steps, at least 1"""
+    weight: float
+    """how often, as a part of all requests for one card"""
+
+
+class Load(NamedTuple):
+    """What pods need of the host beside a whole card, for one part of the demand."""
+
+    weight: float
+    cpu: float
+    """thousandths of a core a card"""
+    memory: float
+    """MiB a card"""
+
+
+@dataclass(frozen=True, eq=False)
+class DemandForecast:
+    """What recent pods asked for."""
+
+    slices: tuple[Slice, ...] = ()
+    loads: tuple[Load, ...] = ()
+    """groups of similar host demand, lightest first; empty = nothing is known about hosts"""
+    groups: tuple[tuple[int, float], ...] = ()
+    """numbers of cards that pods ask for together, two or more, with their parts of the demand for cards"""
+    pressure: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """by model: demand that accepts only some models, against the number of these cards; 1 = all of them are needed"""
+    memory_part: float = 0.5
+    """how much of a card's worth is its memory; the rest is its cores"""
+
+    def worth(self, memory: float, cores: float) -> float:
+        """What a free part of a card is worth, whole = 1."""
+        return (self.memory_part * memory + (1.0 - self.memory_part) * cores) / GRAIN
+
+
+PRIOR = DemandForecast(
+    slices=(Slice(100, 100, 0.4), Slice(50, 50, 0.25), Slice(25, 25, 0.25), Slice(10, 10, 0.1)),
+    groups=((2, 0.05), (4, 0.05), (8, 0.1)),
+)
+"""before anything is known: whole cards, halves, quarters and tenths, and some pods with several cards"""

@@ -1,0 +1,173 @@
+"""Does a pod fit one node, and with which grants: the plain, exact rule.
+
+Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container
+alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy
+container by container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tessera.core import policies, quota
+from tessera.core.cards import Card, NodeView
+from tessera.core.device_rules import UNLIMITED, Ask, Room, Rules
+from tessera.core.devices import MIG
+from tessera.core.grants import Grants, Placement, Span
+from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
+from tessera.core.requests import PodRequest, Request, Role
+
+Rooms = Mapping[str, Room]
+"""what quotas leave the pod's namespace, by vendor; vendors without limits are left out"""
+
+
+def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
+    """The pod's placement on this node, or why there is none. Changes nothing."""
+    for vendor in pod.vendors:
+        if vendor not in rules:
+            return node_misfit(Reason.VENDOR_UNKNOWN, vendor=vendor)
+    if node.facts.problem:
+        return node_misfit(Reason.NODE_UNAVAILABLE, detail=node.facts.problem)
+    misfit = _refuse_by_quota(node, pod, rules, rooms) if rooms else None
+    if misfit is not None:
+        return misfit
+    granted = _each_alone(node, pod, rules, rooms)
+    if len(pod.requests) > 1 and not isinstance(granted, Misfit):
+        granted = _together(node, pod, rules, rooms)
+    return granted if isinstance(granted, Misfit) else Placement(node.facts.name, _by_vendor(pod, granted))
+
+
+Granted = dict[tuple[int, str], Grants]
+"""by container position and vendor"""
+
+
+def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
+    """One entry a container for every vendor, so that positions on the wire are the containers' own."""
+    return {
+        vendor: tuple([granted.get((position, vendor), ()) for position in range(len(pod.containers))])
+        for vendor in pod.vendors
+    }
+
+
+def make_ask(
+    node: NodeView,
+    pod: PodRequest,
+    request: Request,
+    cards: Sequence[Card],
+    *,
+    container: int,
+    earlier: tuple[Grants, ...] = (),
+    room: Room = UNLIMITED,
+) -> Ask:
+    """What a vendor is asked, with its cards in the order of the pod's device policy."""
+    own = [card for card in cards if card.device.vendor == request.vendor]
+    scores = policies.card_scores(pod, request, own)
+    ordered = policies.order_cards(own, scores, pod.device_policy, numa_bind=pod.numa_bind)
+    return Ask(
+        request=request,
+        pod=pod,
+        constraint=pod.constraint(request.vendor),
+        node=node.facts,
+        cards=ordered,
+        earlier=earlier,
+        room=room,
+        container=container,
+        place_loss=policies.place_loss(pod),
+    )
+
+
+def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
+    """One vendor's answer, after the check that the node has enough cards at all."""
+    cards = ask.cards
+    if rules.least_cards(ask.request) > len(cards) and not any(card.device.mode == MIG for card in cards):
+        return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=rules.key, container=ask.container, total=len(cards))
+    return rules.fit(ask)
+
+
+def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
+    for vendor in pod.vendors:
+        room = rooms.get(vendor)
+        short = quota.shortage(pod, vendor, room) if room is not None else None
+        if room is None or short is None:
+            continue
+        position, cards_paid = short
+        request = next(r for r in pod.containers[position].requests if r.vendor == vendor)
+        ask = make_ask(node, pod, request, node.cards, container=position, room=room)
+        if not ask.cards:
+            return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=position)
+        return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
+    return None
+
+
+def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
+    """What every request would get by itself; equal ones are asked about once."""
+    granted: Granted = {}
+    seen: dict[Request, Grants] = {}
+    for position, request in pod.requests:
+        vendor = request.vendor
+        grants = seen.get(request)
+        if grants is None:
+            ask = make_ask(node, pod, request, node.cards, container=position, room=rooms.get(vendor, UNLIMITED))
+            answer = fit_request(rules[vendor], ask)
+            if isinstance(answer, Misfit):
+                return answer
+            grants = seen[request] = answer
+        granted[position, vendor] = grants
+    return granted
+
+
+def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
+    """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
+    the app containers, since those start later."""
+    granted: Granted = {}
+    running = [card.copy() for card in node.cards]
+    spans = tuple(Span(container.role) for container in pod.containers)
+    for position, container in enumerate(pod.containers):
+        for request in container.requests:
+            vendor = request.vendor
+            earlier = tuple(granted.get((p, vendor), ()) for p in range(position))
+            room = _room_left(rooms.get(vendor, UNLIMITED), spans, earlier)
+            ask = make_ask(node, pod, request, running, container=position, earlier=earlier, room=room)
+            answer = fit_request(rules[vendor], ask)
+            if isinstance(answer, Misfit):
+                return answer
+            granted[position, vendor] = answer
+            _charge(running, rules[vendor], answer, lasting_only=container.role is Role.INIT)
+            misfit = _refuse_beyond_quota(ask, spans, (*earlier, answer), rooms.get(vendor, UNLIMITED))
+            if misfit is not None:
+                return misfit
+    return granted
+
+
+def _room_left(room: Room, spans: tuple[Span, ...], earlier: tuple[Grants, ...]) -> Room:
+    """The quota beside the containers that run at the same time; init containers run after one another."""
+    if room == UNLIMITED:
+        return room
+    beside = tuple(
+        grants if spans[position].role is not Role.INIT or any(g.mig for g in grants) else ()
+        for position, grants in enumerate(earlier)
+    )
+    held = quota.demand(spans, beside)
+    return room.less(held.memory, held.cores)
+
+
+def _refuse_beyond_quota(ask: Ask, spans: tuple[Span, ...], grants: tuple[Grants, ...], room: Room) -> Misfit | None:
+    """A MIG instance of a later container lasts from the start, so it comes on top of what an init container uses."""
+    held = quota.demand(spans, grants)
+    if room.allows(held.memory, held.cores):
+        return None
+    return cards_misfit(
+        [CardMisfit(c.device.uuid, Reason.QUOTA_NOT_FIT, asked=held.memory, free=room.memory) for c in ask.cards],
+        total=len(ask.cards),
+        vendor=ask.request.vendor,
+        container=ask.container,
+    )
+
+
+def _charge(cards: Sequence[Card], rules: Rules, grants: Grants, *, lasting_only: bool) -> None:
+    by_uuid = {card.device.uuid: card for card in cards}
+    for grant in grants:
+        if lasting_only and grant.mig is None:
+            continue
+        card = by_uuid[grant.uuid]
+        card.take(rules.charge(card.device, grant), grant.mig)

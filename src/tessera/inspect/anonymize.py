@@ -1,0 +1,169 @@
+"""A `State` without names: nodes, namespaces, pods, quotas and uids get others, the same one everywhere.
+
+New names sort as the old ones did, because equal choices are decided by name: a hashed snapshot decides as the cluster
+does. They hold a keyed hash besides, so that with the same key two snapshots can be compared and nobody can guess back.
+Models, card ids, labels' keys, resource amounts and container names stay.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tessera.inspect.state import Json, State
+from tessera.wire import keys
+
+LENGTH = 6
+"""hex digits of the hash in a new name"""
+
+_RUN = re.compile(r"[A-Za-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Old names and new ones, by what they name."""
+
+    nodes: Mapping[str, str]
+    namespaces: Mapping[str, str]
+    pods: Mapping[str, str]
+    quotas: Mapping[str, str]
+    uids: Mapping[str, str]
+
+
+def hash_names(state: State, key: bytes) -> State:
+    names = Names(
+        nodes=_renamed("node", {*_of(state.nodes, "name"), *_assigned(state), *state.others}, key),
+        namespaces=_renamed("ns", _of((*state.pods, *state.quotas), "namespace"), key),
+        pods=_renamed("pod", _of(state.pods, "name"), key),
+        quotas=_renamed("quota", _of(state.quotas, "name"), key),
+        uids=_renamed("uid", _of(state.pods, "uid"), key),
+    )
+    inside = _Inside(names)
+    setup = replace(state.setup, device_config_from=_kind_only(state.setup.device_config_from), flags_from="")
+    return replace(
+        state,
+        source="",
+        nodes=tuple(_node(node, names, inside) for node in state.nodes),
+        pods=tuple(_pod(pod, names, inside) for pod in state.pods),
+        quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
+        others={names.nodes[node]: ask for node, ask in state.others.items()},
+        setup=setup,
+        unseen=tuple(text.partition(" (")[0] for text in state.unseen),
+    )
+
+
+class _Inside:
+    """Replaces names inside texts, where they stand as words of their own."""
+
+    def __init__(self, names: Names) -> None:
+        # A name of digits alone could be any number in an annotation.
+        self._plain = _replacer({**names.nodes, **names.uids})
+        self._lock = _replacer({**names.namespaces, **names.pods})
+
+    def annotations(self, table: Mapping[str, str]) -> Json:
+        return {name: self._value(name, text) for name, text in table.items()}
+
+    def text(self, text: str) -> str:
+        return self._plain(text)
+
+    def _value(self, name: str, text: str) -> str:
+        replaced = self._plain(text)
+        return self._lock(replaced) if name == keys.NODE_LOCK or name.endswith(".lock") else replaced
+
+
+def _node(node: Json, names: Names, inside: _Inside) -> Json:
+    metadata = dict(node["metadata"])
+    metadata["name"] = names.nodes[metadata["name"]]
+    metadata["annotations"] = inside.annotations(metadata.get("annotations") or {})
+    metadata["labels"] = {key: inside.text(value) for key, value in (metadata.get("labels") or {}).items()}
+    return {**node, "metadata": metadata, "status": _silent(node.get("status") or {})}
+
+
+def _pod(pod: Json, names: Names, inside: _Inside) -> Json:
+    changed = _metadata(pod, names.namespaces, names.pods, names.uids)
+    metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
+    metadata.pop("generateName", None)
+    metadata["annotations"] = inside.annotations(metadata.get("annotations") or {})
+    if spec.get("nodeName"):
+        spec["nodeName"] = names.nodes[spec["nodeName"]]
+    for wish in ("nodeSelector", "affinity"):
+        if wish in spec:
+            spec[wish] = _deep(spec[wish], inside.text)
+    return {**changed, "spec": spec, "status": _silent(pod.get("status") or {})}
+
+
+def _silent(status: Json) -> Json:
+    """Without what others said, which is free text and may name anything."""
+    if "conditions" not in status:
+        return status
+    return {**status, "conditions": [{**each, "message": ""} for each in status["conditions"]]}
+
+
+def _metadata(thing: Json, namespaces: Mapping[str, str], own: Mapping[str, str], uids: Mapping[str, str]) -> Json:
+    metadata = dict(thing["metadata"])
+    for field, table in (("namespace", namespaces), ("name", own), ("uid", uids)):
+        if field in metadata:
+            metadata[field] = table[metadata[field]]
+    return {**thing, "metadata": metadata}
+
+
+def _assigned(state: State) -> Iterable[str]:
+    return (pod["spec"]["nodeName"] for pod in state.pods if pod.get("spec", {}).get("nodeName"))
+
+
+def _of(things: Iterable[Json], field: str) -> set[str]:
+    return {thing["metadata"][field] for thing in things if field in thing["metadata"]}
+
+
+def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:
+    """New names in the order of the old ones."""
+    width = len(str(len(old)))
+    return {
+        name: f"{word}-{position:0{width}}-{_digest(key, word, name)}" for position, name in enumerate(sorted(old), 1)
+    }
+
+
+def _digest(key: bytes, word: str, name: str) -> str:
+    return hmac.new(key, f"{word}/{name}".encode(), "sha256").hexdigest()[:LENGTH]
+
+
+def _replacer(table: Mapping[str, str]) -> Callable[[str], str]:
+    """Looks names up by their first run of letters and digits: there are too many for one pattern."""
+    by_start: dict[str, list[str]] = {}
+    for name in sorted(table, key=len, reverse=True):
+        start = _RUN.match(name)
+        if start is not None and not name.isdigit():
+            by_start.setdefault(start[0], []).append(name)
+
+    def replaced(text: str) -> str:
+        pieces, done = [], 0
+        for run in _RUN.finditer(text):
+            at = run.start()
+            found = next((name for name in by_start.get(run[0], ()) if at >= done and _is_word(name, text, at)), None)
+            if found is not None:
+                pieces += [text[done:at], table[found]]
+                done = at + len(found)
+        return "".join((*pieces, text[done:]))
+
+    return replaced
+
+
+def _is_word(name: str, text: str, at: int) -> bool:
+    end = at + len(name)
+    return text.startswith(name, at) and (end == len(text) or _RUN.match(text, end) is None)
+
+
+def _deep(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, dict):
+        return {key: _deep(member, change) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_deep(member, change) for member in value]
+    return change(value) if isinstance(value, str) else value
+
+
+def _kind_only(text: str) -> str:
+    """`ConfigMap ns/name` and file names say who somebody is."""
+    return "a ConfigMap" if text.startswith("ConfigMap") else text if text.startswith("the ") else "a file"

@@ -1,0 +1,118 @@
+"""Why a place was chosen: the nodes that fit and the cards of one of them, in the order of the policies.
+
+Every number is the one that the policy orders by, or is shown beside it: a node's use, and under `fragmentation` the
+growth of its loss with its parts. A node counts as fitting only where the plain rule finds a placement: the selector
+looks no further than the first one that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tessera.core.event_text import success_text
+from tessera.core.fit import fit_pod, make_ask
+from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
+from tessera.core.policies import card_scores, fragmentation
+from tessera.core.policies.fragmentation_parts import Growth, growths
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Selected
+from tessera.inspect.slices import Slice, slices_of
+
+BEST = 5
+"""nodes listed"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredNode:
+    """A node that fits."""
+
+    node: str
+    score: float
+    """how much of it is in use, before the pod"""
+    place: int
+    """1 = the best"""
+    growth: Growth | None = None
+    """of its loss with the pod there; None under other node policies, which go by the score"""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCard:
+    """A card with its score: how much of it would be in use with the pod, or what else the card policy orders by."""
+
+    card: str
+    index: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The pod has a place."""
+
+    node: str
+    slices: tuple[Slice, ...]
+    best: tuple[ScoredNode, ...]
+    """nodes that fit, best first; the node where the pod is comes last where it is none of the best"""
+    fitting: int
+    """how many nodes fit"""
+    cards: tuple[ScoredCard, ...]
+    """of `cards_of`, in the order in which the policy tries them for the first request"""
+    cards_of: str
+    """a node: the chosen one, or the one where the pod is"""
+    cards_by_growth: bool
+    """the cards' scores are how much of each would be lost to leftovers, in cards"""
+    event: tuple[str, ...]
+
+
+def chosen(ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: str = "") -> Fits:
+    """`cards_of` names the node whose cards are shown, where that is not the chosen one."""
+    shown = cards_of or answer.placement.node
+    ranked = [
+        ScoredNode(name, round(score, 4), place)
+        for place, (name, score) in enumerate(_fitting(ledger, request, answer), 1)
+    ]
+    listed = [one for one in ranked if one.place <= BEST or one.node == shown]
+    return Fits(
+        answer.placement.node,
+        slices_of(ledger, answer.placement, [container.name for container in request.containers]),
+        tuple(_with_growth(ledger, request, listed)),
+        len(ranked),
+        _card_order(ledger, request, shown),
+        shown,
+        request.device_policy == fragmentation.NAME,
+        (success_text(answer),),
+    )
+
+
+def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tuple[str, float]]:
+    """Best first. What is not ruled out may still not fit: MIG, several containers, NUMA, quotas."""
+    rooms = ledger.rooms(request.namespace, request.vendors)
+    found = []
+    for name, score in reversed(answer.fits):
+        view = ledger.node(name)
+        if view is not None and isinstance(fit_pod(view, request, ledger.rules, rooms), Placement):
+            found.append((name, score))
+    return found
+
+
+def _with_growth(ledger: Ledger, request: PodRequest, nodes: Sequence[ScoredNode]) -> list[ScoredNode]:
+    if request.node_policy != fragmentation.NAME:
+        return list(nodes)
+    rows = np.array([ledger.arrays.row(one.node) for one in nodes], dtype=np.intp)
+    found = growths(ledger.arrays, request, rows)
+    return [replace(one, growth=growth) for one, growth in zip(nodes, found, strict=True)]
+
+
+def _card_order(ledger: Ledger, pod: PodRequest, node: str) -> tuple[ScoredCard, ...]:
+    view = ledger.node(node)
+    first = next((r for container in pod.containers for r in container.requests), None)
+    if view is None or first is None:
+        return ()
+    ask = make_ask(view, pod, first, view.cards, container=0)
+    return tuple(
+        ScoredCard(card.device.uuid, card.device.index, round(score, 4))
+        for card, score in zip(ask.cards, card_scores(pod, first, ask.cards), strict=True)
+    )

@@ -1,0 +1,57 @@
+"""Pods from manifests: pods themselves, and the pod templates of workloads with their replicas."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tessera.inspect.state import InspectionError, Json
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A pod to try, and how many of it are asked for."""
+
+    namespace: str
+    name: str
+    pod: Json
+    count: int
+
+
+def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -> list[Manifest]:
+    """Raises InspectionError. `count` wins over the replicas of a workload."""
+    try:
+        documents = [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise InspectionError(f"{file}: not YAML: {error}") from error
+    items = [item for document in documents for item in _items(document)]
+    if not items:
+        raise InspectionError(f"{file}: holds no pod")
+    return [_manifest(item, file=file, namespace=namespace, count=count) for item in items]
+
+
+def _items(document: Any) -> list[Any]:
+    if isinstance(document, dict) and document.get("kind") == "List":
+        return list(document.get("items") or ())
+    return [document]
+
+
+def _manifest(document: Any, *, file: str, namespace: str, count: int | None) -> Manifest:
+    spec = document.get("spec") if isinstance(document, dict) else None
+    if not isinstance(spec, dict):
+        raise InspectionError(f"{file}: expected a Pod, or a workload with a pod template")
+    own = document.get("metadata") or {}
+    name = own.get("name") or own.get("generateName", "").rstrip("-") or "pod"
+    if document.get("kind") == "CronJob":
+        spec = (spec.get("jobTemplate") or {}).get("spec") or {}
+    template = spec.get("template")
+    source = document if template is None else template
+    replicas = 1 if template is None else spec.get("replicas", spec.get("parallelism", 1))
+    if not isinstance(source, dict) or not (source.get("spec") or {}).get("containers"):
+        raise InspectionError(f"{file}: {document.get('kind', 'the document')} {name} has no containers")
+    metadata = {**(source.get("metadata") or {}), "namespace": own.get("namespace") or namespace, "name": name}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": copy.deepcopy(source["spec"])}
+    return Manifest(metadata["namespace"], name, pod, int(replicas) if count is None else count)

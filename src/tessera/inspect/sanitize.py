@@ -1,0 +1,165 @@
+"""API objects cut down to what decides: what a snapshot holds, and all that is ever looked at.
+
+Live clusters go through the same cut, so that a snapshot cannot answer differently. Values of environment variables,
+images, commands and volumes never pass. Annotations pass by their domain: those that Tessera or a vendor reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from tessera.core.requests import HostAsk
+from tessera.inspect.state import Json
+from tessera.scheduler.admission.identity import is_slice_reference
+from tessera.scheduler.host_resources import host_ask
+from tessera.vendors.base import Vendor
+from tessera.vendors.pod_reader import ENDED
+from tessera.wire.objects import Pod
+
+OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
+
+CONDITIONS = frozenset({"Ready", "PodScheduled"})
+
+
+def domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
+    """Domains of the annotations and resources that decide."""
+    found = set(OWN_DOMAINS)
+    for vendor in vendors.values():
+        texts = [*vendor.names.all, *_texts(dataclasses.astuple(vendor.keys))]
+        found |= {text.partition("/")[0] for text in texts if "/" in text}
+    return frozenset(found)
+
+
+def resources(vendors: Mapping[str, Vendor]) -> frozenset[str]:
+    """Names of all resources that Tessera manages."""
+    return frozenset(name for vendor in vendors.values() for name in vendor.names.all)
+
+
+def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[str]) -> bool:
+    """Whether a pod asks for devices or holds some; all others decide nothing."""
+    if not allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
+        return True
+    spec = pod.get("spec") or {}
+    return any(
+        not managed.isdisjoint((container.get("resources") or {}).get(part) or ())
+        for group in ("initContainers", "containers")
+        for container in spec.get(group) or ()
+        for part in ("limits", "requests")
+    )
+
+
+def host_asks(pods: Iterable[Json]) -> dict[str, HostAsk]:
+    """By node: what these pods together ask of it, counted as the scheduler counts it."""
+    asked: dict[str, HostAsk] = {}
+    for document in pods:
+        try:
+            pod = msgspec.convert(document, Pod)
+        except msgspec.ValidationError:
+            continue  # a pod that cannot be read asks for nothing that could be counted
+        if pod.spec.node_name and pod.status.phase not in ENDED:
+            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostAsk())
+            asked[pod.spec.node_name] = HostAsk(before.cpu + ask.cpu, before.memory + ask.memory)
+    return dict(sorted(asked.items()))
+
+
+def reduce_node(node: Json, kept: frozenset[str]) -> Json:
+    metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
+    return _without_empty(
+        {
+            "metadata": {
+                "name": metadata.get("name", ""),
+                "labels": metadata.get("labels"),
+                "annotations": _annotations(metadata, kept),
+            },
+            "spec": _pick(spec, "taints", "unschedulable"),
+            "status": {
+                "capacity": status.get("capacity"),
+                "allocatable": status.get("allocatable"),
+                "conditions": _conditions(status),
+            },
+        }
+    )
+
+
+def reduce_pod(pod: Json, kept: frozenset[str]) -> Json:
+    metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
+    affinity = _pick(
+        (spec.get("affinity") or {}).get("nodeAffinity") or {}, "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    return _without_empty(
+        {
+            "metadata": {
+                **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
+                "annotations": _annotations(metadata, kept),
+            },
+            "spec": {
+                **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
+                "affinity": {"nodeAffinity": affinity} if affinity else None,
+                "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
+                "containers": [_container(each) for each in spec.get("containers") or ()],
+            },
+            "status": {
+                "phase": status.get("phase"),
+                "conditions": _conditions(status),
+                "initContainerStatuses": [_ended(each) for each in status.get("initContainerStatuses") or ()],
+            },
+        }
+    )
+
+
+def reduce_quota(quota: Json) -> Json:
+    metadata, spec = quota.get("metadata") or {}, quota.get("spec") or {}
+    return {"metadata": _pick(metadata, "name", "namespace"), "spec": {"hard": dict(spec.get("hard") or {})}}
+
+
+def _container(container: Json) -> Json:
+    security = container.get("securityContext") or {}
+    return _without_empty(
+        {
+            **_pick(container, "name", "restartPolicy"),
+            "resources": _pick(container.get("resources") or {}, "limits", "requests"),
+            "securityContext": _pick(security, "privileged"),
+            # Only references to the pod's own slices decide, and they are no secrets.
+            "env": [each for each in container.get("env") or () if "valueFrom" in each and is_slice_reference(each)],
+        }
+    )
+
+
+def _ended(status: Json) -> Json:
+    terminated = (status.get("state") or {}).get("terminated")
+    state = {} if terminated is None else {"terminated": {"exitCode": terminated.get("exitCode", 0)}}
+    return {"name": status.get("name", ""), "state": state}
+
+
+def _conditions(status: Json) -> list[Json]:
+    return [
+        _pick(each, "type", "status", "reason", "message", "lastHeartbeatTime", "lastTransitionTime")
+        for each in status.get("conditions") or ()
+        if each.get("type") in CONDITIONS
+    ]
+
+
+def _annotations(metadata: Json, kept: frozenset[str]) -> Json:
+    return {key: value for key, value in (metadata.get("annotations") or {}).items() if key.partition("/")[0] in kept}
+
+
+def _pick(table: Mapping[str, Any], *names: str) -> Json:
+    return {name: table[name] for name in names if table.get(name) is not None}
+
+
+def _without_empty(table: Json) -> Json:
+    """The table without members that say nothing, at any depth."""
+    small = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
+    return {key: value for key, value in small.items() if value is not None and value != {} and value != []}
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for member in value:
+            yield from _texts(member)

@@ -1,0 +1,101 @@
+"""Snapshot files: a `State` as one JSON document with a version, small enough to send to somebody.
+
+A file of a newer version is refused, since what it holds beyond this one may decide. Everything that decides is inside:
+reading it needs no cluster and gives the same answers as the cluster gave.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from tessera import __version__
+from tessera.core.requests import HostAsk
+from tessera.inspect.state import CHART_DEFAULTS, InspectionError, Setup, State
+
+KIND = "TesseraSnapshot"
+VERSION = 2
+READ = (1, VERSION)
+WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emptier than they were"
+"""decides only where a policy looks at hosts"""
+
+
+class _Setup(msgspec.Struct, frozen=True, rename="camel"):
+    device_config: str | None = None
+    device_config_from: str = CHART_DEFAULTS
+    scheduler_flags: dict[str, str | tuple[str, ...]] | None = None
+    scheduler_flags_from: str = ""
+
+
+class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
+    kind: str
+    version: int
+    taken: str
+    made_by: str = ""
+    source: str = ""
+    hashed: bool = False
+    setup: _Setup = _Setup()
+    unseen: tuple[str, ...] = ()
+    nodes: tuple[dict[str, Any], ...] = ()
+    pods: tuple[dict[str, Any], ...] = ()
+    quotas: tuple[dict[str, Any], ...] = ()
+    others: dict[str, HostAsk] = {}
+
+
+class _Head(msgspec.Struct, frozen=True):
+    kind: str = ""
+    version: int = 0
+
+
+def encode_snapshot(state: State, *, hashed: bool = False) -> bytes:
+    setup = state.setup
+    snapshot = _Snapshot(
+        KIND,
+        VERSION,
+        datetime.fromtimestamp(state.taken, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        f"tessera {__version__}",
+        "" if hashed else state.source,
+        hashed,
+        _Setup(
+            setup.device_config,
+            setup.device_config_from,
+            dict(setup.flags) if setup.flags is not None else None,
+            setup.flags_from,
+        ),
+        state.unseen,
+        state.nodes,
+        state.pods,
+        state.quotas,
+        dict(state.others),
+    )
+    return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
+
+
+def decode_snapshot(data: bytes, *, file: str) -> State:
+    """Raises InspectionError that says what the file is instead."""
+    try:
+        head = msgspec.json.decode(data, type=_Head)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InspectionError(f"{file}: not a snapshot: {error}; tessera snapshot -o FILE makes one") from error
+    if head.kind != KIND:
+        raise InspectionError(f"{file}: kind is {head.kind[:40]!r}, not {KIND}; tessera snapshot -o FILE makes one")
+    if head.version not in READ:
+        raise InspectionError(f"{file}: version {head.version} of snapshots; this tessera reads up to {VERSION}")
+    try:
+        found = msgspec.json.decode(data, type=_Snapshot)
+        taken = datetime.fromisoformat(found.taken.replace("Z", "+00:00")).timestamp()
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InspectionError(f"{file}: not a readable snapshot: {error}") from error
+    setup = found.setup
+    return State(
+        f"snapshot {file}, taken {found.taken}",
+        taken,
+        found.nodes,
+        found.pods,
+        found.quotas,
+        Setup(setup.device_config, setup.device_config_from, setup.scheduler_flags, setup.scheduler_flags_from),
+        (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
+        found.others,
+    )

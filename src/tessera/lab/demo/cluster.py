@@ -1,0 +1,200 @@
+"""The demo's cluster from start to end: control plane, nodes, scheduler with webhook and extender, all in one process.
+
+    async with demo_cluster(folder, port=0) as cluster:
+        await cluster.apply(manifest)
+
+One process starts in a second or two where children would each load Python again, and ends with nothing left behind.
+What crosses borders in a real cluster still does here: the API, the webhook over TLS and the extender are HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.core.ledger import Ledger
+from tessera.inspect.collector import collect
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.kube.access import load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, PODS, RESOURCE_QUOTAS, Resource
+from tessera.lab.demo.machines import demo_nodes
+from tessera.lab.sandbox.api.certificates import for_loopback
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.server import Options
+from tessera.lab.sandbox.control_plane import ControlPlane
+from tessera.lab.sandbox.objects import name_of, namespace_of
+from tessera.lab.sandbox.scheduling.loop import Profile
+from tessera.scheduler.process import Process
+from tessera.scheduler.settings import Listeners, Settings, TlsFiles
+from tessera.services.addresses import Address
+from tessera.vendors.base import Switches
+from tessera.vendors.registry import build_vendors
+
+LOOPBACK = Address("127.0.0.1", 0)
+START_S = 30.0
+"""for everything to be ready; a second or two on an idle machine"""
+LOOK_S = 0.02
+"""between two looks at what tells nobody when it changes"""
+GRACE_S = 2.0
+"""for running binds at the end"""
+STEP_S = 30.0
+"""for what a step of the story waits for; milliseconds on an idle machine"""
+LISTENERS = frozenset({"extender", "webhook", "metrics"})
+SWITCHES = Switches(ascend=True)
+
+KINDS: Mapping[str, Resource] = {"Pod": PODS, "Namespace": NAMESPACES, "ResourceQuota": RESOURCE_QUOTAS}
+
+
+class DemoError(Exception):
+    """Why the demo cannot go on, in words that a person can act on."""
+
+
+class CannotStart(DemoError):
+    """There is no cluster."""
+
+
+@dataclass
+class DemoCluster:
+    """The running cluster, and what the story does to it."""
+
+    plane: ControlPlane
+    scheduler: Process
+
+    @property
+    def ledger(self) -> Ledger:
+        """The scheduler's own; only to be looked at."""
+        return self.scheduler.service.ledger
+
+    async def apply(self, manifest: Json) -> Json:
+        """Create an object as kubectl would; the object as it was stored."""
+        resource = KINDS[manifest["kind"]]
+        namespace = (manifest["metadata"].get("namespace") or "default") if resource.namespaced else None
+        return await self.plane.client.create(resource.path(namespace), manifest, dict[str, Any])
+
+    async def delete_pod(self, namespace: str, name: str) -> None:
+        await self.plane.delete_pod(namespace, name)
+
+    def pods(self) -> list[Json]:
+        """In the order of their names."""
+        return sorted(self.plane.pods(), key=lambda pod: (namespace_of(pod), name_of(pod)))
+
+    async def until(self, predicate: Callable[[], object], what: str) -> None:
+        """Wait for something that tells nobody when it changes. Raises DemoError."""
+        await _until(predicate, what, within=STEP_S)
+
+    async def world(self) -> OfflineCluster:
+        """The cluster as `tessera explain` sees it."""
+        return OfflineCluster(await collect(self.plane.client, source="the demo", now=time.time))
+
+
+@asynccontextmanager
+async def demo_cluster(
+    folder: Path, *, port: int = 0, listen: Callable[[], None] = lambda: None
+) -> AsyncIterator[DemoCluster]:
+    """Everything, ready to be used. Raises CannotStart.
+
+    `listen` is called once the scheduler, which runs alone elsewhere, has taken the process's signals for itself."""
+    managed = frozenset(name for vendor in build_vendors(None, SWITCHES).values() for name in vendor.names.all)
+    plane = ControlPlane(
+        nodes=demo_nodes(folder), server=Options(port=port), profile=Profile(managed=managed), folder=folder
+    )
+    try:
+        await plane.__aenter__()
+    except OSError as error:
+        raise CannotStart(f"cannot serve the API on port {port}: {error.strerror or error}") from error
+    try:
+        async with _scheduler(plane, folder, listen) as process:
+            cluster = DemoCluster(plane, process)
+            await _registered(cluster)
+            yield cluster
+    finally:
+        await plane.__aexit__(None, None, None)
+
+
+@asynccontextmanager
+async def _scheduler(plane: ControlPlane, folder: Path, listen: Callable[[], None]) -> AsyncIterator[Process]:
+    """The real scheduler service, known to the apiserver as its webhook and to kube-scheduler as its extender."""
+    certificates = for_loopback("127.0.0.1")
+    files = TlsFiles(str(folder / "webhook.crt"), str(folder / "webhook.key"))
+    Path(files.certificate).write_bytes(certificates.certificate)
+    Path(files.key).touch(0o600)
+    Path(files.key).write_bytes(certificates.key)
+    settings = Settings(
+        listeners=Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK),
+        tls=files,
+        switches=SWITCHES,
+        grace_seconds=GRACE_S,
+    )
+    access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
+    async with KubeClient(access, user_agent="tessera-scheduler") as client:
+        process = Process(settings, client)
+        running = asyncio.create_task(process.run())
+        try:
+            await asyncio.sleep(0)
+            listen()
+            await _until(lambda: running.done() or _is_ready(process), "the scheduler to be ready", within=START_S)
+            if running.done():
+                raise CannotStart(f"the scheduler ended with {running.result()} while it started")
+            await plane.client.create(MUTATING_WEBHOOKS.path(), _webhook(process, certificates.ca))
+            await plane.start_scheduling(f"http://{process.listeners['extender'].address}")
+            yield process
+        finally:
+            process.stopping.set()
+            await running
+
+
+def _is_ready(process: Process) -> bool:
+    return process.listeners.keys() >= LISTENERS and not process.service.unsynced()
+
+
+def _webhook(process: Process, authority: bytes) -> Json:
+    """As the chart registers it, but by address: there is no Service here."""
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "tessera-webhook"},
+        "webhooks": [
+            {
+                "name": "vgpu.hami.io",
+                "clientConfig": {
+                    "url": f"https://{process.listeners['webhook'].address}/webhook",
+                    "caBundle": base64.b64encode(authority).decode(),
+                },
+                "rules": [{"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}],
+                "admissionReviewVersions": ["v1", "v1beta1"],
+                "objectSelector": {
+                    "matchExpressions": [{"key": "hami.io/webhook", "operator": "NotIn", "values": ["ignore"]}]
+                },
+                "reinvocationPolicy": "IfNeeded",
+                "sideEffects": "None",
+                "failurePolicy": "Fail",
+                "timeoutSeconds": 10,
+            }
+        ],
+    }
+
+
+async def _registered(cluster: DemoCluster) -> None:
+    """Wait until the scheduler knows the cards of every node, and kubelets offer them."""
+
+    def done() -> bool:
+        nodes = cluster.plane.nodes
+        return set(cluster.ledger.node_names()) == set(nodes) and all(node.cards for node in nodes.values())
+
+    await _until(done, "the nodes to register their cards", within=START_S)
+
+
+async def _until(predicate: Callable[[], object], what: str, *, within: float) -> None:
+    try:
+        async with asyncio.timeout(within):
+            while not predicate():
+                await asyncio.sleep(LOOK_S)
+    except TimeoutError as error:
+        raise DemoError(f"waited {within:g} s for {what}") from error

@@ -1,0 +1,75 @@
+"""The six nodes of the demo, as files of simulated cards and the nodes that are made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tessera.lab.demo.agents import AgentNode, paths_in
+from tessera.lab.demo.ascend import AscendNode, ascend_chips
+from tessera.lab.sandbox.nodes.node import NodeSpec, SimulatedNode
+from tessera.node.inventory.simulated import simulated_hardware
+from tessera.node.settings import AgentSettings
+from tessera.wire.node_config import Mode, NodeSettings
+
+CARDS_FILE = "cards.yaml"
+"""of a node's folder: edit it to break a card while the demo runs (docs/simulated-cards.md)"""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node with NVIDIA cards: what its file of simulated cards says."""
+
+    name: str
+    cards: tuple[Mapping[str, Any], ...]
+    links: tuple[Mapping[str, Any], ...] = ()
+    mode: Mode = "hami-core"
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+MACHINES = (
+    Machine(
+        "a100-1",
+        ({"model": "A100-SXM4-80GB", "count": 2},),
+        links=({"cards": [0, 1], "nvlinks": 12},),
+    ),
+    Machine(
+        "a100-2",
+        ({"model": "A100-SXM4-40GB", "count": 2},),
+        links=({"cards": [0, 1], "nvlinks": 12},),
+    ),
+    # Two groups of four: a pod with four cards is best off inside one of them.
+    Machine(
+        "h100-1",
+        ({"model": "H100", "count": 8, "numa": [0, 0, 0, 0, 1, 1, 1, 1]},),
+        links=({"cards": [0, 1, 2, 3], "nvlinks": 18}, {"cards": [4, 5, 6, 7], "nvlinks": 18}),
+    ),
+    Machine("l4-1", ({"model": "L4", "count": 2},)),
+    Machine("mig-1", ({"model": "A100-SXM4-40GB", "count": 1, "mig": True},), mode="mig"),
+)
+ASCEND_NODE, ASCEND_CHIPS = "ascend-1", 2
+
+
+def demo_nodes(folder: Path) -> list[SimulatedNode]:
+    """All nodes; each keeps its files in a folder of its own below this one."""
+    chips = ascend_chips(ASCEND_NODE, ASCEND_CHIPS)
+    return [*(_node(machine, folder / machine.name) for machine in MACHINES), AscendNode(ASCEND_NODE, chips)]
+
+
+def _node(machine: Machine, folder: Path) -> AgentNode:
+    folder.mkdir()
+    file = folder / CARDS_FILE
+    document = {"cards": [*machine.cards], "links": [*machine.links]}
+    file.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    settings = AgentSettings(
+        node_name=machine.name,
+        node=NodeSettings(mode=machine.mode),
+        topology_scores=True,
+        paths=paths_in(folder),
+    )
+    hardware = simulated_hardware(file, node_name=machine.name)
+    return AgentNode(NodeSpec(machine.name, labels=machine.labels), settings, hardware)

@@ -1,0 +1,113 @@
+"""What the demo shows of its cluster at one moment: cards with the pods that hold them, and pods that wait.
+
+Read from the scheduler's own ledger and the API; nothing is worked out a second time. Colours and widths are not here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tessera.core.ledger import Ledger
+from tessera.inspect.slices import holders_of
+from tessera.lab.demo.cluster import DemoCluster
+from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
+
+MAKER = "NVIDIA"
+_SIZE = re.compile(r"[0-9]+GB")
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """A pod's part of a card."""
+
+    pod: str
+    memory_mib: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class CardView:
+    node: str
+    index: int
+    model: str
+    mode: str
+    memory_mib: int
+    used_mib: int
+    cores: int
+    used_cores: int
+    state: str
+    """empty where the card takes pods"""
+    slices: tuple[SliceView, ...]
+    """the largest first"""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingView:
+    """A pod without a node."""
+
+    pod: str
+    why: str
+    """in kube-scheduler's words; empty where it has not said anything yet"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    cards: tuple[CardView, ...]
+    waiting: tuple[WaitingView, ...]
+
+    def card(self, node: str, index: int) -> CardView:
+        return next(card for card in self.cards if (card.node, card.index) == (node, index))
+
+
+def look(cluster: DemoCluster) -> View:
+    return View(_cards(cluster.ledger), _waiting(cluster))
+
+
+def _cards(ledger: Ledger) -> tuple[CardView, ...]:
+    found = []
+    for name in ledger.node_names():
+        view = ledger.node(name)
+        for card in view.cards if view is not None else ():
+            device = card.device
+            held = [
+                SliceView(short_name(one.namespace, one.name), one.memory_mib, one.cores)
+                for one in holders_of(ledger, name, device.uuid)
+            ]
+            state = "" if device.healthy and not card.held else card.held or "unhealthy"
+            found.append(
+                CardView(
+                    name,
+                    device.index,
+                    short_model(device.model),
+                    device.mode,
+                    device.memory,
+                    card.used_memory,
+                    device.cores,
+                    card.used_cores,
+                    state,
+                    tuple(held),
+                )
+            )
+    return tuple(found)
+
+
+def _waiting(cluster: DemoCluster) -> tuple[WaitingView, ...]:
+    found = []
+    for pod in cluster.pods():
+        if node_of(pod) or has_ended(pod):
+            continue
+        scheduled = condition_of(pod, "PodScheduled") or {}
+        found.append(WaitingView(short_name(namespace_of(pod), name_of(pod)), str(scheduled.get("message", ""))))
+    return tuple(found)
+
+
+def short_name(namespace: str, name: str) -> str:
+    """As people say it: the namespace only where it is not the default one."""
+    return name if namespace == "default" else f"{namespace}/{name}"
+
+
+def short_model(model: str) -> str:
+    """What tells cards apart: the first word and the size, without maker, form factor and kind of memory."""
+    first, *rest = model.removeprefix(MAKER).lstrip("- ").replace("-", " ").split() or [model]
+    return " ".join([first, *(word for word in rest if _SIZE.fullmatch(word))])

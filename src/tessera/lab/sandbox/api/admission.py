@@ -1,0 +1,242 @@
+"""Admission by webhooks, as their configurations say: which are asked, in which order, and what their answers do.
+
+Mutating webhooks run one after the other by name of configuration and place in it, validating ones after them.
+Configurations with side effects are refused when they are written, so dry runs ask everybody.
+Not here: matchConditions (CEL is not evaluated: a webhook with conditions is asked always) and admission policies.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass, field, replace
+
+import msgspec
+
+from tessera.lab.sandbox.api import selectors
+from tessera.lab.sandbox.api.errors import ApiError, internal
+from tessera.lab.sandbox.api.intake import as_object, decode_json
+from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, Kind
+from tessera.lab.sandbox.api.patches import apply_json_patch
+from tessera.lab.sandbox.api.shapes import Rule, Webhook, WebhookConfiguration
+from tessera.lab.sandbox.api.store import DECODE, ENCODE, Store
+from tessera.lab.sandbox.api.webhook_client import Answer, Caller, CallFailed
+
+VERB_OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """Who is asking."""
+
+    username: str = "system:admin"
+    groups: tuple[str, ...] = ("system:masters", "system:authenticated")
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """One request, as admission sees it."""
+
+    operation: str
+    kind: Kind
+    namespace: str
+    name: str
+    content: Json | None
+    old: Json | None = None
+    subresource: str = ""
+    dry_run: bool = False
+    user: User = User()
+    options: Json = field(default_factory=dict)
+    subresource_kind: tuple[str, str] | None = None
+    """group/version and kind of the body where it is not the resource's own"""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What is left of the object after everybody has had their say."""
+
+    content: Json | None
+    warnings: tuple[str, ...] = ()
+
+
+class Admission:
+    """Reads the webhook configurations from the store; nothing is asked while there are none."""
+
+    def __init__(self, store: Store, caller: Caller) -> None:
+        self._store = store
+        self._caller = caller
+        self._parsed: dict[Kind, tuple[int, tuple[Webhook, ...]]] = {}
+
+    async def admit(self, attributes: Attributes, *, uid: str) -> Admitted:
+        if attributes.kind in (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS):
+            return Admitted(attributes.content)
+        mutating = self._asked(MUTATING_WEBHOOKS, attributes)
+        validating = self._asked(VALIDATING_WEBHOOKS, attributes)
+        if not mutating and not validating:
+            return Admitted(attributes.content)
+        round_ = _Round(self._caller, attributes, uid)
+        await round_.mutate(mutating)
+        for webhook in validating:
+            if self._concerns(webhook, round_.attributes):
+                await round_.ask(webhook, may_patch=False)
+        return Admitted(round_.attributes.content, tuple(round_.warnings))
+
+    def _asked(self, configurations: Kind, attributes: Attributes) -> list[Webhook]:
+        return [each for each in self._webhooks(configurations) if self._concerns(each, attributes)]
+
+    def _webhooks(self, configurations: Kind) -> tuple[Webhook, ...]:
+        version, webhooks = self._parsed.get(configurations, (-1, ()))
+        if version != self._store.touched(configurations):
+            read = [msgspec.convert(each.object, WebhookConfiguration) for each in self._store.list(configurations)]
+            webhooks = tuple(webhook for each in read for webhook in each.webhooks)
+            self._parsed[configurations] = (self._store.touched(configurations), webhooks)
+        return webhooks
+
+    def _concerns(self, webhook: Webhook, attributes: Attributes) -> bool:
+        if not any(_rule_matches(rule, attributes) for rule in webhook.rules):
+            return False
+        return self._namespace_matches(webhook, attributes) and _object_matches(webhook, attributes)
+
+    def _namespace_matches(self, webhook: Webhook, attributes: Attributes) -> bool:
+        terms = selectors.of_structure(webhook.namespace_selector)
+        if not terms:
+            return True
+        if attributes.kind is NAMESPACES:
+            labels = ((attributes.content or attributes.old or {}).get("metadata") or {}).get("labels") or {}
+        elif attributes.kind.namespaced:
+            held = self._store.get(NAMESPACES, "", attributes.namespace)
+            labels = held.object["metadata"].get("labels", {}) if held is not None else {}
+        else:
+            return True
+        return all(term.matches(labels) for term in terms)
+
+
+class _Round:
+    """The questions about one request, and what they have changed so far."""
+
+    def __init__(self, caller: Caller, attributes: Attributes, uid: str) -> None:
+        self.attributes = attributes
+        self.warnings: list[str] = []
+        self._caller = caller
+        self._uid = uid
+
+    async def mutate(self, webhooks: list[Webhook]) -> None:
+        left_behind: list[bytes] = []
+        for webhook in webhooks:
+            await self.ask(webhook, may_patch=True)
+            left_behind.append(ENCODE(self.attributes.content))
+        again = [
+            webhook
+            for webhook, left in zip(webhooks, left_behind, strict=True)
+            if webhook.reinvocation_policy == "IfNeeded" and left != left_behind[-1]
+        ]
+        for webhook in again:
+            await self.ask(webhook, may_patch=True)
+
+    async def ask(self, webhook: Webhook, *, may_patch: bool) -> None:
+        try:
+            answer = await self._caller.call(webhook, _request(self.attributes, self._uid))
+            content = self._patched(answer) if may_patch else self.attributes.content
+        except CallFailed as failure:
+            if webhook.failure_policy == "Ignore":
+                return
+            message = f'failed calling webhook "{webhook.name}": failed to call webhook: {failure}'
+            raise internal(message) from failure
+        self.warnings += answer.warnings
+        if not answer.allowed:
+            raise _denied(webhook, answer)
+        self.attributes = replace(self.attributes, content=content)
+
+    def _patched(self, answer: Answer) -> Json | None:
+        if not answer.patch or not answer.allowed:
+            return self.attributes.content
+        if self.attributes.content is None:
+            raise CallFailed("there is no object to patch")
+        try:
+            operations = decode_json(base64.b64decode(answer.patch, validate=True))
+            fresh = DECODE(ENCODE(self.attributes.content))
+            patched = apply_json_patch(fresh, operations)
+            if self.attributes.subresource_kind is None:
+                patched = as_object(self.attributes.kind, patched)
+        except (binascii.Error, ValueError) as error:
+            raise CallFailed(f"the patch is not base64: {error}") from error
+        except ApiError as error:
+            raise CallFailed(f"the patch does not apply: {error.message}") from error
+        if not isinstance(patched, dict):
+            raise CallFailed("the patch leaves no object")
+        return patched
+
+
+def _request(attributes: Attributes, uid: str) -> Json:
+    kind = attributes.kind
+    resource = {"group": kind.group, "version": kind.version, "resource": kind.plural}
+    meant = {"group": kind.group, "version": kind.version, "kind": kind.kind}
+    if attributes.subresource_kind is not None:
+        group, _, version = attributes.subresource_kind[0].rpartition("/")
+        meant = {"group": group, "version": version, "kind": attributes.subresource_kind[1]}
+    request: Json = {"uid": uid, "kind": meant, "resource": resource}
+    if attributes.subresource:
+        request["subResource"] = attributes.subresource
+    request |= {"requestKind": meant, "requestResource": resource}
+    if attributes.subresource:
+        request["requestSubResource"] = attributes.subresource
+    if attributes.name:
+        request["name"] = attributes.name
+    if attributes.namespace:
+        request["namespace"] = attributes.namespace
+    options = {"kind": VERB_OPTIONS[attributes.operation], "apiVersion": "meta.k8s.io/v1"} | attributes.options
+    return request | {
+        "operation": attributes.operation,
+        "userInfo": {"username": attributes.user.username, "groups": list(attributes.user.groups)},
+        "object": attributes.content,
+        "oldObject": attributes.old,
+        "dryRun": attributes.dry_run,
+        "options": options,
+    }
+
+
+def _denied(webhook: Webhook, answer: Answer) -> ApiError:
+    """The webhook's own code and reason, but never one that means success."""
+    status = answer.status
+    message, reason, code = (status.get(key) for key in ("message", "reason", "code"))
+    by = f'admission webhook "{webhook.name}" denied the request'
+    if isinstance(message, str) and message:
+        text = f"{by}: {message}"
+    elif isinstance(reason, str) and reason:
+        text = f"{by}: {reason}"
+    else:
+        text = f"{by} without explanation"
+    refused = isinstance(code, int) and 400 <= code <= 599
+    return ApiError(code if refused and code else 400, reason if isinstance(reason, str) else "", text)
+
+
+def _rule_matches(rule: Rule, attributes: Attributes) -> bool:
+    kind = attributes.kind
+    if not _listed(rule.operations, attributes.operation) or not _listed(rule.api_groups, kind.group):
+        return False
+    if not _listed(rule.api_versions, kind.version):
+        return False
+    # A namespace counts as cluster-wide here, although requests about it carry a namespace.
+    if rule.scope not in ("*", "Namespaced" if kind.namespaced else "Cluster"):
+        return False
+    return any(_resource_matches(pattern, kind.plural, attributes.subresource) for pattern in rule.resources)
+
+
+def _resource_matches(pattern: str, plural: str, subresource: str) -> bool:
+    resource, _, sub = pattern.partition("/")
+    return resource in ("*", plural) and sub in ("*", subresource)
+
+
+def _listed(wanted: tuple[str, ...], found: str) -> bool:
+    return "*" in wanted or found in wanted
+
+
+def _object_matches(webhook: Webhook, attributes: Attributes) -> bool:
+    terms = selectors.of_structure(webhook.object_selector)
+    if not terms:
+        return True
+    for content in (attributes.content, attributes.old):
+        labels = ((content or {}).get("metadata") or {}).get("labels") or {}
+        if content is not None and all(term.matches(labels) for term in terms):
+            return True
+    return False

@@ -1,0 +1,90 @@
+"""The pieces that every verb needs, put together: the store, its watches, admission, and where identities come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tessera.lab.sandbox.api.admission import Admission, Admitted, Attributes, User
+from tessera.lab.sandbox.api.creation import Identities
+from tessera.lab.sandbox.api.errors import forbidden, not_found
+from tessera.lab.sandbox.api.kinds import NAMESPACES, SERVICE_ACCOUNTS, Json, Kind
+from tessera.lab.sandbox.api.store import Change, Store
+from tessera.lab.sandbox.api.watches import Hub
+from tessera.lab.sandbox.api.webhook_client import Caller, Resolver
+
+FIRST_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
+
+
+@dataclass(slots=True)
+class Call:
+    """One request: who makes it, whether it only rehearses, and the warnings that its answer will carry."""
+
+    user: User = field(default_factory=User)
+    dry_run: bool = False
+    options: Json = field(default_factory=dict)
+    """of the verb, as webhooks are told them"""
+    warnings: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    """Holds the state. Namespaces get their service account, and go when they are terminating and empty."""
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        seed: int | None = None,
+        history_length: int,
+        resolver: Resolver | None = None,
+    ) -> None:
+        self.store = Store(history_length=history_length)
+        self.hub = Hub(self.store)
+        self.identities = Identities(now=now, seed=seed)
+        self.caller = Caller(resolver)
+        self.now = now
+        self._admission = Admission(self.store, self.caller)
+        self.store.listen(self._follow_namespaces)
+        for name in FIRST_NAMESPACES:
+            self.store.put(NAMESPACES, self._new_namespace(name))
+
+    async def admit(self, attributes: Attributes, call: Call) -> Json | None:
+        """What admission leaves of the object; raises where it is refused."""
+        admitted: Admitted = await self._admission.admit(attributes, uid=self.identities.uid())
+        call.warnings += admitted.warnings
+        return admitted.content
+
+    def check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
+        """Refuses new objects where there is no namespace for them, or not for long."""
+        if not kind.namespaced:
+            return
+        held = self.store.get(NAMESPACES, "", namespace)
+        if held is None:
+            raise not_found(NAMESPACES, namespace)
+        if "deletionTimestamp" in held.object["metadata"]:
+            why = f"unable to create new content in namespace {namespace} because it is being terminated"
+            raise forbidden(kind, name, why)
+
+    def _follow_namespaces(self, change: Change) -> None:
+        changed = change.new
+        if changed.kind is NAMESPACES and change.old is None:
+            self.store.put(SERVICE_ACCOUNTS, self._new_service_account(changed.name))
+        elif changed.kind.namespaced and change.removed:
+            space = self.store.get(NAMESPACES, "", changed.namespace)
+            terminating = space is not None and "deletionTimestamp" in space.object["metadata"]
+            if space is not None and terminating and self.store.namespace_is_empty(changed.namespace):
+                self.store.remove(space)
+
+    def _new_namespace(self, name: str) -> Json:
+        metadata = self._identity(name) | {"labels": {"kubernetes.io/metadata.name": name}}
+        return {"metadata": metadata, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
+
+    def _new_service_account(self, namespace: str) -> Json:
+        return {"metadata": self._identity("default") | {"namespace": namespace}}
+
+    def _identity(self, name: str) -> Json:
+        return {
+            "name": name,
+            "uid": self.identities.uid(),
+            "creationTimestamp": self.identities.timestamp(),
+        }

@@ -1,0 +1,147 @@
+"""What an object gets because it is being created: the built-in admission steps, its identity, and its first status.
+
+Same order as kube-apiserver: `admit` before the webhooks see the object, `complete` after them.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from fractions import Fraction
+
+from tessera.lab.sandbox.api.defaults import containers
+from tessera.lab.sandbox.api.errors import forbidden
+from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, Kind
+from tessera.lab.sandbox.api.store import Store
+from tessera.wire.quantity import NotAQuantity, read
+
+SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""of generated names: no vowels, so no words"""
+MAX_GENERATED = 63 - 5
+"""characters kept of a generateName"""
+
+TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
+TOKEN_SECONDS = 3607
+EVICTED_AFTER_S = 300
+"""default time that a pod stays on a node that is not ready"""
+
+PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
+
+
+class Identities:
+    """Where uids and name suffixes come from; with a seed, the same ones every time."""
+
+    def __init__(self, *, now: Callable[[], float], seed: int | None = None) -> None:
+        self._random = random.Random(seed)
+        self._now = now
+
+    def uid(self) -> str:
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def suffix(self) -> str:
+        return "".join(self._random.choices(SUFFIX_LETTERS, k=5))
+
+    def timestamp(self, *, after_s: float = 0) -> str:
+        return datetime.fromtimestamp(self._now() + after_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def admit(kind: Kind, content: Json, *, store: Store, identities: Identities) -> None:
+    """The built-in admission of a pod: service account, tolerations, priority."""
+    if kind is not PODS:
+        return
+    content["status"] = {}
+    spec = content["spec"]
+    _use_service_account(content, store, identities)
+    tolerate_short_outages(spec)
+    spec.setdefault("priority", PRIORITIES.get(spec.get("priorityClassName", ""), 0))
+    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+
+
+def complete(kind: Kind, content: Json, *, identities: Identities) -> None:
+    """Gives the object its identity; a name made from generateName is the caller's to retry."""
+    metadata = content["metadata"]
+    for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
+        metadata.pop(key, None)
+    metadata["uid"] = identities.uid()
+    metadata["creationTimestamp"] = identities.timestamp()
+    if kind.counts_generations:
+        metadata["generation"] = 1
+    if kind is PODS:
+        content["status"] = {"phase": "Pending", "qosClass": quality_of_service(content["spec"])}
+    elif kind is NAMESPACES:
+        content["spec"] = {"finalizers": ["kubernetes"]}
+        content["status"] = {"phase": "Active"}
+    elif kind.kind == "ResourceQuota":
+        content["status"] = {}
+
+
+def generated_name(prefix: str, identities: Identities) -> str:
+    return prefix[:MAX_GENERATED] + identities.suffix()
+
+
+def quality_of_service(spec: Json) -> str:
+    """The class that kubelet evicts by, from cpu and memory of all containers."""
+    guaranteed, any_amount = True, False
+    for container in containers(spec):
+        resources = container.get("resources", {})
+        limits, requests = resources.get("limits", {}), resources.get("requests", {})
+        for name in ("cpu", "memory"):
+            limit, request = _amount(limits, name), _amount(requests, name)
+            any_amount = any_amount or bool(limit or request)
+            guaranteed = guaranteed and bool(limit) and limit == request
+    if not any_amount:
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def _amount(amounts: Json, name: str) -> Fraction:
+    found = read(amounts.get(name, "0"))
+    return Fraction(0) if isinstance(found, NotAQuantity) else Fraction(found.value)
+
+
+def _use_service_account(content: Json, store: Store, identities: Identities) -> None:
+    spec, namespace = content["spec"], content["metadata"]["namespace"]
+    account = spec.setdefault("serviceAccountName", "default")
+    spec["serviceAccount"] = account
+    held = store.get(SERVICE_ACCOUNTS, namespace, account)
+    if held is None:
+        why = f'error looking up service account {namespace}/{account}: serviceaccount "{account}" not found'
+        raise forbidden(PODS, content["metadata"].get("name", ""), why)
+    automount = held.object.get("automountServiceAccountToken", True)
+    if spec.get("automountServiceAccountToken", automount):
+        _mount_token(spec, identities)
+
+
+def _mount_token(spec: Json, identities: Identities) -> None:
+    without = [
+        each
+        for each in containers(spec)
+        if not any(mount.get("mountPath") == TOKEN_PATH for mount in each.get("volumeMounts", ()))
+    ]
+    if not without:
+        return
+    name = f"kube-api-access-{identities.suffix()}"
+    namespace_file = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
+    sources: list[Json] = [
+        {"serviceAccountToken": {"expirationSeconds": TOKEN_SECONDS, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {"downwardAPI": {"items": [namespace_file]}},
+    ]
+    spec.setdefault("volumes", []).append({"name": name, "projected": {"sources": sources, "defaultMode": 0o644}})
+    for container in without:
+        mount = {"name": name, "readOnly": True, "mountPath": TOKEN_PATH}
+        container.setdefault("volumeMounts", []).append(mount)
+
+
+def tolerate_short_outages(spec: Json) -> None:
+    """Adds the default tolerations where nothing covers them, on every write of a pod."""
+    held = spec.setdefault("tolerations", [])
+    for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        covered = any(
+            each.get("key") in (taint, None, "") and each.get("effect") in ("NoExecute", None, "") for each in held
+        )
+        if not covered:
+            toleration = {"key": taint, "operator": "Exists", "effect": "NoExecute"}
+            held.append(toleration | {"tolerationSeconds": EVICTED_AFTER_S})

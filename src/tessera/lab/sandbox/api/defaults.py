@@ -1,0 +1,164 @@
+"""What kube-apiserver fills in when it reads an object, before any webhook sees it.
+
+Idempotent: it runs again on what a webhook patched. Not here: what only the moment of creation decides (`creating`).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tessera.lab.sandbox.api.errors import bad_request
+from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.quantities import canonical
+from tessera.wire.quantity import NotAQuantity
+
+FILE_MODE = 0o644
+"""of files in volumes made from secrets, config maps and the like"""
+
+
+def set_defaults(kind: Kind, content: Json) -> None:
+    """Fills in what `content` leaves out."""
+    fill = _DEFAULTS.get(kind.kind)
+    if fill is not None:
+        fill(content)
+
+
+def containers(spec: Json) -> Iterator[Json]:
+    yield from spec.get("initContainers", ())
+    yield from spec.get("containers", ())
+
+
+def canonical_amounts(amounts: Json, where: str) -> None:
+    for name, amount in amounts.items():
+        written = canonical(amount)
+        if isinstance(written, NotAQuantity):
+            raise bad_request(f"unable to parse quantity {str(amount)[:80]!r} of {where}[{name}]: {written.reason}")
+        amounts[name] = written
+
+
+def _pod(content: Json) -> None:
+    spec = content.setdefault("spec", {})
+    for key, value in (
+        ("restartPolicy", "Always"),
+        ("terminationGracePeriodSeconds", 30),
+        ("dnsPolicy", "ClusterFirst"),
+        ("schedulerName", "default-scheduler"),
+        ("enableServiceLinks", True),
+    ):
+        spec.setdefault(key, value)
+    spec.setdefault("securityContext", {})
+    account = spec.get("serviceAccountName") or spec.get("serviceAccount")
+    if account:
+        spec["serviceAccountName"] = spec["serviceAccount"] = account
+    for container in containers(spec):
+        _container(container)
+    for volume in spec.get("volumes", ()):
+        _volume(volume)
+
+
+def _container(container: Json) -> None:
+    container.setdefault("terminationMessagePath", "/dev/termination-log")
+    container.setdefault("terminationMessagePolicy", "File")
+    if not container.get("imagePullPolicy"):
+        container["imagePullPolicy"] = "Always" if _is_latest(container.get("image", "")) else "IfNotPresent"
+    resources = container.setdefault("resources", {})
+    for key in ("limits", "requests"):
+        canonical_amounts(resources.get(key, {}), f"resources.{key}")
+    if resources.get("limits"):
+        resources["requests"] = resources["limits"] | resources.get("requests", {})
+    for port in container.get("ports", ()):
+        port.setdefault("protocol", "TCP")
+    for env in container.get("env", ()):
+        if "fieldRef" in env.get("valueFrom", ()):
+            env["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
+
+
+def _is_latest(image: str) -> bool:
+    name = image.rsplit("/", 1)[-1]
+    return "@" not in name and (":" not in name or name.endswith(":latest"))
+
+
+def _volume(volume: Json) -> None:
+    if set(volume) <= {"name"}:
+        volume["emptyDir"] = {}
+    for source in ("secret", "configMap", "projected", "downwardAPI"):
+        if source in volume:
+            volume[source].setdefault("defaultMode", FILE_MODE)
+
+
+def _node(content: Json) -> None:
+    content.setdefault("spec", {})
+    status = content.get("status", {})
+    for key in ("capacity", "allocatable"):
+        canonical_amounts(status.get(key, {}), f"status.{key}")
+    if status.get("capacity"):
+        status.setdefault("allocatable", dict(status["capacity"]))
+
+
+def _namespace(content: Json) -> None:
+    metadata = content["metadata"]
+    if metadata.get("name"):
+        metadata.setdefault("labels", {})["kubernetes.io/metadata.name"] = metadata["name"]
+
+
+def _secret(content: Json) -> None:
+    content.setdefault("type", "Opaque")
+    written = content.pop("stringData", {})
+    if written:
+        content.setdefault("data", {}).update(
+            {key: base64.b64encode(text.encode(errors="surrogatepass")).decode() for key, text in written.items()}
+        )
+    _check_base64(content.get("data", {}))
+
+
+def _config_map(content: Json) -> None:
+    _check_base64(content.get("binaryData", {}))
+
+
+def _check_base64(data: Json) -> None:
+    for key, text in data.items():
+        try:
+            base64.b64decode("".join(text.split()), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise bad_request(f"illegal base64 data in {key}: {error}") from error
+
+
+def _quota(content: Json) -> None:
+    for part in ("spec", "status"):
+        for key in ("hard", "used"):
+            canonical_amounts(content.get(part, {}).get(key, {}), f"{part}.{key}")
+
+
+def _webhooks(content: Json) -> None:
+    mutating = content.get("kind") == "MutatingWebhookConfiguration"
+    for webhook in content.get("webhooks", ()):
+        defaults: dict[str, Any] = {
+            "failurePolicy": "Fail",
+            "matchPolicy": "Equivalent",
+            "namespaceSelector": {},
+            "objectSelector": {},
+            "timeoutSeconds": 10,
+        }
+        if mutating:
+            defaults["reinvocationPolicy"] = "Never"
+        for key, value in defaults.items():
+            webhook.setdefault(key, value)
+        for rule in webhook.get("rules", ()):
+            rule.setdefault("scope", "*")
+        if "service" in webhook.get("clientConfig", ()):
+            webhook["clientConfig"]["service"].setdefault("port", 443)
+
+
+_DEFAULTS: dict[str, Callable[[Json], None]] = {
+    "Pod": _pod,
+    "Node": _node,
+    "Namespace": _namespace,
+    "Secret": _secret,
+    "ConfigMap": _config_map,
+    "ResourceQuota": _quota,
+    "MutatingWebhookConfiguration": _webhooks,
+    "ValidatingWebhookConfiguration": _webhooks,
+}

@@ -1,0 +1,117 @@
+"""Deleting: at once, or gracefully while a kubelet still has to stop the pod, or not before the finalizers are done.
+
+    bound pod, grace > 0      -> deletionTimestamp is set; the node deletes again with grace 0
+    object with finalizers    -> deletionTimestamp is set; the update that removes the last one removes the object
+    everything else           -> removed
+
+A namespace takes its content along and goes last. Owner references are not followed: no owner kind is served here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tessera.lab.sandbox.api.admission import Attributes
+from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api.errors import forbidden, not_found
+from tessera.lab.sandbox.api.kinds import KINDS, NAMESPACES, PODS, Json, Kind
+from tessera.lab.sandbox.api.shapes import DeleteOptions
+from tessera.lab.sandbox.api.store import Stored, stored_from
+from tessera.lab.sandbox.api.writes import check_precondition
+
+KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """The object after the request: `gone`, or still there and on its way out."""
+
+    stored: Stored
+    gone: bool
+
+
+async def delete(
+    cluster: Cluster, kind: Kind, namespace: str, name: str, *, options: DeleteOptions, call: Call
+) -> Deletion:
+    """One object."""
+    current = cluster.store.get(kind, namespace, name)
+    if current is None:
+        raise not_found(kind, name)
+    if kind is NAMESPACES and name in KEPT_NAMESPACES:
+        raise forbidden(kind, name, "this namespace may not be deleted")
+    check_precondition(current, uid=options.preconditions.uid, version=options.preconditions.resource_version)
+    attributes = Attributes(
+        "DELETE", kind, namespace, name, None, old=current.object, dry_run=call.dry_run, user=call.user
+    )
+    await cluster.admit(attributes, call)
+    current = cluster.store.get(kind, namespace, name)
+    if current is None:
+        raise not_found(kind, name)
+    check_precondition(current, uid=options.preconditions.uid, version=options.preconditions.resource_version)
+    return remove(cluster, current, options, dry_run=call.dry_run)
+
+
+def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
+    """Takes the object out, or marks it where that has to wait."""
+    if current.kind is NAMESPACES:
+        return _remove_namespace(cluster, current, dry_run=dry_run)
+    grace = _grace_s(current, options)
+    marked = _marked(cluster, current, grace)
+    if grace == 0 and not current.object["metadata"].get("finalizers"):
+        if dry_run:
+            return Deletion(current, gone=True)
+        if current.kind is PODS and marked is not None:
+            # kube-apiserver writes the end of a pod down before it removes it: watchers see both.
+            current = cluster.store.put(PODS, marked)
+        return Deletion(cluster.store.remove(current), gone=True)
+    if marked is None:
+        return Deletion(current, gone=False)
+    if dry_run:
+        return Deletion(stored_from(current.kind, marked, current.version), gone=False)
+    return Deletion(cluster.store.put(current.kind, marked), gone=False)
+
+
+def _grace_s(current: Stored, options: DeleteOptions) -> int:
+    """How long the pod may still run; everything that no kubelet runs goes at once."""
+    spec, status = current.object.get("spec", {}), current.object.get("status", {})
+    if current.kind is not PODS or not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
+        return 0
+    asked = options.grace_period_seconds
+    if asked is None:
+        pending: int | None = current.object["metadata"].get("deletionGracePeriodSeconds")
+        asked = pending if pending is not None else spec.get("terminationGracePeriodSeconds", 30)
+    return asked if asked >= 0 else 1
+
+
+def _marked(cluster: Cluster, current: Stored, grace: int) -> Json | None:
+    """The object with its end written down; None where that would change nothing."""
+    pending = current.object["metadata"].get("deletionGracePeriodSeconds")
+    if pending is not None and pending <= grace:
+        return None
+    marked = current.copy()
+    metadata = marked["metadata"]
+    if pending is None:
+        metadata["deletionTimestamp"] = cluster.identities.timestamp(after_s=grace)
+    else:
+        asked = datetime.fromisoformat(metadata["deletionTimestamp"]).timestamp() - pending
+        metadata["deletionTimestamp"] = datetime.fromtimestamp(asked + grace, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata["deletionGracePeriodSeconds"] = grace
+    if "generation" in metadata:
+        metadata["generation"] += 1
+    return marked
+
+
+def _remove_namespace(cluster: Cluster, current: Stored, *, dry_run: bool) -> Deletion:
+    marked = current.copy()
+    if "deletionTimestamp" not in marked["metadata"]:
+        marked["metadata"]["deletionTimestamp"] = cluster.identities.timestamp()
+        marked["status"] = {"phase": "Terminating"}
+    if dry_run:
+        return Deletion(stored_from(NAMESPACES, marked, current.version), gone=False)
+    stored = cluster.store.put(NAMESPACES, marked)
+    for kind in KINDS:
+        if kind.namespaced:
+            for held in cluster.store.list(kind, current.name):
+                remove(cluster, held, DeleteOptions())
+    return Deletion(stored, gone=cluster.store.get(NAMESPACES, "", current.name) is None)

@@ -1,0 +1,110 @@
+"""Lists, whole or in pages. All pages of one list show the same moment, or the client is told to start again (410).
+
+A page token is opaque to clients: it names the version of the list and the last key shown.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+
+from tessera.lab.sandbox.api.errors import bad_request, expired_page, too_large_version
+from tessera.lab.sandbox.api.kinds import Kind
+from tessera.lab.sandbox.api.selectors import EVERYTHING, Selector
+from tessera.lab.sandbox.api.store import Store, Stored
+
+MAX_SNAPSHOTS = 32
+"""unfinished paged lists that are remembered; the oldest is forgotten first"""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Part of a list, or all of it."""
+
+    items: list[Stored]
+    version: int
+    token: str = ""
+    remaining: int | None = None
+    """items on later pages; unknown where a selector is used, as with kube-apiserver"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants listed."""
+
+    kind: Kind
+    namespace: str = ""
+    selector: Selector = EVERYTHING
+    limit: int = 0
+    token: str = ""
+    version: int | None = None
+    exact: bool = False
+
+
+class _Token(msgspec.Struct, frozen=True):
+    version: int
+    shown: int
+    number: int
+
+
+class Lister:
+    """Answers lists from the store; remembers the ones that clients are still paging through."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._snapshots: OrderedDict[int, tuple[Asked, list[Stored]]] = OrderedDict()
+        self._number = 0
+
+    def page(self, asked: Asked) -> Page:
+        if asked.token:
+            return self._continue(asked)
+        current = self._store.version
+        if asked.version is not None and asked.version > current:
+            raise too_large_version(asked.version, current)
+        if asked.exact and asked.version != current:
+            raise expired_page()
+        items = [each for each in self._store.list(asked.kind, asked.namespace) if asked.selector.matches(each.object)]
+        if not asked.limit or len(items) <= asked.limit:
+            return Page(items, current)
+        self._number += 1
+        self._snapshots[self._number] = (asked, items)
+        while len(self._snapshots) > MAX_SNAPSHOTS:
+            self._snapshots.popitem(last=False)
+        return self._cut(_Token(current, 0, self._number), items, asked)
+
+    def _continue(self, asked: Asked) -> Page:
+        token = _read_token(asked.token)
+        first, items = self._snapshots.get(token.number, (None, []))
+        if first is None or token.version < self._store.oldest(asked.kind):
+            raise expired_page()
+        if (first.kind, first.namespace, first.selector) != (asked.kind, asked.namespace, asked.selector):
+            raise bad_request("the continue token belongs to another list")
+        return self._cut(token, items, asked)
+
+    def _cut(self, token: _Token, items: list[Stored], asked: Asked) -> Page:
+        end = token.shown + asked.limit if asked.limit else len(items)
+        shown = items[token.shown : end]
+        if end >= len(items):
+            # Kept until it is pushed out: a client that lost this answer may ask for the page again.
+            return Page(shown, token.version)
+        remaining = None if asked.selector else len(items) - end
+        following = _Token(token.version, end, token.number)
+        return Page(shown, token.version, _written(following), remaining)
+
+
+def _written(token: _Token) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
+
+
+def _read_token(text: str) -> _Token:
+    try:
+        found = msgspec.json.decode(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)), type=_Token)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request("continue key is not valid") from error
+    if found.shown < 0:
+        raise bad_request("continue key is not valid")
+    return found

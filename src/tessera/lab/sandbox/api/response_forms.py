@@ -1,0 +1,66 @@
+"""How an answer is written: plain JSON, a table, or metadata only, whichever the Accept header asks for first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tessera.lab.sandbox.api.errors import ApiError
+from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.lists import Page
+from tessera.lab.sandbox.api.store import ENCODE, Stored
+from tessera.lab.sandbox.api.tables import partial, table
+
+_PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write objects."""
+
+    shape: str = ""
+    """empty for plain JSON, else "Table" or "Partial" """
+    include: str = "Metadata"
+    now: Callable[[], float] = lambda: 0.0
+
+    def one(self, stored: Stored) -> bytes:
+        if self.shape == "Table":
+            metadata = {"resourceVersion": str(stored.version)}
+            return ENCODE(table(stored.kind, [stored], now=self.now(), metadata=metadata, include=self.include))
+        if self.shape == "Partial":
+            return ENCODE(partial(stored, "PartialObjectMetadata"))
+        return stored.whole
+
+    def many(self, kind: Kind, page: Page) -> bytes:
+        metadata: Json = {"resourceVersion": str(page.version)}
+        if page.token:
+            metadata["continue"] = page.token
+        if page.remaining is not None:
+            metadata["remainingItemCount"] = page.remaining
+        if self.shape == "Table":
+            return ENCODE(table(kind, page.items, now=self.now(), metadata=metadata, include=self.include))
+        if self.shape == "Partial":
+            items = [partial(each, "PartialObjectMetadata") for each in page.items]
+            heading = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": metadata}
+            return ENCODE(heading | {"items": items})
+        heading = {"kind": f"{kind.kind}List", "apiVersion": kind.api_version, "metadata": metadata}
+        return ENCODE(heading)[:-1] + b',"items":[' + b",".join(each.bare for each in page.items) + b"]}"
+
+
+def form_for(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> Form:
+    """The first form in `accept` that can be written here."""
+    for part in accept.split(",") if accept else ("*/*",):
+        media, *rest = (piece.strip() for piece in part.split(";"))
+        if media not in ("application/json", "application/*", "*/*"):
+            continue
+        parameters = dict(piece.split("=", 1) for piece in rest if "=" in piece)
+        shape = parameters.get("as", "")
+        if not shape:
+            return Form()
+        if parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1"):
+            if shape == "Table":
+                return Form("Table", query.get("includeObject", "Metadata"), now)
+            if shape in _PARTIAL:
+                return Form("Partial", now=now)
+    message = "only the following media types are accepted: application/json"
+    raise ApiError(406, "NotAcceptable", message)

@@ -1,0 +1,154 @@
+"""Label and field selectors: the text of a query parameter, or the structure of a webhook, to a test of one object.
+
+Unknown fields and malformed texts are refused as kube-apiserver refuses them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.lab.sandbox.api.errors import bad_request
+from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.shapes import LabelSelector
+
+Labels = Mapping[str, str]
+LabelTest = Callable[[Labels], bool]
+
+_TERM = re.compile(
+    r"\s*(?:(?P<absent>!\s*[^\s!=<>(),]+)"
+    r"|(?P<key>[^\s!=<>(),]+)\s*"
+    r"(?:(?P<op>==|=|!=|<|>)\s*(?P<value>[^\s,()=!<>]*)|(?P<set>in|notin)\s*\((?P<values>[^()]*)\))?)\s*(?:,|\Z)"
+)
+_FIELD_PART = re.compile(r"(?:[^,\\]|\\.)+")
+_FIELD_TERM = re.compile(r"(?P<field>[^=!]+)(?P<op>==|=|!=)(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelTerm:
+    """One requirement on one label."""
+
+    key: str
+    operator: str
+    values: frozenset[str] = frozenset()
+
+    def matches(self, labels: Labels) -> bool:
+        found = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return found in self.values
+            case "NotIn":
+                return found not in self.values
+            case "Exists":
+                return found is not None
+            case "DoesNotExist":
+                return found is None
+        return _compares(found, self.operator, next(iter(self.values)))
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTerm:
+    """One requirement on one field, which counts as empty where it is missing."""
+
+    field: str
+    equal: bool
+    value: str
+
+    def matches(self, content: Json) -> bool:
+        return (field_text(content, self.field) == self.value) is self.equal
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """All that a list or a watch asks of an object."""
+
+    labels: tuple[LabelTerm, ...] = ()
+    fields: tuple[FieldTerm, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.labels or self.fields)
+
+    def matches(self, content: Json) -> bool:
+        if self.labels:
+            labels = content["metadata"].get("labels") or {}
+            if not all(term.matches(labels) for term in self.labels):
+                return False
+        return all(term.matches(content) for term in self.fields)
+
+    def demanded(self, field: str) -> str | None:
+        """The one value that `field` must have, if there is one."""
+        return next((term.value for term in self.fields if term.field == field and term.equal), None)
+
+
+EVERYTHING = Selector()
+
+
+def parse_labels(text: str) -> tuple[LabelTerm, ...]:
+    terms = []
+    position = 0
+    while position < len(text):
+        found = _TERM.match(text, position)
+        if found is None or found.end() == position:
+            raise bad_request(f"unable to parse requirement: {text!r}")
+        terms.append(_label_term(found))
+        position = found.end()
+    return tuple(terms)
+
+
+def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
+    terms = []
+    for part in _FIELD_PART.findall(text):
+        found = _FIELD_TERM.fullmatch(part)
+        if found is None:
+            raise bad_request(f"invalid selector: '{text}'; can't understand '{part}'")
+        field = found["field"].strip()
+        if field not in kind.fields and field not in ("metadata.name", "metadata.namespace"):
+            raise bad_request(f"field label not supported: {field}")
+        terms.append(FieldTerm(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
+    return tuple(terms)
+
+
+def of_structure(selector: LabelSelector) -> tuple[LabelTerm, ...]:
+    """A `metav1.LabelSelector`; an empty one selects everything."""
+    plain = [LabelTerm(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
+    return (
+        *plain,
+        *(LabelTerm(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
+    )
+
+
+def field_text(content: Json, path: str) -> str:
+    """A field as selectors see it."""
+    found: Any = content
+    for step in path.split("."):
+        found = found.get(step) if isinstance(found, dict) else None
+    if path == "source":
+        found = (found or {}).get("component") or content.get("reportingComponent")
+    if isinstance(found, bool):
+        return "true" if found else "false"
+    if found is None:
+        return "false" if path in ("spec.unschedulable", "spec.hostNetwork") else ""
+    return str(found)
+
+
+def _label_term(found: re.Match[str]) -> LabelTerm:
+    if found["absent"]:
+        return LabelTerm(found["absent"][1:].strip(), "DoesNotExist")
+    key = found["key"]
+    if found["set"]:
+        values = frozenset(value.strip() for value in found["values"].split(","))
+        return LabelTerm(key, "In" if found["set"] == "in" else "NotIn", values)
+    if not found["op"]:
+        return LabelTerm(key, "Exists")
+    operator = {"=": "In", "==": "In", "!=": "NotIn"}.get(found["op"], found["op"])
+    return LabelTerm(key, operator, frozenset((found["value"],)))
+
+
+def _compares(found: str | None, operator: str, bound: str) -> bool:
+    try:
+        left, right = int(found or ""), int(bound)
+    except ValueError:
+        return False
+    return left > right if operator == ">" else left < right

@@ -1,0 +1,223 @@
+"""The tables of `kubectl get`: which columns a kind has and what its rows say.
+
+Cells come from the object alone and from the time; kinds without columns of their own get name and age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.lab.sandbox.api.ages import UNKNOWN, age
+from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.store import Stored
+
+NONE = "<none>"
+
+Cells = Callable[[Json, float], list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of one kind; those in `wide` are shown with `-o wide` only."""
+
+    columns: tuple[str, ...]
+    cells: Cells
+    wide: frozenset[str] = frozenset()
+
+
+def table(
+    kind: Kind,
+    items: Iterable[Stored],
+    *,
+    now: float,
+    metadata: Json,
+    include: str,
+) -> Json:
+    """A `metav1.Table` of the items."""
+    layout = LAYOUTS.get(kind.kind, _PLAIN)
+    rows = []
+    for each in items:
+        row: Json = {"cells": layout.cells(each.object, now)}
+        if include == "Object":
+            row["object"] = each.object
+        elif include != "None":
+            row["object"] = partial(each, "PartialObjectMetadata")
+        rows.append(row)
+    return {
+        "kind": "Table",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": metadata,
+        "columnDefinitions": [_definition(name, layout) for name in layout.columns],
+        "rows": rows,
+    }
+
+
+def partial(stored: Stored, kind: str) -> Json:
+    """Only the metadata."""
+    return {"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": stored.object["metadata"]}
+
+
+def _definition(name: str, layout: Layout) -> Json:
+    kind = "integer" if name in ("Data", "Webhooks", "Count") else "string"
+    shown = "name" if name == "Name" else ""
+    return {"name": name, "type": kind, "format": shown, "description": "", "priority": int(name in layout.wide)}
+
+
+def _since(content: Json, now: float) -> str:
+    return age(content["metadata"].get("creationTimestamp"), now)
+
+
+def _plain(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], _since(content, now)]
+
+
+def _pod(content: Json, now: float) -> list[Any]:
+    spec, status = content["spec"], content.get("status", {})
+    statuses = status.get("containerStatuses", [])
+    ready = sum(bool(each.get("ready")) for each in statuses)
+    restarts = sum(each.get("restartCount", 0) for each in statuses)
+    return [
+        content["metadata"]["name"],
+        f"{ready}/{len(spec['containers'])}",
+        pod_state(content),
+        str(restarts),
+        _since(content, now),
+        status.get("podIP") or NONE,
+        spec.get("nodeName") or NONE,
+        status.get("nominatedNodeName") or NONE,
+        NONE,
+    ]
+
+
+def pod_state(content: Json) -> str:
+    """The one word for how a pod is doing: the reason of the container in trouble where there is one."""
+    status, metadata = content.get("status", {}), content["metadata"]
+    word: str = status.get("reason") or status.get("phase") or UNKNOWN
+    if content["spec"].get("schedulingGates") and word == "Pending":
+        word = "SchedulingGated"
+    running = False
+    for each in status.get("containerStatuses", ()):
+        state = each.get("state", {})
+        reason = state.get("waiting", {}).get("reason") or state.get("terminated", {}).get("reason")
+        if reason:
+            word = reason
+        elif "terminated" in state:
+            word = f"ExitCode:{state['terminated'].get('exitCode', 0)}"
+        running = running or (bool(each.get("ready")) and "running" in state)
+    if word == "Completed" and running:
+        word = "Running"
+    if "deletionTimestamp" in metadata:
+        return "Unknown" if status.get("reason") == "NodeLost" else "Terminating"
+    return word
+
+
+def _node(content: Json, now: float) -> list[Any]:
+    status, metadata = content.get("status", {}), content["metadata"]
+    ready: Json = next((each for each in status.get("conditions", ()) if each.get("type") == "Ready"), {})
+    words = [
+        {"True": "Ready", "False": "NotReady"}.get(ready.get("status", ""), "Unknown" if not ready else "NotReady")
+    ]
+    if content.get("spec", {}).get("unschedulable"):
+        words.append("SchedulingDisabled")
+    prefix = "node-role.kubernetes.io/"
+    roles = sorted(key.removeprefix(prefix) for key in metadata.get("labels", {}) if key.startswith(prefix))
+    addresses = {each.get("type"): each.get("address") for each in status.get("addresses", ())}
+    info = status.get("nodeInfo", {})
+    return [
+        metadata["name"],
+        ",".join(words),
+        ",".join(role for role in roles if role) or NONE,
+        _since(content, now),
+        info.get("kubeletVersion", ""),
+        addresses.get("InternalIP") or NONE,
+        addresses.get("ExternalIP") or NONE,
+        info.get("osImage") or UNKNOWN,
+        info.get("kernelVersion") or UNKNOWN,
+        info.get("containerRuntimeVersion") or UNKNOWN,
+    ]
+
+
+def _event(content: Json, now: float) -> list[Any]:
+    about, series, source = (content.get(key, {}) for key in ("involvedObject", "series", "source"))
+    first = content.get("firstTimestamp") or content.get("eventTime") or content["metadata"].get("creationTimestamp")
+    last = series.get("lastObservedTime") or content.get("lastTimestamp") or first
+    count = series.get("count") or content.get("count") or 1
+    component = source.get("component") or content.get("reportingComponent", "")
+    host = source.get("host", "")
+    return [
+        age(last, now),
+        content.get("type", ""),
+        content.get("reason", ""),
+        f"{about.get('kind', '').lower()}/{about.get('name', '')}",
+        about.get("fieldPath", ""),
+        f"{component}, {host}" if host else component,
+        content.get("message", "").strip(),
+        age(first, now),
+        count,
+        content["metadata"]["name"],
+    ]
+
+
+def _namespace(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("status", {}).get("phase", ""), _since(content, now)]
+
+
+def _secret(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("type", ""), len(content.get("data", {})), _since(content, now)]
+
+
+def _config_map(content: Json, now: float) -> list[Any]:
+    held = len(content.get("data", {})) + len(content.get("binaryData", {}))
+    return [content["metadata"]["name"], held, _since(content, now)]
+
+
+def _quota(content: Json, now: float) -> list[Any]:
+    hard, used = content.get("spec", {}).get("hard", {}), content.get("status", {}).get("used", {})
+    texts = {name: f"{name}: {used.get(name, '0')}/{hard[name]}" for name in sorted(hard)}
+    limits = ", ".join(text for name, text in texts.items() if name.startswith("limits."))
+    requests = ", ".join(text for name, text in texts.items() if not name.startswith("limits."))
+    return [content["metadata"]["name"], requests, limits, _since(content, now)]
+
+
+def _lease(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], content.get("spec", {}).get("holderIdentity", ""), _since(content, now)]
+
+
+def _webhooks(content: Json, now: float) -> list[Any]:
+    return [content["metadata"]["name"], len(content.get("webhooks", ())), _since(content, now)]
+
+
+_PLAIN = Layout(("Name", "Age"), _plain)
+
+LAYOUTS: dict[str, Layout] = {
+    "Pod": Layout(
+        ("Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"),
+        _pod,
+        frozenset({"IP", "Node", "Nominated Node", "Readiness Gates"}),
+    ),
+    "Node": Layout(
+        (
+            *("Name", "Status", "Roles", "Age", "Version"),
+            *("Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"),
+        ),
+        _node,
+        frozenset({"Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"}),
+    ),
+    "Event": Layout(
+        (
+            *("Last Seen", "Type", "Reason", "Object", "Subobject", "Source"),
+            *("Message", "First Seen", "Count", "Name"),
+        ),
+        _event,
+        frozenset({"Subobject", "Source", "First Seen", "Count", "Name"}),
+    ),
+    "Namespace": Layout(("Name", "Status", "Age"), _namespace),
+    "Secret": Layout(("Name", "Type", "Data", "Age"), _secret),
+    "ConfigMap": Layout(("Name", "Data", "Age"), _config_map),
+    "ResourceQuota": Layout(("Name", "Request", "Limit", "Age"), _quota),
+    "Lease": Layout(("Name", "Holder", "Age"), _lease),
+    "MutatingWebhookConfiguration": Layout(("Name", "Webhooks", "Age"), _webhooks),
+    "ValidatingWebhookConfiguration": Layout(("Name", "Webhooks", "Age"), _webhooks),
+}

@@ -1,0 +1,185 @@
+"""Watches: every change of a kind, from a version on, to each watcher that asked for it, in order and without gaps.
+
+Invariant: between the replay of the past and the first live change nothing is awaited, so nothing falls between.
+A watcher that reads too slowly is ended with a plain end of stream, as kube-apiserver does; it must list again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tessera.lab.sandbox.api.errors import ApiError, too_large_version, too_old
+from tessera.lab.sandbox.api.kinds import PODS, Json, Kind
+from tessera.lab.sandbox.api.selectors import EVERYTHING, Selector, field_text
+from tessera.lab.sandbox.api.store import ENCODE, Change, Store, Stored, stored_from
+
+MAX_PENDING = 20_000
+"""events that a watcher may be behind"""
+
+INITIAL_EVENTS_END = "k8s.io/initial-events-end"
+
+Represent = Callable[[Stored], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a watcher wants to hear of, and how."""
+
+    kind: Kind
+    namespace: str = ""
+    selector: Selector = EVERYTHING
+    represent: Represent = field(default=lambda stored: stored.whole)
+
+    def holds(self, stored: Stored) -> bool:
+        if self.namespace and stored.namespace != self.namespace:
+            return False
+        return self.selector.matches(stored.object)
+
+
+class Watcher:
+    """Frames that one client has not been sent yet. `aborted` asks to cut the connection instead of ending it."""
+
+    def __init__(self, scope: Scope, *, agent: str = "") -> None:
+        self.scope = scope
+        self.agent = agent
+        self.ended = False
+        self.aborted = False
+        self.live_from = 0
+        self._frames: list[bytes] = []
+        self._held = False
+        self._wake = asyncio.Event()
+
+    def hold(self) -> None:
+        """Send nothing more until `go_on`, as a slow network would."""
+        self._held = True
+
+    def go_on(self) -> None:
+        self._held = False
+        self._wake.set()
+
+    def take(self) -> bytes:
+        """Everything so far, in one piece."""
+        if self._held and not self.ended:
+            self._wake.clear()
+            return b""
+        taken = b"".join(self._frames)
+        self._frames.clear()
+        self._wake.clear()
+        return taken
+
+    async def wait(self) -> None:
+        """Until there is something to take or the watch is over."""
+        await self._wake.wait()
+
+    def hear(self, change: Change) -> None:
+        """One change, as it looks through the selector: an object that stops matching counts as deleted."""
+        if change.version <= self.live_from:
+            return
+        was = change.old is not None and self.scope.holds(change.old)
+        holds = not change.removed and self.scope.holds(change.new)
+        if holds:
+            self.push("MODIFIED" if was else "ADDED", self.scope.represent(change.new))
+        elif was:
+            last = change.new if change.removed else _gone(change)
+            self.push("DELETED", self.scope.represent(last))
+
+    def push(self, event: str, body: bytes) -> None:
+        if len(self._frames) >= MAX_PENDING:
+            self.end()
+            return
+        self._frames.append(b'{"type":"%b","object":%b}\n' % (event.encode(), body))
+        self._wake.set()
+
+    def fail(self, error: ApiError) -> None:
+        """Tells the client why, as the last event."""
+        self.push("ERROR", ENCODE(error.status()))
+        self.end()
+
+    def bookmark(self, version: int, annotations: Json | None = None) -> None:
+        metadata: Json = {"resourceVersion": str(version)}
+        if annotations:
+            metadata["annotations"] = annotations
+        kind = self.scope.kind
+        self.push("BOOKMARK", ENCODE({"kind": kind.kind, "apiVersion": kind.api_version, "metadata": metadata}))
+
+    def end(self, *, abort: bool = False) -> None:
+        self.ended = True
+        self.aborted = self.aborted or abort
+        self._wake.set()
+
+
+class Hub:
+    """All watchers, found by kind; those of one node's pods also by that node, or a big cluster would wake them all."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._watchers: dict[tuple[Kind, str | None], dict[Watcher, None]] = defaultdict(dict)
+        store.listen(self._tell)
+
+    def open(self, scope: Scope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
+        """A watcher that has heard everything since `version`, or the whole present when that is None or 0."""
+        watcher = Watcher(scope, agent=agent)
+        if version is not None and version > self._store.version:
+            watcher.fail(too_large_version(version, self._store.version))
+            return watcher
+        if not version or initial_events:
+            self._tell_present(watcher, mark_end=initial_events)
+        else:
+            self._tell_past(watcher, version)
+        if not watcher.ended:
+            self._watchers[_bucket(scope)][watcher] = None
+        return watcher
+
+    def close(self, watcher: Watcher) -> None:
+        bucket = _bucket(watcher.scope)
+        self._watchers[bucket].pop(watcher, None)
+        if not self._watchers[bucket]:
+            del self._watchers[bucket]
+
+    def all(self, kind: Kind | None = None) -> list[Watcher]:
+        return [each for (of, _), held in self._watchers.items() if kind in (None, of) for each in held]
+
+    def _tell_present(self, watcher: Watcher, *, mark_end: bool) -> None:
+        watcher.live_from = self._store.version
+        for stored in self._store.list(watcher.scope.kind, watcher.scope.namespace):
+            if watcher.scope.holds(stored):
+                watcher.push("ADDED", watcher.scope.represent(stored))
+        if mark_end:
+            watcher.bookmark(self._store.version, {INITIAL_EVENTS_END: "true"})
+
+    def _tell_past(self, watcher: Watcher, version: int) -> None:
+        past = self._store.since(watcher.scope.kind, version)
+        if past is None:
+            watcher.fail(too_old(version, self._store.oldest(watcher.scope.kind)))
+            return
+        for change in past:
+            watcher.hear(change)
+
+    def _tell(self, change: Change) -> None:
+        for key in _buckets_of(change):
+            for watcher in list(self._watchers.get(key, ())):
+                watcher.hear(change)
+
+
+def _bucket(scope: Scope) -> tuple[Kind, str | None]:
+    return scope.kind, scope.selector.demanded("spec.nodeName") if scope.kind is PODS else None
+
+
+def _buckets_of(change: Change) -> Iterator[tuple[Kind, str | None]]:
+    kind = change.new.kind
+    yield kind, None
+    if kind is PODS:
+        nodes = {field_text(each.object, "spec.nodeName") for each in (change.old, change.new) if each is not None}
+        for node in nodes:
+            yield kind, node
+
+
+def _gone(change: Change) -> Stored:
+    """The state that still matched, at the version that ended it."""
+    assert change.old is not None
+    last = change.old.copy()
+    last["metadata"]["resourceVersion"] = str(change.version)
+    return stored_from(change.old.kind, last, change.version)

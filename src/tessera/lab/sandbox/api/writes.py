@@ -1,0 +1,208 @@
+"""Creating and changing objects, with optimistic concurrency.
+
+Invariant: between the last look at the stored object and the write nothing is awaited; where admission was awaited in
+between and the object changed meanwhile, the change is made again on the new state or refused as a conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tessera.lab.sandbox.api import creation as creating
+from tessera.lab.sandbox.api import validation as validating
+from tessera.lab.sandbox.api.admission import Attributes
+from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api.defaults import set_defaults
+from tessera.lab.sandbox.api.errors import (
+    Problem,
+    already_exists,
+    bad_request,
+    conflict,
+    failed_precondition,
+    invalid,
+    not_found,
+    unexplained,
+)
+from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, STATUS, Json, Kind
+from tessera.lab.sandbox.api.store import Stored, stored_from
+
+MAX_ATTEMPTS = 8
+"""of a change that others keep overtaking, and of a generated name that keeps being taken"""
+
+_FIXED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
+"""metadata that no update changes"""
+
+_NOT_SPEC = ("kind", "apiVersion", "metadata", "status")
+
+
+async def create(cluster: Cluster, kind: Kind, namespace: str, content: Json, *, call: Call) -> Stored:
+    """Stores a new object."""
+    metadata = content["metadata"]
+    _place(kind, metadata, namespace)
+    name = metadata.get("name", "")
+    if metadata.pop("resourceVersion", None):
+        raise unexplained("resourceVersion should not be set on objects to be created")
+    if not name and not metadata.get("generateName"):
+        text = "Required value: name or generateName is required"
+        raise invalid(kind, "", [Problem("metadata.name", text, "FieldValueRequired")])
+    cluster.check_namespace(kind, namespace, name)
+    for key in ("uid", "creationTimestamp"):
+        metadata.pop(key, None)
+    set_defaults(kind, content)
+    creating.admit(kind, content, store=cluster.store, identities=cluster.identities)
+    attributes = Attributes(
+        "CREATE", kind, namespace, name, content, dry_run=call.dry_run, user=call.user, options=call.options
+    )
+    admitted = await cluster.admit(attributes, call)
+    assert admitted is not None
+    return _store_new(cluster, kind, namespace, admitted, call)
+
+
+def _store_new(cluster: Cluster, kind: Kind, namespace: str, content: Json, call: Call) -> Stored:
+    set_defaults(kind, content)
+    metadata = content["metadata"]
+    _place(kind, metadata, namespace)
+    creating.complete(kind, content, identities=cluster.identities)
+    generated = not metadata.get("name")
+    for _ in range(MAX_ATTEMPTS if generated else 1):
+        if generated:
+            metadata["name"] = creating.generated_name(metadata["generateName"], cluster.identities)
+            set_defaults(kind, content)
+        if cluster.store.get(kind, namespace, metadata["name"]) is None:
+            break
+    else:
+        raise already_exists(kind, metadata["name"])
+    problems = validating.problems_of(kind, content)
+    if problems:
+        raise invalid(kind, metadata["name"], problems)
+    cluster.check_namespace(kind, namespace, metadata["name"])
+    if call.dry_run:
+        return stored_from(kind, content, cluster.store.version)
+    return cluster.store.put(kind, content)
+
+
+async def update(
+    cluster: Cluster,
+    kind: Kind,
+    namespace: str,
+    name: str,
+    *,
+    change: Callable[[Json], Json],
+    subresource: str = "",
+    call: Call,
+) -> Stored:
+    """Stores what `change` makes of a fresh copy of the object."""
+    for _ in range(MAX_ATTEMPTS):
+        current = cluster.store.get(kind, namespace, name)
+        if current is None:
+            raise not_found(kind, name)
+        content = change(current.copy())
+        _check_versions(current, content)
+        settle(current, content, subresource)
+        admitted = await cluster.admit(_attributes(current, content, subresource, call), call)
+        assert admitted is not None
+        settle(current, admitted, subresource)
+        if cluster.store.get(kind, namespace, name) is current:
+            return _store_changed(cluster, current, admitted, subresource, call)
+    raise conflict(kind, name)
+
+
+def settle(current: Stored, content: Json, subresource: str) -> None:
+    """Puts back what this request may not change, and fills in what it left out."""
+    kind, old = current.kind, current.object
+    metadata = content.setdefault("metadata", {})
+    for key in _FIXED:
+        metadata.pop(key, None)
+        if key in old["metadata"]:
+            metadata[key] = old["metadata"][key]
+    if subresource == STATUS:
+        for key in set(content) | set(old):
+            if key not in _NOT_SPEC:
+                content.pop(key, None)
+                if key in old:
+                    content[key] = old[key]
+    elif kind.has_status:
+        content.pop("status", None)
+        if "status" in old:
+            content["status"] = old["status"]
+    if kind is NAMESPACES:
+        content["spec"] = old["spec"]
+    set_defaults(kind, content)
+    if kind is PODS and subresource != STATUS:
+        creating.tolerate_short_outages(content["spec"])
+
+
+def check_precondition(current: Stored, *, uid: str | None, version: str | None) -> None:
+    if uid is not None and uid != current.uid:
+        raise failed_precondition(current.kind, current.name, what="UID", wanted=uid, found=current.uid)
+    if version is not None and version != str(current.version):
+        what = "ResourceVersion"
+        raise failed_precondition(current.kind, current.name, what=what, wanted=version, found=str(current.version))
+
+
+def _store_changed(cluster: Cluster, current: Stored, content: Json, subresource: str, call: Call) -> Stored:
+    kind, old = current.kind, current.object
+    problems = validating.problems_of(kind, content)
+    problems += validating.problems_of_change(kind, old, content, subresource=subresource)
+    if problems:
+        raise invalid(kind, current.name, problems)
+    metadata = content["metadata"]
+    metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
+    if "generation" in old["metadata"]:
+        metadata["generation"] = old["metadata"]["generation"] + _spec_differs(old, content)
+    proposed = stored_from(kind, content, current.version)
+    if proposed.object == old:
+        return current
+    if call.dry_run:
+        return proposed
+    stored = cluster.store.put(kind, content)
+    finished = "deletionTimestamp" in metadata and not metadata.get("finalizers")
+    if finished and not metadata.get("deletionGracePeriodSeconds") and kind is not NAMESPACES:
+        return cluster.store.remove(stored)
+    return stored
+
+
+def _spec_differs(old: Json, new: Json) -> bool:
+    return any(old.get(key) != new.get(key) for key in set(old) | set(new) if key not in _NOT_SPEC)
+
+
+def _check_versions(current: Stored, content: Json) -> None:
+    metadata = content.get("metadata") or {}
+    for key, text in (("name", current.name), ("namespace", current.namespace)):
+        found = metadata.get(key) or text
+        if found != text:
+            raise bad_request(f"the {key} of the object ({found}) does not match the {key} on the URL ({text})")
+    uid = metadata.get("uid")
+    if uid and uid != current.uid:
+        raise failed_precondition(current.kind, current.name, what="UID", wanted=uid, found=current.uid)
+    version = metadata.get("resourceVersion")
+    if version and version != str(current.version):
+        raise conflict(current.kind, current.name)
+    if not version and not current.kind.unconditional_update:
+        text = "Invalid value: 0: must be specified for an update"
+        raise invalid(current.kind, current.name, [Problem("metadata.resourceVersion", text)])
+
+
+def _place(kind: Kind, metadata: Json, namespace: str) -> None:
+    found = metadata.pop("namespace", "")
+    if not kind.namespaced:
+        return
+    if found not in ("", namespace):
+        text = f"the namespace of the provided object does not match the namespace sent on the request ({found})"
+        raise bad_request(text)
+    metadata["namespace"] = namespace
+
+
+def _attributes(current: Stored, content: Json, subresource: str, call: Call) -> Attributes:
+    return Attributes(
+        "UPDATE",
+        current.kind,
+        current.namespace,
+        current.name,
+        content,
+        old=current.object,
+        subresource=subresource,
+        dry_run=call.dry_run,
+        user=call.user,
+        options=call.options,
+    )

@@ -1,0 +1,244 @@
+"""A whole cluster in one object: API server, scheduling loop and simulated nodes.
+
+    async with ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 8))], extender_url=url) as plane:
+        pod = await plane.create_pod(manifest)
+        await plane.wait_for(lambda: plane.phase("default", "p") == "Running")
+
+Everything runs in one task group of one task, which ends with the block; a part that breaks ends the block's waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from tessera.kube.access import Access, load_access
+from tessera.kube.client import KubeClient
+from tessera.kube.resources import PODS
+from tessera.lab.sandbox.api.kinds import EVENTS as EVENT_KIND
+from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
+from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.server import ApiServer, Options
+from tessera.lab.sandbox.api.store import Change
+from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import phase_of
+from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
+from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, Profile, SchedulingLoop
+
+WAIT_S = 10.0
+"""how long `wait_for` waits unless told"""
+
+T = TypeVar("T")
+
+
+class ControlPlane:
+    """Use as `async with`. Without `extender_url` nothing is scheduled before `start_scheduling`."""
+
+    def __init__(
+        self,
+        *,
+        nodes: Iterable[SimulatedNode] = (),
+        extender_url: str | None = None,
+        extender_ca: bytes | None = None,
+        extender_insecure: bool = False,
+        scheduler_name: str = HAMI_SCHEDULER,
+        profile: Profile | None = None,
+        server: Options | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`folder`: where the kubeconfig goes; by default a temporary one that goes with the block."""
+        self.server = ApiServer(server)
+        self.scheduler_name = scheduler_name
+        self.scheduling: SchedulingLoop | None = None
+        self._profile = replace(profile or Profile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
+        self._first_nodes = tuple(nodes)
+        self._extender = (
+            ExtenderAccess(extender_url, ca=extender_ca, insecure=extender_insecure) if extender_url else None
+        )
+        self._folder = folder
+        self._client: KubeClient | None = None
+        self._fleet: Fleet | None = None
+        self._changed = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._wanted: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
+        self._main: asyncio.Task[None] | None = None
+        self._kubeconfig: Path | None = None
+        self.server.cluster.store.listen(self._hear)
+
+    async def __aenter__(self) -> Self:
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._main = asyncio.create_task(self._live(ready))
+        try:
+            await asyncio.wait([self._main, ready], return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            self._main.cancel()
+            raise
+        if self._main.done():
+            await self._main
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        if self._main is not None:
+            await self._main
+
+    # -- what is there
+
+    @property
+    def client(self) -> KubeClient:
+        if self._client is None:
+            raise RuntimeError("the control plane is not running: use it in `async with`")
+        return self._client
+
+    @property
+    def kubeconfig(self) -> Path:
+        """For kubectl, and for the scheduler under test."""
+        if self._kubeconfig is None:
+            raise RuntimeError("the control plane is not running: use it in `async with`")
+        return self._kubeconfig
+
+    @property
+    def fleet(self) -> Fleet:
+        if self._fleet is None:
+            raise RuntimeError("the control plane is not running: use it in `async with`")
+        return self._fleet
+
+    @property
+    def nodes(self) -> Mapping[str, SimulatedNode]:
+        return self.fleet.nodes
+
+    def pod(self, namespace: str, name: str) -> Json | None:
+        """As the API server has it this moment; not to be changed."""
+        stored = self.server.cluster.store.get(POD_KIND, namespace, name)
+        return stored.object if stored is not None else None
+
+    def pods(self, namespace: str = "") -> list[Json]:
+        return [stored.object for stored in self.server.cluster.store.list(POD_KIND, namespace)]
+
+    def node(self, name: str) -> Json | None:
+        stored = self.server.cluster.store.get(NODE_KIND, "", name)
+        return stored.object if stored is not None else None
+
+    def phase(self, namespace: str, name: str) -> str:
+        pod = self.pod(namespace, name)
+        return phase_of(pod) if pod is not None else ""
+
+    def events(self, namespace: str, name: str) -> list[Json]:
+        """What was recorded about a pod of this name."""
+        return [
+            stored.object
+            for stored in self.server.cluster.store.list(EVENT_KIND, namespace)
+            if stored.object.get("involvedObject", {}).get("name") == name
+        ]
+
+    # -- what can be done
+
+    async def start_scheduling(
+        self, extender_url: str | None = None, *, ca: bytes | None = None, insecure: bool = False
+    ) -> None:
+        """Start the loop; without an extender every pod goes to the emptiest node that counts enough of everything."""
+        access = ExtenderAccess(extender_url, ca=ca, insecure=insecure) if extender_url else None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._wanted.put((access, done))
+        await self._unless_broken(done)
+
+    async def create_pod(self, manifest: Json) -> Json:
+        """Through the front door, webhooks and all; the pod as it was stored."""
+        namespace = manifest.get("metadata", {}).get("namespace") or "default"
+        body = {"apiVersion": "v1", "kind": "Pod", **manifest}
+        return await self.client.create(PODS.path(namespace), body, dict[str, Any])
+
+    async def delete_pod(self, namespace: str, name: str, *, grace_seconds: int | None = None) -> None:
+        await self.client.delete(PODS.path(namespace, name), grace_seconds=grace_seconds)
+
+    async def wait_for(self, predicate: Callable[[], T], timeout: float = WAIT_S, *, what: str = "") -> T:
+        """The first true answer of `predicate`, asked again after every change in the API or in what a part saw."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    self._changed.clear()
+                    answer = predicate()
+                    if answer:
+                        return answer
+                    await self._unless_broken(self._changed.wait())
+        except TimeoutError as error:
+            raise TimeoutError(f"waited {timeout:g} s for {what or 'something that did not happen'}") from error
+
+    # -- how it lives
+
+    async def _live(self, ready: asyncio.Future[None]) -> None:
+        with tempfile.TemporaryDirectory() as temporary:
+            async with self.server:
+                folder = self._folder or Path(temporary)
+                path = folder / "kubeconfig"
+                self.server.write_kubeconfig(path)
+                access: Access = load_access(kubeconfig=str(path), environ={})
+                async with KubeClient(access) as client:
+                    self._client, self._kubeconfig = client, path
+                    self._fleet = Fleet(
+                        client, self._first_nodes, now=self.server.options.now, on_change=self._changed.set
+                    )
+                    await self._fleet.register()
+                    async with asyncio.TaskGroup() as tasks:
+                        background = [tasks.create_task(self._fleet.run()), tasks.create_task(self._schedule())]
+                        if self._extender is not None:
+                            started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                            await self._wanted.put((self._extender, started))
+                            await started
+                        ready.set_result(None)
+                        await self._stopping.wait()
+                        for task in background:
+                            task.cancel()
+
+    async def _schedule(self) -> None:
+        """Runs the loop that was asked for last."""
+        running: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                access, started = await self._wanted.get()
+                if running is not None:
+                    running.cancel()
+                    await asyncio.wait([running])
+                running = tasks.create_task(self._schedule_with(access, started))
+
+    async def _schedule_with(self, access: ExtenderAccess | None, started: asyncio.Future[None]) -> None:
+        if access is None:
+            await self._run_loop(None, started)
+        else:
+            async with ExtenderClient(access) as extender:
+                await self._run_loop(extender, started)
+
+    async def _run_loop(self, extender: ExtenderClient | None, started: asyncio.Future[None]) -> None:
+        loop = SchedulingLoop(
+            self.client, extender, profile=self._profile, now=self.server.options.now, on_change=self._changed.set
+        )
+        async with loop:
+            self.scheduling = loop
+            if not started.done():
+                started.set_result(None)
+            await loop.run()
+
+    async def _unless_broken(self, awaitable: Any) -> None:
+        """Wait, but not for a control plane that has died."""
+        assert self._main is not None
+        waiting = asyncio.ensure_future(awaitable)
+        try:
+            await asyncio.wait([waiting, self._main], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not waiting.done():
+                waiting.cancel()
+        if self._main.done():
+            await self._main
+            raise RuntimeError("the control plane has stopped")
+
+    def _hear(self, change: Change) -> None:
+        self._changed.set()

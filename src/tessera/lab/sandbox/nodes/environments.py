@@ -1,0 +1,67 @@
+"""What a container would see in its environment, worked out as kubelet and runtimes do it.
+
+Allocate's variables come first and the pod's own win over them; references to fields are resolved from the pod, and
+`$(NAME)` from the pod's own entries that stand before. Secrets, config maps, `envFrom` and services are not looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.objects import annotations_of, name_of, namespace_of, node_of, uid_of
+
+_REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
+_SUBSCRIPT = re.compile(r"metadata\.(annotations|labels)\['([^']*)'\]")
+
+
+def environment_of(pod: Json, container: Json, allocated: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one container, after an Allocate that answered with `allocated`."""
+    own: dict[str, str] = {}
+    for entry in container.get("env") or ():
+        value = _value(pod, entry, own)
+        if value is not None:
+            own[entry["name"]] = value
+    return {**allocated, **own}
+
+
+def _value(pod: Json, entry: Json, before: Mapping[str, str]) -> str | None:
+    """None for what this sandbox cannot know."""
+    source = entry.get("valueFrom")
+    if not source:
+        return expanded(entry.get("value") or "", before)
+    if "fieldRef" not in source:
+        return None
+    return field_of(pod, source["fieldRef"].get("fieldPath", ""))
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """`$(NAME)` replaced where NAME is known and left alone where it is not; `$$` is one dollar."""
+
+    def replaced(found: re.Match[str]) -> str:
+        if found[1] == "$":
+            return "$"
+        return variables.get(found[2], found[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def field_of(pod: Json, path: str) -> str | None:
+    """A field of the downward API; an annotation or label that is missing is empty."""
+    subscript = _SUBSCRIPT.fullmatch(path)
+    if subscript is not None:
+        kept = annotations_of(pod) if subscript[1] == "annotations" else pod["metadata"].get("labels") or {}
+        return kept.get(subscript[2], "")
+    match path:
+        case "metadata.name":
+            return name_of(pod)
+        case "metadata.namespace":
+            return namespace_of(pod)
+        case "metadata.uid":
+            return uid_of(pod)
+        case "spec.nodeName":
+            return node_of(pod)
+        case "spec.serviceAccountName":
+            return str(pod["spec"].get("serviceAccountName", ""))
+    return None

@@ -1,0 +1,117 @@
+"""All simulated nodes behind one watch: a thousand kubelets would need a thousand connections.
+
+Every bound pod is shown to its node's kubelet. Pods on nodes that are not simulated are nobody's here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tessera.kube.client import KubeClient
+from tessera.kube.reflector import Reflector
+from tessera.kube.resources import PODS
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import key_of, node_of, uid_of, version_of
+
+REGISTERED_AT_ONCE = 16
+
+
+class Fleet:
+    """The nodes by name."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        nodes: Iterable[SimulatedNode],
+        *,
+        now: Callable[[], float] = time.time,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_change` hears of everything that a kubelet was shown."""
+        self.nodes: dict[str, SimulatedNode] = {}
+        self._client = client
+        self._now = now
+        self._on_change = on_change
+        self._tasks: asyncio.TaskGroup | None = None
+        self._where: dict[str, tuple[str, str]] = {}
+        """pod's key -> its node and uid"""
+        self._started: dict[str, asyncio.Task[None]] = {}
+        for node in nodes:
+            self._take_in(node)
+
+    async def register(self) -> None:
+        """All nodes are in the API when this returns."""
+        gate = asyncio.Semaphore(REGISTERED_AT_ONCE)
+
+        async def one(node: SimulatedNode) -> None:
+            async with gate:
+                await node.register()
+
+        async with asyncio.TaskGroup() as tasks:
+            for node in self.nodes.values():
+                tasks.create_task(one(node))
+
+    async def run(self) -> None:
+        """Play all nodes, until cancelled."""
+        reflector = Reflector(
+            self._client,
+            PODS.path(),
+            dict[str, Any],
+            self,
+            key=key_of,
+            uid=uid_of,
+            version=version_of,
+            field_selector="spec.nodeName!=",
+            rng=random.Random(0),
+        )
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(reflector.run())
+            for node in self.nodes.values():
+                self._started[node.name] = tasks.create_task(node.run())
+
+    async def add(self, node: SimulatedNode) -> None:
+        """A node joins a running cluster."""
+        self._take_in(node)
+        await node.register()
+        if self._tasks is not None:
+            self._started[node.name] = self._tasks.create_task(node.run())
+
+    async def remove(self, name: str) -> SimulatedNode:
+        """A node dies: its kubelet says and does nothing any more. Its object stays, as after a crash."""
+        node = self.nodes.pop(name)
+        task = self._started.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        return node
+
+    # -- what the watch shows
+
+    def put(self, key: str, obj: Json) -> None:
+        self._where[key] = (node_of(obj), uid_of(obj))
+        node = self.nodes.get(node_of(obj))
+        if node is not None:
+            node.kubelet.seen(obj)
+            self._on_change()
+
+    def drop(self, key: str) -> None:
+        name, uid = self._where.pop(key)
+        node = self.nodes.get(name)
+        if node is not None:
+            node.kubelet.gone(uid)
+            self._on_change()
+
+    def synced(self) -> None:
+        """Nothing depends on it: a kubelet knows only what it has seen."""
+
+    def _take_in(self, node: SimulatedNode) -> None:
+        if node.name in self.nodes:
+            raise ValueError(f"there are two nodes {node.name}")
+        node.connect(self._client, now=self._now)
+        self.nodes[node.name] = node

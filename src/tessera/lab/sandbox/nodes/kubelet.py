@@ -1,0 +1,296 @@
+"""Plays kubelet for one node: admits pods one at a time, asks the agent for every container, runs and stops them.
+
+    bound --> waiting --admitted--> starting --> running --run-seconds over--> succeeded
+                 |  \\--Allocate failed--> failed
+                 +--- deleted at any point: after a short while the final DELETE, and the devices are free
+
+Nothing is executed; `containers` says what each container would see. What it reports is repeated until the apiserver
+takes it. It forgets nothing in a restart, as the real one keeps a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tessera.kube.backoff import Backoff
+from tessera.kube.client import STRATEGIC_PATCH, KubeClient
+from tessera.kube.errors import ApiError, KubeError
+from tessera.kube.resources import PODS
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.nodes import pod_statuses
+from tessera.lab.sandbox.nodes.allocation import Agent, AllocateError
+from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable
+from tessera.lab.sandbox.nodes.environments import environment_of
+from tessera.lab.sandbox.objects import (
+    annotations_of,
+    containers_of,
+    has_ended,
+    is_leaving,
+    is_sidecar,
+    name_of,
+    namespace_of,
+    phase_of,
+    uid_of,
+)
+from tessera.lab.sandbox.timestamps import stamp
+from tessera.wire.quantity import Whole, read
+
+RUN_SECONDS = "sandbox.tessera.io/run-seconds"
+"""annotation: the pod succeeds after this many seconds; without it, it runs until it is deleted"""
+ADDRESS = "127.0.0.1"
+
+_RETRIES = Backoff(initial=0.1, cap=5.0)
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast things go on a node, in seconds. May be changed while it runs."""
+
+    handover_s: float = 0.0
+    """before each pod's admission; pods that are bound meanwhile wait beside it"""
+    init_s: float = 0.0
+    """that an init container runs"""
+    stop_s: float = 0.05
+    """that a pod needs to stop, at most its grace period"""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong on a node. Set and cleared by tests."""
+
+    allocate_errors: int = 0
+    """so many of the next Allocate calls fail"""
+    wrong_pod: bool = False
+    """the agent answers with another pod's slice, where there is one"""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerView:
+    """What a container would find."""
+
+    env: dict[str, str]
+    device_ids: tuple[str, ...]
+    """as kubelet counts them"""
+
+
+@dataclass(slots=True, eq=False)
+class _Life:
+    pod: Json
+    stopping: bool = False
+    task: asyncio.Task[None] | None = None
+
+
+class Kubelet:
+    """The pods of one node. `seen` and `gone` are fed by a watch; everything else happens in `run`."""
+
+    def __init__(
+        self,
+        client: KubeClient,
+        *,
+        ids: DeviceIds,
+        resource: str,
+        pace: Pace,
+        faults: Faults,
+        shuffled: bool,
+        rng: random.Random,
+        now: Callable[[], float],
+    ) -> None:
+        self.containers: dict[tuple[str, str], ContainerView] = {}
+        self._client = client
+        self._ids = ids
+        self._resource = resource
+        self._pace = pace
+        self._faults = faults
+        self._shuffled = shuffled
+        self._rng = rng
+        self._now = now
+        self._lives: dict[str, _Life] = {}
+        self._waiting: list[str] = []
+        """uids in the order of binding"""
+        self._some = asyncio.Event()
+        self._up = asyncio.Event()
+        self._up.set()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    # -- what is there
+
+    def waiting_pods(self) -> Iterator[Json]:
+        """Not admitted yet, in the order of binding."""
+        return (self._lives[uid].pod for uid in self._waiting)
+
+    def pods(self) -> Iterator[Json]:
+        return (life.pod for life in self._lives.values())
+
+    def pause(self) -> None:
+        """Nothing is admitted until `resume`; what runs goes on."""
+        self._up.clear()
+
+    def resume(self) -> None:
+        self._up.set()
+
+    # -- what the watch shows
+
+    def seen(self, pod: Json) -> None:
+        uid = uid_of(pod)
+        life = self._lives.get(uid)
+        if life is None:
+            life = self._lives[uid] = _Life(pod)
+            if phase_of(pod) in ("", "Pending") and not is_leaving(pod):
+                self._waiting.append(uid)
+                self._some.set()
+        life.pod = pod
+        if has_ended(pod):
+            self._ids.release(uid)
+        if is_leaving(pod) and not life.stopping:
+            life.stopping = True
+            self._withdraw(uid)
+            self._go_on(life, self._stop(life))
+
+    def gone(self, uid: str) -> None:
+        """Deleted, perhaps by force."""
+        life = self._lives.pop(uid, None)
+        self._withdraw(uid)
+        self._ids.release(uid)
+        if life is not None and life.task is not None:
+            life.task.cancel()
+
+    async def run(self, agent: Agent) -> None:
+        """Admit and run pods, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            # Seen before there was anybody to stop them.
+            for life in [each for each in self._lives.values() if each.stopping and each.task is None]:
+                self._go_on(life, self._stop(life))
+            while True:
+                await self._some.wait()
+                await self._up.wait()
+                if self._pace.handover_s:
+                    await asyncio.sleep(self._pace.handover_s)
+                if self._up.is_set() and self._waiting:
+                    await self._admit(self._rng.choice(self._waiting) if self._shuffled else self._waiting[0], agent)
+                if not self._waiting:
+                    self._some.clear()
+
+    # -- one pod
+
+    async def _admit(self, uid: str, agent: Agent) -> None:
+        """kubelet asks for all containers of a pod before any of them starts, and for no other pod in between."""
+        life = self._lives[uid]
+        pod = life.pod
+        views: dict[tuple[str, str], ContainerView] = {}
+        try:
+            for position, container in enumerate(containers_of(pod)):
+                init = position < len(pod["spec"].get("initContainers") or ())
+                views[uid, container["name"]] = await self._view(pod, container, agent, init=init)
+        except (AllocateError, Unavailable) as error:
+            self._withdraw(uid)
+            self._ids.release(uid)
+            if life.stopping or uid not in self._lives:
+                return
+            text = f"rpc error: code = Unknown desc = {error}" if isinstance(error, AllocateError) else str(error)
+            body = pod_statuses.rejected(pod, text, at=self._stamp())
+            self._go_on(life, self._reject(life, body, agent.rejected(pod)))
+            return
+        self._withdraw(uid)
+        written = agent.admitted(pod)
+        if uid in self._lives:
+            self.containers |= views
+            if not life.stopping:
+                self._go_on(life, self._start(life, written))
+        else:
+            self._ids.release(uid)
+
+    async def _view(self, pod: Json, container: Json, agent: Agent, *, init: bool) -> ContainerView:
+        count = _devices(container, self._resource)
+        if not count:
+            return ContainerView(environment_of(pod, container, {}), ())
+        once = init and not is_sidecar(container)
+        ids = self._ids.take(uid_of(pod), count, resource=self._resource, prefer=agent.prefer, init=once)
+        if self._faults.allocate_errors > 0:
+            self._faults.allocate_errors -= 1
+            raise AllocateError("injected fault")
+        answer = await agent.allocate(ids)
+        return ContainerView(environment_of(pod, container, answer), ids)
+
+    async def _start(self, life: _Life, annotations: dict[str, str]) -> None:
+        await self._annotate(life, annotations)
+        pod = life.pod
+        for done in range(len(pod["spec"].get("initContainers") or ())):
+            await self._report(life, pod_statuses.initializing(pod, done, at=self._stamp(), address=ADDRESS))
+            await asyncio.sleep(self._pace.init_s)
+        await self._report(life, pod_statuses.running(pod, at=self._stamp(), address=ADDRESS))
+        run_s = _seconds(annotations_of(pod).get(RUN_SECONDS))
+        if run_s is not None:
+            await asyncio.sleep(run_s)
+            await self._report(life, pod_statuses.succeeded(pod, at=self._stamp()))
+
+    async def _reject(self, life: _Life, status: Json, annotations: dict[str, str]) -> None:
+        await self._annotate(life, annotations)
+        await self._report(life, status)
+
+    async def _stop(self, life: _Life) -> None:
+        grace = life.pod["metadata"].get("deletionGracePeriodSeconds") or 0
+        await asyncio.sleep(min(grace, self._pace.stop_s))
+        pod = life.pod
+        path = PODS.path(namespace_of(pod), name_of(pod))
+        await self._until_taken(lambda: self._client.delete(path, uid=uid_of(pod), grace_seconds=0))
+
+    async def _report(self, life: _Life, body: Json) -> None:
+        path = PODS.path(namespace_of(life.pod), name_of(life.pod), "status")
+        await self._until_taken(lambda: self._client.patch(path, body, content_type=STRATEGIC_PATCH))
+
+    async def _annotate(self, life: _Life, annotations: dict[str, str]) -> None:
+        if annotations:
+            path = PODS.path(namespace_of(life.pod), name_of(life.pod))
+            body = {"metadata": {"uid": uid_of(life.pod), "annotations": annotations}}
+            await self._until_taken(lambda: self._client.patch(path, body))
+
+    async def _until_taken(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Repeat until the apiserver takes it, or says that the pod is gone or another one."""
+        failures = 0
+        while True:
+            try:
+                await write()
+            except ApiError as error:
+                if error.status < 500 and error.status != 429:
+                    return
+            except KubeError:
+                pass
+            else:
+                return
+            failures += 1
+            await asyncio.sleep(_RETRIES.delay(failures, self._rng))
+
+    def _withdraw(self, uid: str) -> None:
+        if uid in self._waiting:
+            self._waiting.remove(uid)
+
+    def _go_on(self, life: _Life, work: Coroutine[Any, Any, None]) -> None:
+        """One thing at a time happens to a pod: what comes next ends what went before."""
+        if life.task is not None:
+            life.task.cancel()
+            life.task = None
+        if self._tasks is None:
+            # Not running yet; `run` picks up whoever is leaving.
+            work.close()
+        else:
+            life.task = self._tasks.create_task(work)
+
+    def _stamp(self) -> str:
+        return stamp(self._now())
+
+
+def _devices(container: Json, resource: str) -> int:
+    found = read((container.get("resources", {}).get("limits") or {}).get(resource, 0))
+    return found.value if isinstance(found, Whole) else 0
+
+
+def _seconds(text: str | None) -> float | None:
+    try:
+        return max(0.0, float(text)) if text is not None else None
+    except ValueError:
+        return None

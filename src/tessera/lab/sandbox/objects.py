@@ -1,0 +1,72 @@
+"""Small questions about pods and nodes as plain API objects."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from tessera.lab.sandbox.api.kinds import Json
+
+ENDED = ("Succeeded", "Failed")
+
+
+def key_of(thing: Json) -> str:
+    """Namespace and name as clients write them; the name alone for objects of the cluster."""
+    metadata = thing["metadata"]
+    namespace = metadata.get("namespace", "")
+    return f"{namespace}/{metadata['name']}" if namespace else cast(str, metadata["name"])
+
+
+def namespace_of(thing: Json) -> str:
+    return cast(str, thing["metadata"].get("namespace", ""))
+
+
+def name_of(thing: Json) -> str:
+    return cast(str, thing["metadata"]["name"])
+
+
+def uid_of(thing: Json) -> str:
+    return cast(str, thing["metadata"]["uid"])
+
+
+def version_of(thing: Json) -> str:
+    return cast(str, thing["metadata"].get("resourceVersion", ""))
+
+
+def annotations_of(thing: Json) -> dict[str, str]:
+    return thing["metadata"].get("annotations") or {}
+
+
+def is_leaving(thing: Json) -> bool:
+    """Deleted, but still there."""
+    return "deletionTimestamp" in thing["metadata"]
+
+
+def node_of(pod: Json) -> str:
+    """The node that the pod is bound to, or nothing."""
+    return cast(str, pod["spec"].get("nodeName", ""))
+
+
+def phase_of(pod: Json) -> str:
+    return cast(str, pod.get("status", {}).get("phase", ""))
+
+
+def has_ended(pod: Json) -> bool:
+    return phase_of(pod) in ENDED
+
+
+def containers_of(pod: Json) -> list[Json]:
+    """Init containers first: the position is what annotations count by."""
+    spec = pod["spec"]
+    return [*spec.get("initContainers", ()), *spec.get("containers", ())]
+
+
+def is_sidecar(container: Json) -> bool:
+    """Of an init container: whether it stays beside the ones after it."""
+    return container.get("restartPolicy") == "Always"
+
+
+def condition_of(thing: Json, kind: str) -> Json | None:
+    for condition in thing.get("status", {}).get("conditions", ()):
+        if condition.get("type") == kind:
+            return cast(Json, condition)
+    return None

@@ -1,0 +1,228 @@
+"""What kube-scheduler knows and does about one pod after the other, without any I/O: a core that can be stepped.
+
+Watches tell it what they see; `next` answers the pod to try and the nodes it may use; the caller says what came of it.
+A pod that was given a node counts there from that moment on (it is assumed), before any watch shows it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.objects import has_ended, is_leaving, name_of, node_of, uid_of
+from tessera.lab.sandbox.scheduling.fit import Needs, Room, asks_for, needs_of, room_of, signature_of
+from tessera.lab.sandbox.scheduling.queue import Queue
+
+_BESIDE = ("resourceVersion", "generation", "managedFields")
+"""metadata whose change is no change of the pod"""
+
+Reasons = Mapping[str, Collection[str]]
+"""by node: why not"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One pod to find a node for."""
+
+    pod: Json
+    needs: Needs
+    candidates: tuple[str, ...]
+    """nodes that pass kube-scheduler's own rules, sorted"""
+    misfits: Reasons
+    """of the other nodes"""
+    nodes: int
+    """all there are"""
+    extended: bool
+    """whether the extender decides about it"""
+
+    @property
+    def uid(self) -> str:
+        return uid_of(self.pod)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A pod's place on a node."""
+
+    node: str
+    needs: Needs
+    assumed: bool
+
+
+@dataclass(slots=True)
+class _NodeSeen:
+    room: Room
+    signature: object = field(default=None)
+
+
+class Attempts:
+    """The state. `profiles`: scheduler names served here, and whether their pods go to the extender."""
+
+    def __init__(
+        self,
+        *,
+        profiles: Mapping[str, bool],
+        managed: frozenset[str],
+        rng: random.Random | None = None,
+        queue: Queue | None = None,
+    ) -> None:
+        self.queue = queue or Queue()
+        self._profiles = profiles
+        self._managed = managed
+        self._rng = rng or random.Random(0)
+        self._nodes: dict[str, _NodeSeen] = {}
+        self._waiting: dict[str, Json] = {}
+        """pods without a node, by uid"""
+        self._held: dict[str, _Held] = {}
+        self._lost: dict[str, Counter[str]] = {}
+        """what pods take on nodes that are not known (yet)"""
+
+    # -- what watches show
+
+    def pod_seen(self, pod: Json, now: float) -> None:
+        uid = uid_of(pod)
+        if has_ended(pod):
+            self.pod_gone(uid, now)
+        elif node_of(pod):
+            self._waiting.pop(uid, None)
+            self.queue.forget(uid)
+            held = self._held.get(uid)
+            known = held is not None and not held.assumed
+            self._hold(uid, _Held(node_of(pod), self._needs(pod), assumed=False))
+            if not known:
+                self.queue.happened(now)
+        elif pod["spec"].get("schedulerName") in self._profiles:
+            self._pending(uid, pod, now)
+
+    def pod_gone(self, uid: str, now: float) -> None:
+        """Deleted, or at its end."""
+        known = self._waiting.pop(uid, None) is not None
+        self.queue.forget(uid)
+        if self._release(uid) or known:
+            self.queue.happened(now)
+
+    def node_seen(self, node: Json, now: float) -> None:
+        name, signature = name_of(node), signature_of(node)
+        before = self._nodes.get(name)
+        if before is not None and before.signature == signature:
+            return
+        room = room_of(node)
+        room.used = before.room.used if before is not None else self._lost.pop(name, Counter())
+        self._nodes[name] = _NodeSeen(room, signature)
+        self.queue.happened(now)
+
+    def node_gone(self, name: str) -> None:
+        seen = self._nodes.pop(name, None)
+        if seen is not None:
+            self._lost[name] = seen.room.used
+
+    # -- one attempt after the other
+
+    def next(self, now: float) -> Attempt | None:
+        uid = self.queue.pop(now)
+        if uid is None:
+            return None
+        pod = self._waiting[uid]
+        needs, misfits, candidates = self._needs(pod), {}, []
+        for name in sorted(self._nodes):
+            reasons = self._nodes[name].room.misfits(needs)
+            if reasons:
+                misfits[name] = reasons
+            else:
+                candidates.append(name)
+        extended = self._profiles[pod["spec"]["schedulerName"]] and asks_for(pod, self._managed)
+        return Attempt(pod, needs, tuple(candidates), misfits, len(self._nodes), extended)
+
+    def choose(self, attempt: Attempt, nodes: Iterable[str]) -> str | None:
+        """The emptiest of these nodes; the seed decides between equals. None where none of them is there any more."""
+        scores = {
+            name: self._nodes[name].room.emptiness(attempt.needs) for name in sorted(nodes) if name in self._nodes
+        }
+        if not scores:
+            return None
+        best = max(scores.values())
+        return self._rng.choice([name for name, score in scores.items() if score == best])
+
+    def refused(self, attempt: Attempt, now: float) -> None:
+        self.queue.refused(attempt.uid, now)
+
+    def failed(self, attempt: Attempt, now: float) -> None:
+        self.queue.failed(attempt.uid, now)
+
+    def assume(self, attempt: Attempt, node: str) -> None:
+        """The pod is on its way to `node`."""
+        if attempt.uid in self._waiting:
+            self._hold(attempt.uid, _Held(node, attempt.needs, assumed=True))
+
+    def bind_failed(self, attempt: Attempt, now: float) -> bool:
+        """Whether the pod is still without a node, so that it is tried again."""
+        held = self._held.get(attempt.uid)
+        if held is not None and held.assumed:
+            self._release(attempt.uid)
+            self.queue.failed(attempt.uid, now)
+            self.queue.happened(now)
+        return attempt.uid in self._waiting
+
+    def waiting(self, uid: str) -> Json | None:
+        """A pod without a node, as last seen."""
+        return self._waiting.get(uid)
+
+    def is_assumed(self, uid: str) -> bool:
+        return uid in self._held
+
+    def _pending(self, uid: str, pod: Json, now: float) -> None:
+        if is_leaving(pod) or pod["spec"].get("schedulingGates"):
+            if self._waiting.pop(uid, None) is not None:
+                self.queue.forget(uid)
+                self._release(uid)
+            return
+        before = self._waiting.get(uid)
+        self._waiting[uid] = pod
+        if before is None:
+            self.queue.add(uid, priority=pod["spec"].get("priority") or 0)
+        elif _essence(before) != _essence(pod):
+            self.queue.changed(uid, now)
+
+    def _needs(self, pod: Json) -> Needs:
+        ignored = self._managed if self._profiles.get(pod["spec"].get("schedulerName", "")) else frozenset[str]()
+        return needs_of(pod, ignored=ignored)
+
+    def _hold(self, uid: str, held: _Held) -> None:
+        self._release(uid)
+        self._held[uid] = held
+        seen = self._nodes.get(held.node)
+        if seen is not None:
+            seen.room.take(held.needs.amounts)
+        else:
+            used = self._lost.setdefault(held.node, Counter())
+            used.update(held.needs.amounts)
+            used["pods"] += 1
+
+    def _release(self, uid: str) -> bool:
+        held = self._held.pop(uid, None)
+        if held is None:
+            return False
+        seen = self._nodes.get(held.node)
+        if seen is not None:
+            seen.room.give_back(held.needs.amounts)
+        elif held.node in self._lost:
+            used = self._lost[held.node]
+            used.subtract(held.needs.amounts)
+            used["pods"] -= 1
+        return True
+
+
+def _essence(pod: Json) -> Json:
+    """The pod without what others keep writing into it."""
+    metadata = {key: value for key, value in pod["metadata"].items() if key not in _BESIDE}
+    return {"metadata": metadata, "spec": pod["spec"]}
+
+
+def fit_error(nodes: int, misfits: Reasons) -> str:
+    """kube-scheduler's sentence: equal reasons are counted together, and the entries are sorted as texts."""
+    counts = Counter(reason for reasons in misfits.values() for reason in reasons)
+    entries = sorted(f"{count} {reason}" for reason, count in counts.items())
+    return f"0/{nodes} nodes are available:" + (f" {', '.join(entries)}." if entries else "")

@@ -1,0 +1,171 @@
+"""A trace with its times: pods come, wait where nothing fits, run as long as they ran, and go.
+
+The queue is in order of arrival, and every pod that waits is tried again whenever a pod has ended, so that nobody gains
+by refusing: what a policy refuses stays in its queue and in its waiting times. Times between arrivals are divided by
+`speed` (pods last as long as ever), which is how a trace from a half-empty cluster becomes a busy one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+import numpy as np
+
+from tessera.lab.simulator.cluster import Cluster
+from tessera.lab.simulator.saturation import place
+from tessera.lab.simulator.strategies import STRATEGIES
+from tessera.lab.simulator.strategies.base import Strategy
+from tessera.lab.simulator.traces import Ask, Trace, TraceError, TraceNode
+
+SAMPLES = 200
+"""points of the curve over time"""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    speed: float = 1.0
+    """how many times faster pods arrive than in the trace"""
+    shrink: int = 1
+    """keep one node in so many: a trace that leaves most of its cluster idle makes nobody wait"""
+
+
+AS_RECORDED = Options()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One replay; times in seconds, allocation in per cent."""
+
+    allocation: float
+    """mean over the time in which pods arrive"""
+    over_time: tuple[float, ...]
+    wait_mean: float
+    wait_p50: float
+    wait_p95: float
+    waited: float
+    """per cent of the pods that had to wait at all"""
+    backlog: int
+    """pods still waiting after the last arrival and the last end"""
+    wait_by_cards: tuple[tuple[int, float], ...]
+    """mean wait by the number of cards asked for"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Arrival:
+    at: float
+    place: int
+    ask: Ask
+    lasts: float
+
+
+@dataclass(slots=True)
+class Clock:
+    """Card time used so far, and the curve."""
+
+    began: float
+    ends: float
+    capacity: int
+    now: float = 0.0
+    used: float = 0.0
+
+    def pass_to(self, time: float, taken: int, curve: list[float]) -> None:
+        upto = min(time, self.ends)
+        if upto > self.now:
+            self.used += taken * (upto - self.now)
+            step = (self.ends - self.began) / SAMPLES
+            while len(curve) < SAMPLES and self.began + len(curve) * step < upto:
+                curve.append(100.0 * taken / self.capacity)
+            self.now = upto
+
+
+def replay(trace: Trace, policy: str, seed: int, options: Options = AS_RECORDED) -> Result:
+    """One replay from an empty cluster. The seed only matters to policies that throw dice."""
+    arrivals = _arrivals(trace, options.speed)
+    trace = replace(trace, nodes=_kept(trace, options.shrink))
+    cluster = Cluster(trace.nodes)
+    strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
+    # Traces begin with a few pods long before the rest: the time until the first hundredth has come says nothing.
+    began = arrivals[len(arrivals) // 100].at
+    clock = Clock(began, arrivals[-1].at, trace.capacity, began)
+    curve: list[float] = []
+    waits: list[tuple[int, float]] = []
+    queue: list[Arrival] = []
+    running: list[tuple[float, int, int, str, Ask]] = []
+    left = iter(arrivals)
+    coming = next(left, None)
+    while coming is not None or running:
+        time = min(coming.at if coming else np.inf, running[0][0] if running else np.inf)
+        clock.pass_to(time, cluster.taken, curve)
+        freed = False
+        while running and running[0][0] <= time:
+            _, _, row, uid, ask = heapq.heappop(running)
+            cluster.end(ask, row, uid)
+            freed = True
+        fresh = []
+        while coming is not None and coming.at <= time:
+            strategy.arrived(coming.ask)
+            fresh.append(coming)
+            coming = next(left, None)
+        queue = _start(cluster, strategy, [*queue, *fresh] if freed else fresh, time, running, waits) + (
+            [] if freed else queue
+        )
+        queue.sort()
+    return _result(clock, curve, waits, queue)
+
+
+def _kept(trace: Trace, shrink: int) -> tuple[TraceNode, ...]:
+    """Every so manieth node of the list, ordered by model, so that models keep their parts."""
+    ordered = sorted(trace.nodes, key=lambda node: (node.model, node.cards, node.name))
+    return tuple(ordered[::shrink])
+
+
+def _start(
+    cluster: Cluster,
+    strategy: Strategy,
+    pods: Sequence[Arrival],
+    time: float,
+    running: list[tuple[float, int, int, str, Ask]],
+    waits: list[tuple[int, float]],
+) -> list[Arrival]:
+    """Try each once; those that fit nowhere. Equal asks fail together until something ends."""
+    waiting: list[Arrival] = []
+    hopeless: set[Ask] = set()
+    for pod in pods:
+        placed = None if pod.ask in hopeless else place(cluster, strategy, pod.ask)
+        if placed is None:
+            hopeless.add(pod.ask)
+            waiting.append(pod)
+        else:
+            row, uid = placed
+            heapq.heappush(running, (time + pod.lasts, pod.place, row, uid, pod.ask))
+            waits.append((pod.ask.cards, time - pod.at))
+    return waiting
+
+
+def _arrivals(trace: Trace, speed: float) -> list[Arrival]:
+    timed = [pod for pod in trace.pods if pod.created is not None and pod.lasts is not None]
+    if not timed:
+        raise TraceError(f"trace {trace.name} has no creation_time and deletion_time: it cannot be replayed")
+    return sorted(
+        Arrival((pod.created or 0.0) / speed, place, pod.ask, pod.lasts or 0.0) for place, pod in enumerate(timed)
+    )
+
+
+def _result(clock: Clock, curve: list[float], waits: list[tuple[int, float]], queue: list[Arrival]) -> Result:
+    """Pods that never started have waited until everything was over, which says too little: the backlog counts them."""
+    times = np.array([wait for _, wait in waits] or [0.0])
+    by_cards = {cards: [w for c, w in waits if c == cards] for cards in sorted({cards for cards, _ in waits})}
+    span = max(clock.ends - clock.began, 1.0) * clock.capacity
+    return Result(
+        allocation=100.0 * clock.used / span,
+        over_time=tuple(curve),
+        wait_mean=float(times.mean()),
+        wait_p50=float(np.percentile(times, 50)),
+        wait_p95=float(np.percentile(times, 95)),
+        waited=100.0 * float((times > 0).mean()),
+        backlog=len(queue),
+        wait_by_cards=tuple((cards, sum(found) / len(found)) for cards, found in by_cards.items()),
+    )

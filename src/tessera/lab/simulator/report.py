@@ -1,0 +1,108 @@
+"""Figures of many runs as plain data: means and standard deviations, ready for a table, JSON or a plot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from tessera.lab.simulator import churn
+from tessera.lab.simulator.runs import Job
+from tessera.lab.simulator.saturation import STEPS, Result
+from tessera.lab.simulator.traces import Trace
+
+DIGITS = 2
+
+Grouped = dict[str, dict[str, list[Any]]]
+
+
+def _grouped(runs: Iterable[tuple[Job, Any]], traces: Sequence[Trace]) -> Grouped:
+    """Results by policy and trace."""
+    found: Grouped = {}
+    for job, result in runs:
+        found.setdefault(job.policy, {}).setdefault(traces[job.trace].name, []).append(result)
+    return found
+
+
+def _figure(values: Sequence[float]) -> dict[str, float]:
+    spread = stdev(values) if len(values) > 1 else 0.0
+    return {"allocation_percent": round(fmean(values), DIGITS), "sd": round(spread, DIGITS)}
+
+
+def saturation_report(
+    runs: Iterable[tuple[Job, Result]], traces: Sequence[Trace], arrivals: Sequence[float]
+) -> dict[str, Any]:
+    """`{policy: {trace: {arrival: {allocation_percent, sd}}}}`."""
+    return {
+        policy: {
+            trace: {str(arrival): _figure([result.at(arrival) for result in results]) for arrival in arrivals}
+            for trace, results in by_trace.items()
+        }
+        for policy, by_trace in _grouped(runs, traces).items()
+    }
+
+
+def curves(runs: Iterable[tuple[Job, Result]], traces: Sequence[Trace]) -> dict[str, dict[str, list[float]]]:
+    """`{trace: {policy: mean allocation at 0, 1, 2 ... per cent}}`."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for policy, by_trace in _grouped(runs, traces).items():
+        for trace, results in by_trace.items():
+            length = min(len(result.curve) for result in results)
+            means = [fmean(result.at(step / STEPS) for result in results) for step in range(length)]
+            found.setdefault(trace, {})[policy] = means
+    return found
+
+
+def churn_report(runs: Iterable[tuple[Job, churn.Result]], traces: Sequence[Trace]) -> dict[str, Any]:
+    """`{policy: {trace: {allocation_percent, wait_seconds, waited_percent, backlog}}}`."""
+    return {
+        policy: {trace: _churn_figures(results) for trace, results in by_trace.items()}
+        for policy, by_trace in _grouped(runs, traces).items()
+    }
+
+
+def _churn_figures(results: Sequence[churn.Result]) -> dict[str, Any]:
+    def mean(values: Iterable[float]) -> float:
+        return round(fmean(values), DIGITS)
+
+    by_cards: dict[str, list[float]] = {}
+    for result in results:
+        for cards, wait in result.wait_by_cards:
+            by_cards.setdefault(str(cards), []).append(wait)
+    return {
+        "allocation_percent": mean(r.allocation for r in results),
+        "wait_seconds": {
+            "mean": mean(r.wait_mean for r in results),
+            "p50": mean(r.wait_p50 for r in results),
+            "p95": mean(r.wait_p95 for r in results),
+        },
+        "mean_wait_seconds_by_cards": {cards: mean(waits) for cards, waits in by_cards.items()},
+        "waited_percent": mean(r.waited for r in results),
+        "backlog": mean(r.backlog for r in results),
+        "allocation_over_time": [mean(points) for points in zip(*(r.over_time for r in results), strict=False)],
+    }
+
+
+def saturation_rows(report: Mapping[str, Any], arrivals: Sequence[float]) -> list[tuple[str, ...]]:
+    """Trace, policy, and a cell for every arrival."""
+    return [
+        (trace, policy, *(f"{f[str(a)]['allocation_percent']:.2f} ± {f[str(a)]['sd']:.2f}" for a in arrivals))
+        for policy, by_trace in report.items()
+        for trace, f in by_trace.items()
+    ]
+
+
+def churn_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Trace, policy, allocation, waits, backlog."""
+    return [
+        (
+            trace,
+            policy,
+            f"{f['allocation_percent']:.2f}",
+            *(f"{f['wait_seconds'][key]:.0f}" for key in ("mean", "p50", "p95")),
+            f"{f['waited_percent']:.1f}",
+            f"{f['backlog']:.0f}",
+        )
+        for policy, by_trace in report.items()
+        for trace, f in by_trace.items()
+    ]

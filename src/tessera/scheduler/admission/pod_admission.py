@@ -1,0 +1,192 @@
+"""Decides about one pod at its creation: changes that complete it, or why it is refused.
+
+The order of the checks is HAMi's. Refusals by rule have code 403 and HAMi's words first; only a document that is no pod
+has 400. Deciding again about a changed pod changes nothing more. Neither the document nor a quota is touched here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tessera.core.quota import QuotaBook, bounds
+from tessera.core.requests import PodRequest
+from tessera.scheduler.admission.env_injection import Injection, with_identity
+from tessera.scheduler.admission.json_patch import diff
+from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
+from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
+from tessera.scheduler.settings import PrivilegedMode
+from tessera.vendors import drafts
+from tessera.vendors.base import Vendor
+from tessera.vendors.node_reader import QUOTA_PREFIX
+from tessera.vendors.pod_reader import BadPod, pod_request
+from tessera.wire import admission
+from tessera.wire.admission import Verdict
+from tessera.wire.objects import Container, Metadata, Pod
+from tessera.wire.quotes import shortened
+
+DEFAULT_SCHEDULER = "default-scheduler"
+"""what the apiserver writes where a pod names no scheduler"""
+
+MAX_WARNINGS = 16
+"""sentences in one answer; the apiserver cuts off what is much longer"""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    """What an administrator decides about admission."""
+
+    scheduler_name: str = "hami-scheduler"
+    """written into pods that ask for devices; empty = pods keep theirs"""
+    force_overwrite_default_scheduler: bool = True
+    privileged: PrivilegedMode = PrivilegedMode.IGNORE
+    trusted_users: frozenset[str] = frozenset()
+    """may create pods with reserved annotations"""
+    injection: Injection | None = field(default_factory=Injection)
+    """None = slices reach containers through Allocate alone"""
+
+
+def admit(
+    document: Any,
+    *,
+    namespace: str,
+    vendors: Mapping[str, Vendor],
+    settings: AdmissionSettings,
+    quotas: QuotaBook,
+    user: str = "",
+) -> Verdict:
+    """The answer to the creation of a pod, given as decoded JSON."""
+    try:
+        pod = msgspec.convert(document, Pod)
+    except (msgspec.ValidationError, RecursionError) as error:
+        return admission.errored(admission.BAD_REQUEST, f"not a valid Pod: {error}")
+    if not pod.app_containers:
+        return admission.denied("pod has no containers")
+    if user not in settings.trusted_users and (reserved := reserved_on(pod.metadata, vendors)):
+        return admission.denied(
+            f"pod {shown_name(pod.metadata)} has {listed(reserved)}: only the scheduler may write this"
+        )
+    if not _is_ours(pod.spec.scheduler_name, settings):
+        return admission.allowed("pod already has different scheduler assigned", warnings=_foreign(pod, vendors))
+    return _complete(document, pod, namespace=namespace, vendors=vendors, settings=settings, quotas=quotas)
+
+
+def shown_name(metadata: Metadata) -> str:
+    """The pod's name in messages; controllers leave it to the apiserver to complete it."""
+    return shortened(metadata.name or metadata.generate_name)
+
+
+def _is_ours(scheduler: str, settings: AdmissionSettings) -> bool:
+    if not scheduler or scheduler == settings.scheduler_name:
+        return True
+    return scheduler == DEFAULT_SCHEDULER and settings.force_overwrite_default_scheduler
+
+
+def _foreign(pod: Pod, vendors: Mapping[str, Vendor]) -> list[str]:
+    """Says so where another scheduler gets a pod with devices that only ours can slice."""
+    names = sorted({name for container in _containers(pod) for name in _devices_named(container, vendors)})
+    if not names:
+        return []
+    scheduler = shortened(pod.spec.scheduler_name)
+    return [f"{listed(names)}: nobody grants slices to this pod, because its scheduler is {scheduler}"]
+
+
+def _complete(
+    document: Document,
+    pod: Pod,
+    *,
+    namespace: str,
+    vendors: Mapping[str, Vendor],
+    settings: AdmissionSettings,
+    quotas: QuotaBook,
+) -> Verdict:
+    draft = draft_of(pod)
+    containers = _containers(pod)
+    privileged = [position for position, container in enumerate(containers) if _is_privileged(container)]
+    denies = settings.privileged is PrivilegedMode.DENY
+    left_alone = frozenset() if denies else frozenset(privileged)
+    asks = _mutate(draft, vendors, left_alone)
+    if isinstance(asks, drafts.Denied):
+        return admission.denied(asks.text)
+    for position in sorted(left_alone):
+        if names := _devices_named(containers[position], vendors):
+            draft.warn(
+                f"container {containers[position].name} is privileged: it is left alone, {listed(names)} included"
+            )
+    changed = with_draft(document, draft)
+    if not asks:
+        return _answer(document, changed, draft)
+    if denies and privileged:
+        return admission.denied(f"container {containers[privileged[0]].name} is privileged")
+    if settings.scheduler_name:
+        if pod.spec.node_name:
+            return admission.denied("pod has node assigned")
+        changed = with_spec(changed, schedulerName=settings.scheduler_name)
+    request = pod_request(msgspec.convert(changed, Pod), vendors)
+    if isinstance(request, BadPod):
+        where = f"container {shortened(request.container)}: " if request.container else ""
+        return admission.denied(where + request.text)
+    over = _over_quota(request, namespace, vendors, quotas)
+    if over:
+        return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
+    if settings.injection is not None:
+        changed = with_identity(changed, request, draft=draft, skipped=left_alone, injection=settings.injection)
+    return _answer(document, changed, draft)
+
+
+def _mutate(draft: drafts.PodDraft, vendors: Mapping[str, Vendor], left_alone: frozenset[int]) -> bool | drafts.Denied:
+    """Let every vendor complete every container. True where some container asks for some vendor's devices."""
+    asks = False
+    for position, container in enumerate(draft.containers):
+        if position not in left_alone:
+            for key in sorted(vendors):
+                answer = vendors[key].mutate(container, draft)
+                if isinstance(answer, drafts.Denied):
+                    return answer
+                asks = asks or answer
+    return asks
+
+
+def _over_quota(request: PodRequest, namespace: str, vendors: Mapping[str, Vendor], quotas: QuotaBook) -> str:
+    """Which quota the pod breaks on any node, and by how much; empty where it may fit."""
+    for key in request.vendors:
+        vendor = vendors[key]
+        room = quotas.room(namespace, vendor)
+        least, _ = bounds(request, key)
+        asked = (
+            (vendor.quota_memory, least.memory, room.memory, " MiB"),
+            (vendor.quota_cores, least.cores, room.cores, ""),
+        )
+        if least.memory or least.cores:
+            for resource, amount, left, unit in asked:
+                if left is not None and amount > left:
+                    return (
+                        f"asks for {amount}{unit} of {resource}, but {QUOTA_PREFIX}{resource} of namespace {namespace}"
+                        f" leaves {max(left, 0)}{unit}: {amount - max(left, 0)}{unit} too much"
+                    )
+    return ""
+
+
+def _answer(document: Document, changed: Document, draft: drafts.PodDraft) -> Verdict:
+    warnings = draft.warnings
+    if len(warnings) > MAX_WARNINGS:
+        warnings = [*warnings[: MAX_WARNINGS - 1], f"and {len(warnings) - MAX_WARNINGS + 1} more warnings"]
+    return admission.patched(diff(document, changed), warnings=warnings)
+
+
+def _containers(pod: Pod) -> list[Container]:
+    """In the order of positions; ephemeral containers cannot ask for devices."""
+    return [*pod.init_containers, *pod.app_containers]
+
+
+def _is_privileged(container: Container) -> bool:
+    return container.security_context is not None and container.security_context.privileged is True
+
+
+def _devices_named(container: Container, vendors: Mapping[str, Vendor]) -> list[str]:
+    """The resources of any vendor that a container names."""
+    named = {*(container.resources.limits or ()), *(container.resources.requests or ())}
+    return sorted(name for vendor in vendors.values() for name in vendor.names.all if name in named) if named else []

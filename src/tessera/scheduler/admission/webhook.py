@@ -1,0 +1,64 @@
+"""One call of the webhook: an AdmissionReview in, its answer out.
+
+Every body gets an answer that the apiserver understands, a fault of ours (code 500) included. Only creations are
+decided; whatever else a wrong configuration sends here passes unchanged. HTTP itself is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import structlog
+
+from tessera.core.quota import QuotaBook
+from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.vendors.base import Vendor
+from tessera.wire import admission
+from tessera.wire.admission import Review, Verdict
+from tessera.wire.errors import WireError
+
+log = structlog.get_logger(__name__)
+
+CREATE = "CREATE"
+
+
+def review(
+    body: bytes,
+    content_type: str,
+    *,
+    vendors: Mapping[str, Vendor],
+    settings: AdmissionSettings,
+    quotas: QuotaBook,
+    observe: Callable[[Verdict], None] = lambda _verdict: None,
+) -> bytes:
+    """The body of the answer. `observe` sees what was decided."""
+    asked: Review | None = None
+    refused = admission.content_refusal(content_type) or admission.size_refusal(len(body))
+    try:
+        if refused is None:
+            asked = admission.decode_review(body)
+        verdict = refused or _decide(asked, vendors=vendors, settings=settings, quotas=quotas)
+    except WireError as error:
+        verdict = admission.errored(admission.BAD_REQUEST, str(error))
+    except Exception as error:
+        # One pod that trips over a fault of ours must not take the webhook down for all others.
+        log.exception("admission failed", namespace=asked.namespace if asked else "", name=asked.name if asked else "")
+        verdict = admission.errored(admission.FAULT, f"the webhook failed: {type(error).__name__}")
+    observe(verdict)
+    return admission.encode_verdict(verdict, asked)
+
+
+def _decide(
+    asked: Review | None, *, vendors: Mapping[str, Vendor], settings: AdmissionSettings, quotas: QuotaBook
+) -> Verdict:
+    assert asked is not None  # what could not be read was refused before
+    if asked.operation != CREATE:
+        return admission.allowed()
+    try:
+        document = msgspec.json.decode(asked.object) if asked.object else None
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WireError(f"not a valid Pod: {error}") from error
+    return admit(
+        document, namespace=asked.namespace, vendors=vendors, settings=settings, quotas=quotas, user=asked.username
+    )

@@ -1,0 +1,149 @@
+"""Keeps the self-managed serving certificate, its Secret and the webhook configuration in step.
+
+One round: read the webhook configuration, then the Secret; make or renew what `renewing.plan` says; see that the
+configuration trusts what the Secret says; only then serve the leaf. The order matters: the patch names the version that
+was read before the Secret, so an older bundle never takes the place of a newer one. Any number of replicas may do this
+at the same time; whoever loses a race uses what the winner wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from tessera.kube.backoff import Backoff
+from tessera.kube.errors import KubeError
+from tessera.scheduler.certificates.authority import BadCertificate, Pair, signed_by
+from tessera.scheduler.certificates.renewal import Keep, Renew, plan, renewed
+from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret
+
+log = structlog.get_logger(__name__)
+
+CHECK_SECONDS = 60.0
+"""between two rounds while all is well: how long a foreign change can go unnoticed"""
+QUIET_SECONDS = 5.0
+"""the shortest time between two rounds, however often `poke` is called: a quarrel of controllers is no busy loop"""
+SETTLE_SECONDS = 10.0
+"""from seeing a bundle in place to showing a certificate of its new authority: time for apiservers to hear of it"""
+BACKOFF = Backoff(initial=2.0, cap=60.0, floor=1.0)
+ATTEMPTS = 5
+"""races lost in one round before it is given up until the next"""
+
+
+class Contended(Exception):
+    """Others changed the Secret or the webhook configuration every time."""
+
+
+class Serving(Protocol):
+    """Where a certificate is shown (`ServingContext`)."""
+
+    @property
+    def served(self) -> Pair | None: ...
+
+    def serve(self, pair: Pair) -> None: ...
+
+
+class CertificateRotator:
+    """One replica's share of the work."""
+
+    def __init__(
+        self,
+        store: CertificateStore,
+        serving: Serving,
+        *,
+        names: frozenset[str],
+        now: Callable[[], float],
+        on_served: Callable[[float], None] = lambda _expiry: None,
+        backoff: Backoff = BACKOFF,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`now` is unix time; `on_served` is told when the certificate that is shown ends, in unix time."""
+        self._store = store
+        self._serving = serving
+        self._names = names
+        self._now = now
+        self._on_served = on_served
+        self._backoff = backoff
+        self._rng = rng or random.Random()
+        self._poked = asyncio.Event()
+        self._in_place: tuple[bytes, float] | None = None
+        """the bundle that was last seen in the configuration, and since when, in the loop's time"""
+        self.problem = "no certificate yet"
+        """why the last round did not succeed; empty where it did"""
+
+    def poke(self) -> None:
+        """Something changed: check soon."""
+        self._poked.set()
+
+    async def run(self) -> None:
+        """Round after round, until cancelled."""
+        failures = 0
+        while True:
+            try:
+                delay = await self.check()
+                failures, self.problem = 0, ""
+            except (KubeError, BadCertificate, Contended) as error:
+                failures += 1
+                delay = self._backoff.delay(failures, self._rng)
+                self.problem = str(error)
+                log.warning("certificate not checked", problem=self.problem, failures=failures)
+            await self._pause(delay)
+
+    async def check(self) -> float:
+        """One round; seconds until the next one is due."""
+        for _ in range(ATTEMPTS):
+            webhook = await self._store.read_webhook()
+            secret = await self._store.read_secret()
+            bundles = webhook.bundles if webhook is not None else ()
+            trusted = bundles if self._in_place is None else (*bundles, self._in_place[0])
+            data = secret.data if secret is not None else None
+            step = plan(data, now=self._now(), names=self._names, trusted=trusted)
+            if not isinstance(step, Keep):
+                material = (
+                    renewed(step, now=self._now(), names=self._names) if isinstance(step, Renew) else step.material
+                )
+                if await self._write(secret, material.data):
+                    log.info("certificate written", reason=step.reason)
+                continue  # read again in the right order, whoever wrote
+            bundle = step.material.bundle
+            if webhook is not None and any(one != bundle for one in bundles):
+                if not await self._store.patch_webhook(webhook, bundle):
+                    continue
+                log.info("webhook configuration patched", authorities=len(step.material.authorities))
+            return self._show(step)
+        raise Contended("the Secret or the webhook configuration changed every time it was read")
+
+    async def _write(self, secret: StoredSecret | None, data: dict[str, bytes]) -> bool:
+        if secret is None:
+            return await self._store.create_secret(data)
+        return await self._store.replace_secret(secret, data)
+
+    def _show(self, step: Keep) -> float:
+        """Serve the leaf whose authority is trusted now, unless that is too new for every apiserver to know it."""
+        time = asyncio.get_running_loop().time()
+        if self._in_place is None or self._in_place[0] != step.material.bundle:
+            self._in_place = (step.material.bundle, time)
+        served, leaf = self._serving.served, step.material.leaf
+        if served == leaf:
+            return CHECK_SECONDS
+        settled = self._in_place[1] + SETTLE_SECONDS
+        if served is not None and time < settled and not signed_by(served.certificate, step.issuer):
+            return settled - time
+        self._serving.serve(leaf)
+        self._on_served(step.expiry)
+        log.info("certificate served", expiry=step.expiry)
+        return CHECK_SECONDS
+
+    async def _pause(self, delay: float) -> None:
+        await asyncio.sleep(min(delay, QUIET_SECONDS))
+        if delay > QUIET_SECONDS:
+            try:
+                async with asyncio.timeout(delay - QUIET_SECONDS):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+        self._poked.clear()

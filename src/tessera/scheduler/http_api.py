@@ -1,0 +1,139 @@
+"""The HTTP side: which route answers on which listener, and who may call filter and bind.
+
+Filter and bind decide about the whole cluster, so they answer loopback peers only, or peers that present a
+certificate of the configured authority; this holds on every listener, HAMi's single one included. Nothing is decided
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from tessera.services import listener as listening
+from tessera.services.http_parser import Route
+from tessera.services.responses import Answer, health
+
+JSON = "application/json"
+FORBIDDEN = Answer(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """What the service answers with."""
+
+    filter: Callable[[bytes], bytes]
+    bind: Callable[[bytes], Awaitable[bytes]]
+    review: Callable[[bytes, str], bytes]
+    """body and content type of a webhook call"""
+    metrics: Callable[[], AsyncIterator[bytes]]
+    """the text in pieces: all cards of a large cluster are tens of megabytes"""
+    is_ready: Callable[[], str]
+    """empty, or what is missing"""
+    observe: Callable[[str, float], None]
+    """verb and seconds"""
+
+
+def may_decide(transport: asyncio.BaseTransport | None) -> bool:
+    """Whether the peer may call filter and bind."""
+    if transport is None:
+        return False
+    if transport.get_extra_info("peercert"):
+        # Only a certificate that the configured authority signed gets this far.
+        return True
+    peer = transport.get_extra_info("peername")
+    if not isinstance(peer, tuple) or not peer:
+        return False
+    try:
+        address = ipaddress.ip_address(str(peer[0]).partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return bool((mapped or address).is_loopback)
+
+
+def refusal_of(transport: asyncio.BaseTransport) -> Answer | None:
+    """What filter and bind answer this peer with instead, if anything."""
+    return None if may_decide(transport) else FORBIDDEN
+
+
+def lean_routes(routes: Routes) -> list[Route]:
+    """Of the extender's own listener, which every pod meets twice; `refusal_of` is its guard."""
+    decide = _Decisions(routes)
+    return [
+        Route("POST", "/filter", decide.filter, guarded=True),
+        Route("POST", "/bind", decide.bind, guarded=True),
+        *(_lean_health(path, answer) for path, answer in health(routes.is_ready).items()),
+    ]
+
+
+def extender_routes(routes: Routes) -> list[web.RouteDef]:
+    """The same two on HAMi's single listener."""
+    decide = _Decisions(routes)
+
+    async def filter_(request: web.Request) -> web.Response:
+        if not may_decide(request.transport):
+            return listening.response(FORBIDDEN)
+        return listening.response(decide.filter(await request.read()))
+
+    async def bind(request: web.Request) -> web.Response:
+        if not may_decide(request.transport):
+            return listening.response(FORBIDDEN)
+        return listening.response(await decide.bind(await request.read()))
+
+    return [web.post("/filter", filter_), web.post("/bind", bind)]
+
+
+def webhook_routes(routes: Routes) -> list[web.RouteDef]:
+    async def review(request: web.Request) -> web.Response:
+        body = await request.read()
+        started = time.perf_counter()
+        answer = routes.review(body, request.headers.get("Content-Type", ""))
+        routes.observe("webhook", time.perf_counter() - started)
+        return web.Response(body=answer, content_type=JSON)
+
+    return [web.post("/webhook", review)]
+
+
+def health_routes(routes: Routes) -> list[web.RouteDef]:
+    return listening.health_routes(routes.is_ready)
+
+
+def metrics_routes(routes: Routes) -> list[web.RouteDef]:
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        await answer.prepare(request)
+        async for piece in routes.metrics():
+            await answer.write(piece)
+        await answer.write_eof()
+        return answer
+
+    return [web.get("/metrics", metrics)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Decisions:
+    """Filter and bind as both servers ask for them, timed without what is before and after."""
+
+    routes: Routes
+
+    def filter(self, body: bytes) -> Answer:
+        started = time.perf_counter()
+        answer = self.routes.filter(body)
+        self.routes.observe("filter", time.perf_counter() - started)
+        return Answer(200, answer, JSON)
+
+    async def bind(self, body: bytes) -> Answer:
+        started = time.perf_counter()
+        answer = await self.routes.bind(body)
+        self.routes.observe("bind", time.perf_counter() - started)
+        return Answer(200, answer, JSON)
+
+
+def _lean_health(path: str, answer: Callable[[], Answer]) -> Route:
+    return Route("GET", path, lambda _body: answer())

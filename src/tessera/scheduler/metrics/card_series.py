@@ -1,0 +1,220 @@
+"""What HAMi's metrics say about cards, and about the slices that containers hold of them.
+
+Names, labels and units are HAMi's. Where its numbers mislead, they are put right: `container_index` is the container's
+position (init containers first), a container that has ended holds nothing, and no series is written twice. Pure: from
+one node's state to samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tessera.core.cards import Card, NodeView
+from tessera.core.devices import Device
+from tessera.core.grants import Grant, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.requests import Role
+from tessera.scheduler.metrics.text_format import Series, escaped
+from tessera.vendors.amd import Amd
+from tessera.wire.mig import MigAllocation
+
+MIB = 2**20
+"""bytes"""
+ZONE = 'zone="vGPU"'
+"""on every series about cards, as HAMi has it"""
+COMPUTE_UNITS = frozenset({Amd.key})
+"""vendors that count cores in the card's own units; ratios show them as per cent"""
+
+
+@dataclass(frozen=True, slots=True)
+class CardSample:
+    """A card with the texts that its series share."""
+
+    card: Card
+    place: str
+    """labels that say which card, in HAMi's present names"""
+    old_place: str
+    """the same in the names up to v2.8"""
+    model: str
+    core_limit: int
+    core_use: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSample:
+    """What one container holds of one card."""
+
+    place: str
+    old_place: str
+    memory: int
+    """MiB"""
+    cores: int
+    """as the grant has them"""
+    core_ratio: int
+    card_memory: int
+    """MiB"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSample:
+    """A MIG instance that exists."""
+
+    instance: MigAllocation
+    place: str
+    old_place: str
+
+
+def per_cent(cores: int, device: Device) -> int:
+    """Cores as core ratios show them."""
+    if device.vendor not in COMPUTE_UNITS:
+        return cores
+    return -(-cores * 100 // device.cores) if device.cores > 0 else 0
+
+
+def card_samples(view: NodeView) -> list[CardSample]:
+    node = escaped(view.name)
+    return [_card_sample(node, card) for card in view.cards]
+
+
+def _card_sample(node: str, card: Card) -> CardSample:
+    device = card.device
+    uuid = escaped(device.uuid)
+    return CardSample(
+        card=card,
+        place=f'node="{node}",device_uuid="{uuid}",device_index="{device.index}"',
+        old_place=f'nodeid="{node}",deviceuuid="{uuid}",deviceidx="{device.index}"',
+        model=escaped(device.model),
+        core_limit=per_cent(device.cores, device),
+        core_use=per_cent(card.used_cores, device),
+    )
+
+
+def slice_samples(view: NodeView, pods: Iterable[PodFacts]) -> list[SliceSample]:
+    """One sample a container and card of this node; grants of one container on one card add up."""
+    devices = {card.device.uuid: card.device for card in view.cards}
+    found: dict[tuple[str, str, int, str], tuple[int, int]] = {}
+    for pod in pods:
+        for position, grant in _held(pod):
+            if grant.uuid not in devices:
+                continue
+            # Two pods of one name overlap for a moment when one replaces the other; a series must be there only once.
+            key = (pod.namespace, pod.name, position, grant.uuid)
+            memory, cores = found.get(key, (0, 0))
+            found[key] = (memory + grant.memory, cores + grant.cores)
+    node = escaped(view.name)
+    return [
+        _slice_sample(node, key, memory=memory, cores=cores, device=devices[key[3]])
+        for key, (memory, cores) in found.items()
+    ]
+
+
+def _held(pod: PodFacts) -> Iterator[tuple[int, Grant]]:
+    for containers in pod.grants.values():
+        for position, grants in enumerate(containers):
+            span = pod.spans[position] if position < len(pod.spans) else Span(Role.APP)
+            over = span.finished and span.role is Role.INIT
+            for grant in grants:
+                # A MIG instance stays until the pod ends.
+                if not over or grant.mig is not None:
+                    yield position, grant
+
+
+def _slice_sample(node: str, key: tuple[str, str, int, str], *, memory: int, cores: int, device: Device) -> SliceSample:
+    namespace, pod, position, uuid = escaped(key[0]), escaped(key[1]), key[2], escaped(key[3])
+    return SliceSample(
+        place=f'namespace="{namespace}",node="{node}",pod="{pod}",container_index="{position}",device_uuid="{uuid}"',
+        old_place=(
+            f'podnamespace="{namespace}",nodename="{node}",podname="{pod}",'
+            f'containeridx="{position}",deviceuuid="{uuid}"'
+        ),
+        memory=memory,
+        cores=cores,
+        core_ratio=per_cent(cores, device),
+        card_memory=device.memory,
+    )
+
+
+def instance_samples(cards: Iterable[CardSample], instances: Iterable[MigAllocation]) -> list[InstanceSample]:
+    """Instances on cards that the node has, each once."""
+    by_uuid = {sample.card.device.uuid: sample for sample in cards}
+    unique = {(one.uuid, one.mig_uuid, one.slot): one for one in instances if one.mig_uuid is not None}
+    return [
+        InstanceSample(one, by_uuid[one.uuid].place, by_uuid[one.uuid].old_place)
+        for one in unique.values()
+        if one.uuid in by_uuid
+    ]
+
+
+def _memory_share(sample: CardSample) -> str:
+    total = sample.card.device.memory
+    if total <= 0:
+        return ""
+    return f'{{{sample.place},device_type="{sample.model}",{ZONE}}} {sample.card.used_memory / total}'
+
+
+def _instance(sample: InstanceSample) -> str:
+    one = sample.instance
+    return (
+        f'{{{sample.place},mig_uuid="{escaped(one.mig_uuid or "")}",profile="{escaped(one.slot.profile)}",'
+        f'gpu_instance_id="{one.gpu_instance}",compute_instance_id="{one.compute_instance}",'
+        f'placement_start="{one.slot.placement.start}",placement_size="{one.slot.placement.size}",{ZONE}}} 1'
+    )
+
+
+CARDS: tuple[Series[CardSample], ...] = (
+    Series(
+        "hami_gpu_memory_limit_bytes",
+        "Memory of the card that can be granted.",
+        lambda s: f'{{{s.place},device_type="{s.model}",{ZONE}}} {s.card.device.memory * MIB}',
+    ),
+    Series(
+        "hami_gpu_core_limit_ratio",
+        "Cores of the card that can be granted, 100 for a whole card unless the node scales them.",
+        lambda s: f'{{{s.place},device_type="{s.model}",{ZONE}}} {s.core_limit}',
+    ),
+    Series(
+        "hami_gpu_memory_allocated_bytes",
+        "Memory of the card that is granted.",
+        lambda s: (
+            f'{{{s.place},device_cores="{s.card.device.cores}",device_type="{s.model}",{ZONE}}}'
+            f" {s.card.used_memory * MIB}"
+        ),
+    ),
+    Series(
+        "hami_gpu_shared_count",
+        "Slots of the card that are taken.",
+        lambda s: f'{{{s.place},device_type="{s.model}",{ZONE}}} {s.card.used}',
+    ),
+    Series(
+        "hami_gpu_core_allocated_ratio",
+        "Cores of the card that are granted.",
+        lambda s: f'{{{s.place},device_type="{s.model}",{ZONE}}} {s.core_use}',
+    ),
+    Series(
+        "hami_node_gpu_overview",
+        "The card at a glance; the value is the granted memory in bytes, device_memory_limit is in MiB.",
+        lambda s: (
+            f'{{{s.place},device_cores="{s.card.device.cores}",device_memory_limit="{s.card.device.memory}",'
+            f'device_type="{s.model}",{ZONE}}} {s.card.used_memory * MIB}'
+        ),
+    ),
+    Series("hami_node_gpu_memory_allocated_ratio", "Part of the card's memory that is granted, 0 to 1.", _memory_share),
+)
+
+INSTANCES: tuple[Series[InstanceSample], ...] = (
+    Series("hami_node_gpu_mig_instance_info", "A MIG instance that exists, with its place on the card.", _instance),
+)
+
+SLICES: tuple[Series[SliceSample], ...] = (
+    Series(
+        "hami_vgpu_memory_allocated_bytes",
+        "Memory of one card granted to one container.",
+        lambda s: f"{{{s.place},{ZONE}}} {s.memory * MIB}",
+    ),
+    Series(
+        "hami_vgpu_core_allocated_ratio",
+        "Cores of one card granted to one container.",
+        lambda s: f"{{{s.place},{ZONE}}} {s.core_ratio}",
+    ),
+)

@@ -1,0 +1,143 @@
+"""HAMi's per-card metrics for the whole cluster, without stalling the event loop.
+
+Every node's lines are kept as text and written anew only when the node's column in the ledger's arrays changed. Work is
+done in small pieces with a turn of the loop in between. All lines about one node in one answer are of the same moment;
+those of different nodes may be some milliseconds apart. Only cards that a node has registered have series, and slices
+of those: what is held of others changes nothing that the ledger logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from io import BytesIO
+from typing import Any
+
+from tessera.core.ledger import Ledger
+from tessera.scheduler.metrics import card_series, legacy_series
+from tessera.scheduler.metrics.mig_instances import MigInstances
+from tessera.scheduler.metrics.quota_series import LEGACY_QUOTAS, QUOTAS, quota_samples
+from tessera.scheduler.metrics.text_format import Series
+
+RENDER_BYTES = 64 * 1024
+"""text written between two turns of the loop: below a millisecond"""
+JOIN_BYTES = 256 * 1024
+"""text copied between two turns of the loop: well below a millisecond"""
+
+Blocks = tuple[bytes, ...]
+"""a node's lines, one entry a family"""
+
+
+class Exposition:
+    """The series about one ledger."""
+
+    def __init__(self, ledger: Ledger, *, legacy: bool = False) -> None:
+        self._ledger = ledger
+        self.instances = MigInstances(self.touch)
+        """to be told the MIG annotation of every pod"""
+        self._cards = card_series.CARDS + (legacy_series.CARDS if legacy else ())
+        self._mig = card_series.INSTANCES + (legacy_series.INSTANCES if legacy else ())
+        self._slices = card_series.SLICES + (legacy_series.SLICES if legacy else ())
+        self._quotas = QUOTAS + (LEGACY_QUOTAS if legacy else ())
+        self._blocks: dict[str, Blocks] = {}
+        self._stale: set[str] = set()
+        self._order: list[str] | None = None
+        """names of `_blocks`, sorted; None where it has to be worked out again"""
+        self._position = -1
+        """place in the log of the arrays; before its start at first, so that everything is new"""
+        self._epoch = -1
+
+    def touch(self, node: str) -> None:
+        """Something about the node changed that the ledger does not log."""
+        if node in self._blocks:
+            self._stale.add(node)
+
+    async def render(self) -> bytes:
+        """The whole text."""
+        # Grows in place, where joining a list at the end would copy everything in one go.
+        text = BytesIO()
+        async for chunk in self.stream():
+            text.write(chunk)
+        return text.getvalue()
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The whole text in pieces, with a turn of the loop between them."""
+        await self._refresh()
+        nodes = self._snapshot()
+        families: tuple[Series[Any], ...] = (*self._cards, *self._mig, *self._slices)
+        quotas = [
+            (series, series.lines(quota_samples(self._ledger.quotas, self._ledger.rules))) for series in self._quotas
+        ]
+        for place, series in enumerate(families):
+            header = series.header
+            for chunk in _chunks(blocks[place] for blocks in nodes):
+                yield header + chunk
+                header = b""
+                await asyncio.sleep(0)
+        for series, lines in quotas:
+            if lines:
+                yield series.header + lines
+
+    async def _refresh(self) -> None:
+        """Write anew what changed; afterwards, without a further await, every block is no older than the call."""
+        self._note_changes()
+        written = 0
+        while self._stale:
+            # Taken and written in one turn: several scrapes at a time share the work.
+            written += self._write(self._stale.pop())
+            if written >= RENDER_BYTES:
+                written = 0
+                await asyncio.sleep(0)
+
+    def _note_changes(self) -> None:
+        arrays = self._ledger.arrays
+        if arrays.epoch != self._epoch:
+            names = {name for name in arrays.names if name}
+            for gone in self._blocks.keys() - names:
+                del self._blocks[gone]
+                self._stale.discard(gone)
+            self._stale |= names - self._blocks.keys()
+            self._order = None
+        rows = arrays.changed_since(self._position)
+        changed: Iterable[str] = arrays.names if rows is None else (arrays.names[row] for row in rows)
+        self._stale.update(name for name in changed if name)
+        self._position, self._epoch = arrays.now, arrays.epoch
+
+    def _write(self, name: str) -> int:
+        """One node's text; how long it is."""
+        view = self._ledger.node(name)
+        if view is None:
+            if self._blocks.pop(name, None) is not None:
+                self._order = None
+            return 0
+        cards = card_series.card_samples(view)
+        slices = card_series.slice_samples(view, (entry.facts for entry in self._ledger.pods_on(name)))
+        instances = card_series.instance_samples(cards, self.instances.on(name))
+        if name not in self._blocks:
+            self._order = None
+        self._blocks[name] = blocks = (
+            *(series.lines(cards) for series in self._cards),
+            *(series.lines(instances) for series in self._mig),
+            *(series.lines(slices) for series in self._slices),
+        )
+        return sum(map(len, blocks))
+
+    def _snapshot(self) -> list[Blocks]:
+        if self._order is None:
+            self._order = sorted(self._blocks)
+        return [self._blocks[name] for name in self._order]
+
+
+def _chunks(blocks: Iterable[bytes]) -> Iterable[bytes]:
+    """The same text in pieces of about `JOIN_BYTES`, none of them empty."""
+    piece: list[bytes] = []
+    size = 0
+    for block in blocks:
+        if block:
+            piece.append(block)
+            size += len(block)
+            if size >= JOIN_BYTES:
+                yield b"".join(piece)
+                piece, size = [], 0
+    if piece:
+        yield b"".join(piece)

@@ -1,0 +1,176 @@
+"""The service's own metrics: how long it takes, what it refuses, what waits, and what must stay 0.
+
+Everything is in one registry that belongs to one `Metrics`; nothing is global. Series about cards are not here but in
+`exposition`. Names end in their unit.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Info
+
+from tessera import __version__
+from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
+from tessera.core.misfits import Reason
+from tessera.core.selection import Refused
+from tessera.scheduler.metrics.counters import Tally, Times
+from tessera.services import exposition as exposing
+
+MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
+"""bounds in seconds, around the budgets of filter (2 ms) and webhook (10 ms)"""
+REMEMBERED_REFUSALS = 64
+"""refusals whose reasons are kept"""
+BIND_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0)
+"""bounds up to the extender's HTTP timeout: a bind may wait for its turn"""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildInfo:
+    """What runs. The names are HAMi's labels, so `go_version` holds the version of Python."""
+
+    version: str = __version__
+    revision: str = ""
+    build_date: str = ""
+    go_version: str = f"python{platform.python_version()}"
+    compiler: str = sys.implementation.name
+    platform: str = f"{sys.platform}/{platform.machine()}"
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """What is there now."""
+
+    in_handover: int = 0
+    """pods bound whose last Allocate has not ended"""
+    awaiting_turn: int = 0
+    """binds that wait for another pod's handover"""
+    reserved: int = 0
+    """reservations not yet bound"""
+    refused: int = 0
+    """pods that fitted nowhere and wait for room"""
+
+
+class Metrics:
+    """See the module's text."""
+
+    def __init__(self, build: BuildInfo | None = None) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._seconds = {
+            "filter": Times("tessera_filter_seconds", "Time to answer a filter.", bounds=MILLISECONDS),
+            "bind": Times(
+                "tessera_bind_seconds", "Time to answer a bind, the wait for a turn included.", bounds=BIND_SECONDS
+            ),
+            "webhook": Times("tessera_webhook_seconds", "Time to answer an admission review.", bounds=MILLISECONDS),
+        }
+        self._refusals = Counter(
+            "tessera_refusals",
+            "Filters that found no node, by each reason that occurred.",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in Reason:
+            self._refusals.labels(reason.value)
+        self._levels = {
+            "in_handover": Gauge("tessera_pods_in_handover", "Pods between bind and Allocate.", registry=registry),
+            "awaiting_turn": Gauge("tessera_pods_awaiting_turn", "Binds that wait for a turn.", registry=registry),
+            "reserved": Gauge("tessera_reservations", "Placements not yet bound.", registry=registry),
+            "refused": Gauge("tessera_pods_refused", "Refused pods that wait for room.", registry=registry),
+        }
+        self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
+        for tally in (*self._seconds.values(), self._writes):
+            registry.register(tally)
+        self._dropped = Counter("tessera_events_dropped", "Events given up under pressure.", registry=registry)
+        self._overallocated = Gauge(
+            "tessera_devices_overallocated", "Devices with more granted than they have; must be 0.", registry=registry
+        )
+        self._drift = Gauge(
+            "tessera_ledger_drift",
+            "Differences between the ledger and what it is made from; must be 0.",
+            registry=registry,
+        )
+        self._leader = Gauge("tessera_leader", "1 where this process leads.", registry=registry)
+        self._expiry = Gauge(
+            "tessera_certificate_expiry_timestamp_seconds",
+            "When the serving certificate ends; 0 where none is served.",
+            registry=registry,
+        )
+        known = build or BuildInfo()
+        labels = {one.name: str(getattr(known, one.name)) for one in fields(BuildInfo)}
+        Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(labels)
+        Info("tessera_build", "What runs.", registry=registry).info(
+            {"version": known.version, "revision": known.revision, "python": platform.python_version()}
+        )
+        self._findings: dict[str, list[Finding]] = {}
+        self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()
+
+    # -- what happens
+
+    def observe(self, verb: str, seconds: float) -> None:
+        """How long an answer took; `verb` is filter, bind or webhook."""
+        self._seconds[verb].add(seconds)
+
+    def refused(self, refused: Refused) -> None:
+        """A filter found no node: every reason that occurred counts once, on however many nodes."""
+        # A backlog is refused with the same few objects again and again; looking through all nodes each time would
+        # cost more than the answer.
+        known = self._counted.get(id(refused))
+        if known is None or known[0] is not refused:
+            known = self._counted[id(refused)] = (refused, reasons_of(refused))
+            if len(self._counted) > REMEMBERED_REFUSALS:
+                self._counted.popitem(last=False)
+        for reason in known[1]:
+            self._refusals.labels(reason.value).inc()
+
+    def wrote(self, verb: str) -> None:
+        """One write was sent to the apiserver: bind, patch, create, ..."""
+        self._writes.add(verb)
+
+    def dropped_events(self, count: int = 1) -> None:
+        self._dropped.inc(count)
+
+    def audited(self, nodes: Iterable[str], findings: Iterable[Finding]) -> None:
+        """What an audit of these nodes found, instead of what it found there before ("" is what belongs to no node)."""
+        for node in nodes:
+            self._findings.pop(node, None)
+        for finding in findings:
+            self._findings.setdefault(finding.node, []).append(finding)
+        self._count_findings()
+
+    def keep_only(self, nodes: Iterable[str]) -> None:
+        """Forget what was found on nodes that are not there any more."""
+        kept = {*nodes, ""}
+        self._findings = {node: found for node, found in self._findings.items() if node in kept}
+        self._count_findings()
+
+    def _count_findings(self) -> None:
+        found = [finding for of_node in self._findings.values() for finding in of_node]
+        self._overallocated.set(len({(one.node, one.card) for one in found if one.kind == OVERCOMMITTED}))
+        self._drift.set(sum(one.kind == BROKEN for one in found))
+
+    # -- what is
+
+    def set_levels(self, levels: Levels) -> None:
+        for name, gauge in self._levels.items():
+            gauge.set(getattr(levels, name))
+
+    def set_leader(self, leads: bool) -> None:
+        self._leader.set(leads)
+
+    def set_certificate_expiry(self, timestamp: float) -> None:
+        """Unix time in seconds."""
+        self._expiry.set(timestamp)
+
+    def render(self) -> bytes:
+        """Text format 0.0.4, some kilobytes."""
+        return exposing.render(self.registry)
+
+
+def reasons_of(refused: Refused) -> tuple[Reason, ...]:
+    """Each reason once, sorted. Equal verdicts share one object, which makes this cheap."""
+    verdicts = {id(misfit): misfit for misfit in refused.misfits.values()}
+    return tuple(sorted({reason for misfit in verdicts.values() for reason, _ in misfit.counts}))

@@ -1,0 +1,155 @@
+"""Which cards of which nodes exist: the sink of the node informer, with the health rules of the plugins.
+
+    registration readable, plugin alive      cards are in the ledger
+    handshake asked > 60 s ago, no answer,
+      and nothing allocatable                that vendor's cards leave the ledger until the plugin reports again
+    no handshake, allocatable shown as 0     the same, at once
+    node gone, or outside the selector       the node leaves the ledger
+
+Only nodes with cards whose plugin speaks the handshake are ever patched; all others cost no API call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta, tzinfo
+
+import structlog
+
+from tessera.core.devices import NodeFacts
+from tessera.core.ledger import Ledger
+from tessera.vendors.base import Vendor
+from tessera.vendors.node_reader import node_facts
+from tessera.wire.handshake import Absent, Deleted, Other, Reported, Requesting, decode_handshake, encode_requesting
+from tessera.wire.objects import Node
+from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
+
+log = structlog.get_logger(__name__)
+
+ANSWER_WITHIN = timedelta(seconds=60)
+"""how long a plugin may take to answer a handshake, as HAMi has it"""
+
+Patch = dict[str, str]
+"""annotations to set on a node"""
+
+
+class NodeInformer:
+    """Sink of the node informer."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        vendors: Mapping[str, Vendor],
+        *,
+        selector: Mapping[str, str],
+        now: Callable[[], float],
+        zone: tzinfo,
+        patch: Callable[[str, Patch], None],
+        on_room: Callable[[], None],
+        on_node: Callable[[Node], None] = lambda _node: None,
+        on_synced: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._ledger = ledger
+        self._vendors = vendors
+        self._selector = selector
+        self._now = now
+        self._zone = zone
+        self._patch = patch
+        self._on_room = on_room
+        self._on_node = on_node
+        self._on_synced = on_synced
+        self._asked: dict[str, Node] = {}
+        """nodes with a handshake that waits for an answer: only time changes what they mean"""
+        self._registered: dict[str, NodeFacts] = {}
+        """as the nodes themselves say; the ledger's view also knows what their pods make of it"""
+        self.has_synced = False
+
+    def put(self, key: str, node: Node) -> None:
+        if not all(node.labels.get(label) == value for label, value in self._selector.items()):
+            self.drop(key)
+            return
+        self._on_node(node)
+        self._register(node)
+
+    def drop(self, key: str) -> None:
+        self._asked.pop(key, None)
+        self._forget(key)
+
+    def synced(self) -> None:
+        self.has_synced = True
+        self._on_synced()
+        # What was gained while decisions had to wait woke nobody.
+        self._on_room()
+
+    def tick(self) -> None:
+        """Look again at nodes whose handshake runs; called every 15 s."""
+        for node in list(self._asked.values()):
+            self._register(node)
+
+    def _register(self, node: Node) -> None:
+        self._asked.pop(node.name, None)
+        alive = {key: vendor for key, vendor in self._vendors.items() if self._is_alive(node, vendor)}
+        facts = node_facts(node, alive)
+        known = self._registered.get(node.name)
+        if known is not None and known.devices and not facts.devices:
+            log.warning("node lost its cards", node=node.name, problem=facts.problem)
+        if facts.problem and (known is None or known.problem != facts.problem):
+            log.warning("registration cannot be read", node=node.name, problem=facts.problem)
+        if facts.devices or facts.problem:
+            self._registered[node.name] = facts
+            self._ledger.observe_node(facts)
+            self._shake_hands(node, {device.vendor for device in facts.devices})
+            if known != facts:
+                self._on_room()
+        else:
+            self._forget(node.name)
+
+    def _forget(self, name: str) -> None:
+        self._registered.pop(name, None)
+        self._ledger.forget_node(name)
+
+    def _is_alive(self, node: Node, vendor: Vendor) -> bool:
+        """Whether a vendor's plugin still stands behind its registration."""
+        if not vendor.keys.handshake or vendor.keys.register not in node.annotations:
+            return True
+        allocatable = _whole(node.allocatable.get(vendor.names.count))
+        match decode_handshake(node.annotations.get(vendor.keys.handshake), zone=self._zone):
+            case Requesting(time):
+                if time is None:
+                    return True
+                asked_lately = self._time() < time + ANSWER_WITHIN
+                if asked_lately:
+                    self._asked[node.name] = node
+                return asked_lately or (allocatable or 0) > 0
+            case Absent():
+                # Plugins that do not shake hands say it through kubelet: 0 after having had devices.
+                return allocatable != 0
+            case Reported() | Deleted() | Other():
+                return True
+
+    def _shake_hands(self, node: Node, vendors: set[str]) -> None:
+        """Answer plugins that reported: the stamp tells them that their registration was read."""
+        stamps: Patch = {}
+        for key in sorted(vendors):
+            handshake = self._vendors[key].keys.handshake
+            match decode_handshake(node.annotations.get(handshake) if handshake else None, zone=self._zone):
+                case Reported() | Deleted() | Other():
+                    stamps[handshake] = encode_requesting(self._time(), zone=self._zone)
+                case Requesting() | Absent():
+                    pass
+        if stamps:
+            self._patch(node.name, stamps)
+
+    def _time(self) -> datetime:
+        return datetime.fromtimestamp(self._now(), UTC)
+
+
+def _whole(text: str | int | float | None) -> int | None:
+    """A whole quantity; None where there is none."""
+    if text is None:
+        return None
+    match read(text):
+        case Whole(value):
+            return value
+        case NotWhole() | NotAQuantity():
+            return None

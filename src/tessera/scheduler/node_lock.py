@@ -1,0 +1,172 @@
+"""The node-lock annotation, for nodes whose plugin finds its pod through it.
+
+    free, ours, expired, owner gone or done  take it (optimistic patch on the node's resourceVersion)
+    another pod's                            wait until the node changes, the lock expires, or the time is over
+
+Only the owner releases, and only the very value it wrote. The plugin normally does it when the handover ends; this
+process does where a bind fails. Cambricon's lock is a bare time under a key of its own, without an owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from tessera.kube.errors import ApiError, Unreachable
+from tessera.scheduler.kube_api import Cluster
+from tessera.wire.errors import WireError
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
+from tessera.wire.objects import Node
+
+CONFLICT = 409
+CONFLICTS = 5
+"""lost races for one lock before a bind gives up"""
+LOOK_AGAIN = 5.0
+"""seconds after which a waiting bind looks at the node itself, in case the informer lags"""
+
+OVER = frozenset({"Running", "Succeeded", "Failed"})
+"""phases of a pod that waits for no Allocate any more; kubelet may refuse a pod before its plugin hears of it"""
+
+Owner = tuple[str, str]
+"""namespace and name"""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lock that was taken."""
+
+    node: str
+    key: str
+    text: str
+    """the annotation's value as it was written or found"""
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """Why a lock could not be had."""
+
+    text: str
+
+
+class NodeLocks:
+    """Takes and releases locks; `seen` is told about every change of a node."""
+
+    def __init__(self, cluster: Cluster, *, expire_after: float, now: Callable[[], float]) -> None:
+        self._cluster = cluster
+        self._expire_after = timedelta(seconds=expire_after)
+        self._now = now
+        self._changes: dict[str, asyncio.Event] = {}
+        self._owners: dict[str, Owner] = {}
+
+    def seen(self, node: Node) -> None:
+        """Wake binds that wait for this node's lock."""
+        owner = _owner(node)
+        if owner is None:
+            self._owners.pop(node.name, None)
+        else:
+            self._owners[node.name] = owner
+        change = self._changes.pop(node.name, None)
+        if change is not None:
+            change.set()
+
+    def owner(self, node: str) -> Owner | None:
+        """The pod that has the node's lock, as far as is known here."""
+        return self._owners.get(node)
+
+    async def acquire(self, node: str, key: str, owner: Owner, *, timeout: float) -> Held | NotHeld:
+        """Take the lock `key` of a node for a pod."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._acquire(node, key, owner)
+        except TimeoutError:
+            return NotHeld(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
+
+    async def _acquire(self, node: str, key: str, owner: Owner) -> Held | NotHeld:
+        conflicts = 0
+        while conflicts < CONFLICTS:
+            change = self._changes.setdefault(node, asyncio.Event())
+            live = await self._cluster.get_node(node)
+            text = live.annotations.get(key)
+            try:
+                lock = decode_node_lock(text) if text is not None else None
+            except WireError as error:
+                return NotHeld(str(error))
+            if text is not None and lock is not None and lock.owner == owner and not self._is_expired(lock):
+                return Held(node, key, text)
+            if lock is not None and not await self._is_forgotten(lock, node):
+                await self._until_changed(change, lock)
+                continue
+            named = owner if key == NODE_LOCK else (None, None)
+            value = encode_node_lock(NodeLock(self._time(), *named))
+            try:
+                await self._cluster.annotate_node(node, {key: value}, resource_version=live.metadata.resource_version)
+            except ApiError as error:
+                if error.status != CONFLICT:
+                    return NotHeld(f"failed to set node lock of {node}: {error}")
+                conflicts += 1
+            except Unreachable:
+                # It may be ours now: the next look says.
+                conflicts += 1
+            else:
+                return Held(node, key, value)
+        return NotHeld(f"node {node} is locked: node lock contention")
+
+    async def release(self, held: Held) -> None:
+        """Remove the lock, if it is still the one that was taken."""
+        for _ in range(CONFLICTS):
+            live = await self._cluster.get_node(held.node)
+            if live.annotations.get(held.key) != held.text:
+                return
+            try:
+                version = live.metadata.resource_version
+                await self._cluster.annotate_node(held.node, {held.key: None}, resource_version=version)
+            except ApiError as error:
+                if error.status != CONFLICT:
+                    raise
+            else:
+                return
+
+    async def _is_forgotten(self, lock: NodeLock, node: str) -> bool:
+        """Too old, or its pod is gone, elsewhere, or past all Allocates: the plugin has nothing to do under it."""
+        if self._is_expired(lock):
+            return True
+        if lock.owner is None:
+            return False
+        try:
+            owner = await self._cluster.get_pod(*lock.owner)
+        except ApiError as error:
+            if error.status == 404:
+                return True
+            raise
+        return owner.status.phase in OVER or owner.spec.node_name not in ("", node)
+
+    def _is_expired(self, lock: NodeLock) -> bool:
+        return self._time() - lock.time > self._expire_after
+
+    async def _until_changed(self, change: asyncio.Event, lock: NodeLock) -> None:
+        left = (lock.time + self._expire_after - self._time()).total_seconds()
+        try:
+            async with asyncio.timeout(min(max(left, 0.0) + 1.0, LOOK_AGAIN)):
+                await change.wait()
+        except TimeoutError:
+            return
+
+    def _time(self) -> datetime:
+        return datetime.fromtimestamp(self._now(), UTC)
+
+
+def _owner(node: Node) -> Owner | None:
+    try:
+        return decode_node_lock(node.annotations[NODE_LOCK]).owner if NODE_LOCK in node.annotations else None
+    except WireError:
+        return None
+
+
+def _as_go(span: timedelta) -> str:
+    """Whole seconds as Go prints a duration: 5m0s."""
+    minutes, seconds = divmod(int(span.total_seconds()), 60)
+    hours, minutes = divmod(minutes, 60)
+    return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"

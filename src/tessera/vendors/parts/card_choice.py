@@ -1,0 +1,52 @@
+"""Choosing cards for vendors whose checks differ from the generic ones: judge every card, then the generic choice.
+
+Cards are judged one by one before any is taken, so a card's reason never depends on the order of the others. Vendors
+with a layout of their own judge with `judge_all` and choose themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from tessera.core import card_checks as generic
+from tessera.core.card_checks import Fitting, Offer
+from tessera.core.cards import Card
+from tessera.core.device_rules import Ask, Room, Rules
+from tessera.core.grants import Grant, Grants
+from tessera.core.misfits import CardMisfit, Misfit, Reason
+
+Judge = Callable[[Card], Offer]
+
+
+def judge_all(ask: Ask, judge: Judge) -> tuple[Fitting, list[CardMisfit]]:
+    return generic.sort_out(ask, lambda card: (judge(card),))
+
+
+def first_fit(rules: Rules, ask: Ask, judge: Judge) -> Grants | Misfit:
+    """The generic choice among the cards that do."""
+    return generic.choose(rules, ask, *judge_all(ask, judge))
+
+
+def refuse_unpaid(ask: Ask, card: Card, grant: Grant) -> CardMisfit | None:
+    """A card whose slice alone is more than the quota leaves."""
+    return generic.refuse_quota(ask, card, memory=grant.memory, cores=grant.cores)
+
+
+def refuse_used(card: Card) -> CardMisfit | None:
+    """A card of which somebody has a part already, where only an unused one will do."""
+    if card.used == 0:
+        return None
+    slots = card.device.slots
+    return CardMisfit(card.device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=slots, free=slots - card.used, total=slots)
+
+
+def all_as(reason: Reason, fitting: Iterable[tuple[Card, Grant]], *, asked: int) -> list[CardMisfit]:
+    """Cards that would do by themselves but not together."""
+    return [CardMisfit(card.device.uuid, reason, asked=asked) for card, _ in fitting]
+
+
+def pays_together(room: Room, grants: Sequence[Grant]) -> bool:
+    """Whether the quota pays for all of them."""
+    return room.allows(
+        sum(grant.memory for grant in grants), sum(generic.counted_cores(grant.cores) for grant in grants)
+    )

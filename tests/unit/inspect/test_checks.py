@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import base64
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import trustme
+
+from tessera.inspect.checks.findings import Finding, Severity
+from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
+from tessera.inspect.checks.ledger import check_accounting
+from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.webhook import DAY, check_registration
+from tessera.inspect.diagnosis import is_broken
+from tessera.inspect.installation import Installation, scheduler_arguments
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.diagnosis import diagnosed
+from tessera.wire.handshake import encode_requesting
+from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
+from tests.support.inspected import state_of
+
+NVIDIA = frozenset({"NVIDIA"})
+
+
+def bad(findings: Any) -> list[Finding]:
+    return [each for each in findings if each.severity is not Severity.FINE]
+
+
+def webhook(**changes: Any) -> dict[str, Any]:
+    rules = [{"operations": ["CREATE"], "apiVersions": ["v1"], "resources": ["pods"]}]
+    bundle = base64.b64encode(trustme.CA().cert_pem.bytes()).decode()
+    one = {"name": "vgpu.hami.io", "rules": rules, "clientConfig": {"caBundle": bundle}, **changes}
+    return {"metadata": {"name": "tessera-webhook"}, "webhooks": [one]}
+
+
+def registration(*configurations: dict[str, Any], now: float = NOW) -> list[Finding]:
+    return list(check_registration(Installation(webhooks=configurations, webhooks_seen=True), now=now))
+
+
+def test_a_registered_webhook_with_a_good_authority_is_fine() -> None:
+    assert not bad(registration(webhook()))
+
+
+@pytest.mark.parametrize(
+    ("configurations", "severity", "words"),
+    [
+        ((), Severity.BROKEN, "no MutatingWebhookConfiguration"),
+        ((webhook(rules=[]),), Severity.BROKEN, "no rule covers the creation of pods"),
+        ((webhook(clientConfig={}),), Severity.WARNING, "caBundle is empty"),
+        ((webhook(clientConfig={"caBundle": "AAAA"}),), Severity.BROKEN, "cannot be read"),
+        ((webhook(), {**webhook(), "metadata": {"name": "hami-webhook"}}), Severity.WARNING, "2 configurations"),
+    ],
+)
+def test_what_is_wrong_with_a_webhook_is_found(configurations: Any, severity: Severity, words: str) -> None:
+    [found] = bad(registration(*configurations))
+    assert found.severity is severity
+    assert words in found.what
+    assert found.why
+    assert found.fix
+
+
+def test_a_webhook_that_must_not_be_seen_is_not_called_missing() -> None:
+    [found] = check_registration(Installation(), now=NOW)
+    assert found.severity is Severity.UNSEEN
+
+
+def test_an_authority_that_ends_soon_is_a_warning_and_one_that_has_ended_is_broken() -> None:
+    end = datetime(3000, 1, 1, tzinfo=UTC).timestamp()
+    [soon] = bad(registration(webhook(), now=end - 3 * DAY))
+    [over] = bad(registration(webhook(), now=end + DAY))
+    assert (soon.severity, over.severity) == (Severity.WARNING, Severity.BROKEN)
+    assert "in 3 days" in soon.what
+
+
+# -- kube-scheduler
+
+GOOD = """
+percentageOfNodesToScore: 100
+profiles: [{schedulerName: hami-scheduler}]
+extenders:
+  - filterVerb: filter
+    bindVerb: bind
+    nodeCacheCapable: true
+    httpTimeout: 30s
+    managedResources:
+      - {name: nvidia.com/gpu, ignoredByScheduler: true}
+      - {name: nvidia.com/gpumem, ignoredByScheduler: true}
+      - {name: nvidia.com/gpumem-percentage, ignoredByScheduler: true}
+      - {name: nvidia.com/gpucores, ignoredByScheduler: true}
+      - {name: nvidia.com/priority, ignoredByScheduler: true}
+"""
+
+
+def configured(text: str) -> list[Finding]:
+    config_map = {"metadata": {"namespace": "kube-system", "name": "tessera-scheduler"}, "data": {"config.yaml": text}}
+    world = OfflineCluster(state_of([]))
+    installation = Installation(scheduler_config=config_map)
+    return bad(check_kube_scheduler(installation, settings=world.settings, vendors=vendors(), present=NVIDIA))
+
+
+async def test_the_documented_configuration_is_fine() -> None:
+    assert configured(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("percentageOfNodesToScore: 100", "", "percentageOfNodesToScore is not set"),
+        ("hami-scheduler", "other", "has no profile hami-scheduler (it has other)"),
+        ("filterVerb: filter", "weight: 1", "has not filterVerb: filter"),
+        ("nodeCacheCapable: true", "weight: 1", "not nodeCacheCapable"),
+        ("{name: nvidia.com/gpumem, ignoredByScheduler: true}", "{name: x}", "lacks nvidia.com/gpumem"),
+        ("gpucores, ignoredByScheduler: true", "gpucores", "nvidia.com/gpucores without ignoredByScheduler"),
+        ("httpTimeout: 30s", "httpTimeout: 10s", "httpTimeout is 10 s"),
+        ("extenders:", "others:", "has no extender"),
+    ],
+)
+async def test_what_kube_scheduler_must_know_is_checked(old: str, new: str, words: str) -> None:
+    assert old in GOOD
+    [found] = configured(GOOD.replace(old, new))
+    assert words in found.what
+
+
+async def test_a_configuration_that_cannot_be_seen_is_said_so() -> None:
+    world = OfflineCluster(state_of([]))
+    [found] = check_kube_scheduler(Installation(), settings=world.settings, vendors=vendors(), present=NVIDIA)
+    assert found.severity is Severity.UNSEEN
+
+
+def test_the_scheduler_is_told_from_the_kube_scheduler_beside_it() -> None:
+    containers = [
+        {"name": "kube-scheduler", "image": "k8s/kube-scheduler:v1", "command": ["kube-scheduler", "--v=4"]},
+        {"name": "tessera", "image": "tessera", "args": ["scheduler", "--enable-ascend"]},
+    ]
+    deployment = {"spec": {"template": {"spec": {"containers": containers}}}}
+    assert scheduler_arguments(deployment) == ["scheduler", "--enable-ascend"]
+
+
+# -- nodes
+
+
+async def found_on(*nodes: NodeBuilder) -> list[Finding]:
+    return bad(check_nodes(OfflineCluster(state_of(nodes))))
+
+
+GOOD_NODE = node("n1").gpus(2).capacity(**{GPU: 20})
+
+
+async def test_a_node_whose_plugin_and_kubelet_agree_is_fine() -> None:
+    assert await found_on(GOOD_NODE) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "severity", "words"),
+    [
+        (node("n2").capacity(**{GPU: 8}), Severity.WARNING, "no plugin of Tessera or HAMi has registered"),
+        (node("n2").annotate(("hami.io/node-nvidia-register", "[{")), Severity.BROKEN, "cannot be read"),
+        (node("n2").gpus(1).capacity(**{GPU: 4}), Severity.WARNING, "kubelet offers 4 nvidia.com/gpu"),
+        (node("n2").gpus(1).capacity(**{GPU: 0}), Severity.BROKEN, "the plugin of NVIDIA is gone"),
+        (
+            GOOD_NODE.annotate(("hami.io/mutex.lock", "2020-01-01T00:00:00Z,ns,p")),
+            Severity.WARNING,
+            "is locked by ns/p since",
+        ),
+    ],
+)
+async def test_what_is_wrong_with_a_node_is_found(changed: NodeBuilder, severity: Severity, words: str) -> None:
+    found = await found_on(GOOD_NODE, changed)
+    assert [each.severity for each in found] == [severity], found
+    assert words in found[0].what
+
+
+async def test_a_plugin_that_is_silent_for_too_long_is_named_with_the_time() -> None:
+    asked = encode_requesting(datetime.fromtimestamp(NOW - 600, UTC), zone=datetime.now().astimezone().tzinfo or UTC)
+    [kept] = await found_on(GOOD_NODE.annotate(("hami.io/node-handshake", asked)))
+    assert kept.severity is Severity.WARNING
+    assert "has not answered the scheduler for 10 minutes" in kept.what
+    gone = node("n1").gpus(2).annotate(("hami.io/node-handshake", asked))
+    [lost] = await found_on(gone, node("n2").gpus(1).capacity(**{GPU: 10}))
+    assert "asked 600 s ago without an answer" in lost.what
+
+
+async def test_a_cluster_without_cards_is_broken() -> None:
+    [found] = await found_on(node("n1"))
+    assert "none of 1 nodes has registered cards" in found.what
+
+
+async def test_a_node_that_is_not_ready_is_a_warning() -> None:
+    state = state_of([GOOD_NODE])
+    status = {**state.nodes[0]["status"], "conditions": [{"type": "Ready", "status": "False"}]}
+    [found] = bad(check_nodes(OfflineCluster(replace(state, nodes=({**state.nodes[0], "status": status},)))))
+    assert found.what == "n1 is not ready"
+
+
+# -- the ledger
+
+
+async def accounted(*pods: Any) -> list[Finding]:
+    return bad(check_accounting(OfflineCluster(state_of([node("n1").gpus(1)], pods))))
+
+
+async def test_a_ledger_that_adds_up_is_fine() -> None:
+    assert await accounted(gpu_pod("a", mem=1000).on("n1", "n1-0,NVIDIA,1000,0:;")) == []
+
+
+@pytest.mark.parametrize(
+    ("held", "severity", "words"),
+    [
+        (gpu_pod("a").on("n1", "n1-0,NVIDIA,99999,0:;"), Severity.BROKEN, "99999 of 81920 MiB granted"),
+        (gpu_pod("a").on("n1", "n1-0,NVIDIA,many,0:;"), Severity.BROKEN, "cannot be read"),
+        (gpu_pod("a").on("n1"), Severity.WARNING, "without an allocation"),
+        (
+            gpu_pod("a")
+            .on("n1", "n1-0,NVIDIA,1,0:;")
+            .annotate(("hami.io/bind-phase", "allocating"), ("hami.io/bind-time", str(int(NOW) - 900)))
+            .ended("Pending"),
+            Severity.WARNING,
+            "was bound to n1 15 minutes ago",
+        ),
+    ],
+)
+async def test_what_does_not_add_up_is_found(held: Any, severity: Severity, words: str) -> None:
+    [found] = await accounted(held)
+    assert found.severity is severity
+    assert words in found.what
+
+
+def test_the_worst_comes_first_and_is_counted() -> None:
+    findings = [Finding(Severity.FINE, "a", "x"), Finding(Severity.BROKEN, "b", "y", "why", "fix it")]
+    lines = [line.text for line in diagnosed(findings)]
+    assert lines[0] == "broken   b: y"
+    assert lines[-1] == "1 broken, 0 warnings, 0 not checked, 1 fine"
+    assert is_broken(findings)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tessera.inspect.choice import Fits
+from tessera.inspect.explanation import Explanation, Status, explain, find
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.render.explanation import explained, made_from
+from tessera.inspect.state import InspectionError
+from tessera.inspect.verdicts import FitsNowhere
+from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
+from tests.support.inspected import quota, state_of
+from tests.support.scheduling import World as SchedulerWorld
+from tests.support.scheduling import by_environment, carrying
+
+HELD = "n1-0,NVIDIA,60000,30:;"
+
+
+def told(found: Explanation) -> str:
+    return "\n".join(line.text for line in explained(found))
+
+
+async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_would_fit() -> None:
+    big, small = node("n1").gpus(1, memory=80000), node("n2").gpus(1, memory=16000)
+    holder = gpu_pod("holder", mem=60000, cores=30).on("n1", HELD)
+    world = OfflineCluster(state_of([big, small], [holder, gpu_pod("p", mem=30000)]))
+    found = explain(world, "default/p", cards=True)
+    assert (found.status, found.is_good) == (Status.REFUSED, False)
+    assert isinstance(found.verdict, FitsNowhere)
+    near = "needs 30000 MiB on one card; best is n1 / n1-0 with 20000 MiB free of 80000"
+    assert found.verdict.near_miss == near
+    assert found.verdict.event[-1] == near
+    assert [holder.text for holder in found.verdict.holders] == ["default/holder (60000 MiB, 30 cores)"]
+    assert [change.text for change in found.verdict.changes] == [
+        "container c0: 20000 instead of 30000 MiB of memory would fit on n1"
+    ]
+    assert [(card.node, card.asked, card.free, card.total) for card in found.verdict.cards] == [
+        ("n1", 30000, 20000, 80000),
+        ("n2", 30000, 16000, 16000),
+    ]
+    text = told(found)
+    assert "that card is held by default/holder (60000 MiB, 30 cores)" in text
+    assert "2 nodes: 1/1 CardInsufficientMemory" in text
+    assert "not enough free memory on the card" in text
+
+
+async def test_a_placed_pod_is_shown_with_its_slices_and_the_scores_of_its_choice() -> None:
+    holder = gpu_pod("p", mem=60000, cores=30).on("n1", HELD)
+    world = OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder]))
+    before = world.ledger.state()
+    found = explain(world, "default/p")
+    assert (found.status, found.node) == (Status.PLACED, "n1")
+    assert [(one.container, one.card, one.memory_mib, one.cores) for one in found.slices] == [("c0", "n1-0", 60000, 30)]
+    assert isinstance(found.verdict, Fits)
+    assert [one.node for one in found.verdict.best] == ["n1", "n2"]
+    assert [one.card for one in found.verdict.cards] == ["n1-1", "n1-0"]
+    assert world.ledger.state() == before, "looking changes nothing"
+
+
+async def test_a_pod_that_would_go_elsewhere_today_is_said_so() -> None:
+    holder = gpu_pod("p", mem=60000, cores=30).on("n2", "n2-0,NVIDIA,60000,30:;")
+    found = explain(OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder])), "default/p")
+    assert "today it would go to n1 instead" in told(found)
+
+
+async def test_a_pod_that_fits_but_has_not_been_placed_is_told_where_it_would_go() -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem=100)])), "default/p")
+    assert found.status is Status.FITS
+    assert "not placed yet; it fits on n1" in told(found)
+
+
+@pytest.mark.parametrize(
+    ("asking", "status", "words"),
+    [
+        (gpu_pod("p", mem="2Gi"), Status.INVALID, "cannot be honoured"),
+        (pod("p").container(), Status.NO_DEVICES, "asks for no devices"),
+        (gpu_pod("p").on("n1").ended(), Status.ENDED, "it holds nothing"),
+        (gpu_pod("p").on("n1"), Status.UNACCOUNTED, "another scheduler put it there"),
+        (gpu_pod("p", mem=100).terminating(), Status.FITS, "it is being deleted"),
+    ],
+)
+async def test_every_other_state_of_a_pod_is_named(asking: PodBuilder, status: Status, words: str) -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
+    assert found.status is status
+    assert words in told(found)
+
+
+async def test_a_pod_of_another_scheduler_is_told_that_tessera_is_never_asked() -> None:
+    state = state_of([node("n1").gpus(1)], [gpu_pod("p", mem=100)])
+    foreign = {**state.pods[0], "spec": {**state.pods[0]["spec"], "schedulerName": "default-scheduler"}}
+    found = explain(OfflineCluster(replace(state, pods=(foreign,))), "default/p")
+    assert "its schedulerName is default-scheduler, not hami-scheduler" in told(found)
+
+
+async def test_nodes_that_kube_scheduler_rules_out_are_no_candidates() -> None:
+    state = state_of([node("n1").gpus(1), node("n2").gpus(1)], [gpu_pod("p", mem=100)])
+    tainted = {**state.nodes[0], "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}]}}
+    found = explain(OfflineCluster(replace(state, nodes=(tainted, state.nodes[1]))), "default/p")
+    assert isinstance(found.verdict, Fits)
+    assert found.verdict.node == "n2"
+    assert [(group.reason, group.nodes) for group in found.kept_off] == [("node(s) had untolerated taint(s)", ("n1",))]
+
+
+async def test_a_namespace_over_its_quota_is_the_reason() -> None:
+    state = state_of([node("n1").gpus(1)], [gpu_pod("p", mem=3000)], quotas=[quota("default", {MEMORY: 1000})])
+    found = explain(OfflineCluster(state), "default/p")
+    assert "the namespace's quota does not leave enough" in told(found)
+
+
+async def test_a_node_whose_registration_cannot_be_read_says_so() -> None:
+    broken = node("n1").annotate(("hami.io/node-nvidia-register", "[{"))
+    found = explain(OfflineCluster(state_of([broken], [gpu_pod("p", mem=3000)])), "default/p")
+    assert "hami.io/node-nvidia-register" in told(found)
+
+
+async def test_the_page_ends_with_what_it_was_made_from() -> None:
+    lines = [line.text for line in made_from(replace(state_of([]), unseen=("quotas",)))]
+    assert lines[1:] == [
+        "from a test; device configuration: the chart's defaults; the scheduler's flags are not known",
+        "not seen: quotas",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("p", "there is team-a/p: name one of them"),
+        ("team-a/q", 'did you mean "team-a/p"'),
+    ],
+)
+async def test_a_pod_that_is_not_there_gets_a_hint(name: str, words: str) -> None:
+    world = OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod().called("p", namespace="team-a")]))
+    with pytest.raises(InspectionError, match=words):
+        find(world, name, "default")
+    assert find(world, "p", "team-a") == "team-a/p"
+
+
+def some_pod(name: str, rng: random.Random) -> PodBuilder:
+    """Shapes of all kinds, many of which do not fit."""
+    made = pod(name, namespace=rng.choice(["default", "team-a"]))
+    made = replace(made, uid=f"uid-{name}")
+    for _ in range(rng.choice([1, 1, 1, 2])):
+        amounts = {"gpu": rng.choice([1, 1, 2, 4]), "mem": rng.choice([1000, 20000, 45000, 70000])}
+        made = made.container(**amounts, **({"cores": rng.choice([10, 60, 100])} if rng.random() < 0.6 else {}))
+    if rng.random() < 0.3:
+        made = made.init(gpu=1, mem=rng.choice([5000, 60000]))
+    made = made.policy(node=rng.choice([None, "spread"]), device=rng.choice([None, "binpack", "topology-aware"]))
+    if rng.random() < 0.2:
+        made = made.annotate(("nvidia.com/use-gputype", rng.choice(["A100", "L4", "H100"])))
+    return made.numa_bound() if rng.random() < 0.2 else made
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes = [
+        by_environment(node("n1").gpus(4, numas=[0, 0, 1, 1])),
+        by_environment(node("n2").gpus(2, memory=23000, model="NVIDIA L4")),
+        by_environment(node("n3").gpus(2, slots=2).cordon("n3-0")),
+        node("n4").capacity(**{GPU: 4}),
+    ]
+    scheduler = SchedulerWorld(*nodes)
+    placed: list[PodBuilder] = []
+    for number in range(15):
+        asking = carrying(some_pod(f"p{number:02}", rng))
+        found = explain(OfflineCluster(state_of(nodes, [*placed, asking])), f"{asking.namespace}/{asking.name}")
+        scheduler.create(asking)
+        answer = scheduler.filtered(asking)
+        if isinstance(found.verdict, Fits):
+            assert answer["NodeNames"] == [found.verdict.node], answer
+            placement = scheduler.placement(asking)
+            assert [one.card for one in found.verdict.slices] == [
+                grant.uuid for grants in placement.grants["NVIDIA"] for grant in grants
+            ]
+            assert await scheduler.bound(asking, found.verdict.node) == ""
+            scheduler.watch()
+            stored = scheduler.api.pods[f"{asking.namespace}/{asking.name}"]
+            placed.append(asking.annotate(*stored.annotations.items()).on(found.verdict.node))
+            again = explain(OfflineCluster(state_of(nodes, placed)), f"{asking.namespace}/{asking.name}")
+            assert (again.status, again.slices) == (Status.PLACED, found.verdict.slices)
+        else:
+            assert isinstance(found.verdict, FitsNowhere)
+            texts = {name: group.reason for group in found.verdict.groups for name in group.nodes}
+            assert answer["FailedNodes"] == texts
+
+
+async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_there() -> None:
+    cut = node("n2").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    large = gpu_pod("p", mem=60000)
+    found = explain(OfflineCluster(state_of([node("n1").gpus(2, memory=80000), cut], [large])), "default/p")
+    assert isinstance(found.verdict, Fits)
+    assert ([each.node for each in found.verdict.best], found.verdict.fitting) == (["n1"], 1)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tessera.core.requests import HostAsk
+from tessera.inspect import sanitize as reducing
+from tessera.inspect.anonymize import hash_names
+from tessera.inspect.choice import Fits
+from tessera.inspect.explanation import explain
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.scheduler_settings import deciding_flags, given_flags, settings_of
+from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
+from tessera.inspect.state import InspectionError, Setup, State
+from tessera.inspect.verdicts import FitsNowhere
+from tests.support.builders import MEMORY, gpu_pod, node, pod, vendors
+from tests.support.inspected import plain, quota, state_of
+
+KEY = b"key"
+LOCK = "2026-01-01T00:00:00Z,team-secret,holder-pod"
+
+
+def busy() -> State:
+    """Names that stand in every kind of place."""
+    nodes = [
+        node("alpha-host").gpus(1).annotate(("hami.io/mutex.lock", LOCK)),
+        node("beta-host").gpus(1, memory=40000),
+        node("gamma-host").capacity(**{"aws.amazon.com/neuroncore": 4, "aws.amazon.com/neuron": 2}),
+    ]
+    holder = gpu_pod(mem=60000).called("holder-pod", namespace="team-secret", uid="1111-2222")
+    holder = holder.on("alpha-host", "alpha-host-0,NVIDIA,60000,0:;").annotate(("hami.io/vgpu-node", "alpha-host"))
+    waiting = gpu_pod(mem=50000).called("waiting-pod", namespace="team-secret", uid="3333-4444")
+    small = gpu_pod(mem=1000).called("small-pod", namespace="other-team", uid="5555-6666")
+    quotas = [quota("team-secret", {MEMORY: 200000}, name="secret-limit")]
+    state = state_of(nodes, [holder, waiting, small], quotas=quotas)
+    return replace(state, others={"alpha-host": HostAsk(1500, 2048), "left-host": HostAsk(100, 0)})
+
+
+def test_a_snapshot_reads_back_as_it_was() -> None:
+    state = replace(
+        busy(), setup=Setup("nvidia:\n  x: 1\n", "ConfigMap a/b", {"enable-ascend": "true"}, "Deployment a/b")
+    )
+    again = decode_snapshot(encode_snapshot(state), file="s.json")
+    assert replace(again, source=state.source) == state
+
+
+async def test_a_snapshot_decides_as_the_cluster_did() -> None:
+    state = busy()
+    again = decode_snapshot(encode_snapshot(state), file="s.json")
+    for key in OfflineCluster(state).pods:
+        assert explain(OfflineCluster(again), key) == explain(OfflineCluster(state), key)
+
+
+def test_an_old_snapshot_is_read_and_says_what_it_does_not_hold() -> None:
+    data = json.loads(encode_snapshot(busy()))
+    old = {**{name: value for name, value in data.items() if name != "others"}, "version": 1}
+    found = decode_snapshot(json.dumps(old).encode(), file="s.json")
+    assert (found.nodes, found.others) == (busy().nodes, {})
+    assert "pods without devices" in found.unseen[-1]
+
+
+def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes() -> None:
+    asks = {"requests": {"cpu": "250m", "memory": "512Mi"}}
+    pods = [
+        pod("a").container(**asks).container(**asks).on("n1"),
+        pod("b").container(limits={"cpu": 2, "memory": "1Gi"}).on("n1"),
+        pod("c").container(**asks).on("n2"),
+        pod("ended").container(**asks).on("n2").ended(),
+        pod("waits").container(**asks),
+    ]
+    documents = [plain(one) for one in pods]
+    assert reducing.host_asks([*documents, {"spec": {"nodeName": 7}}]) == {
+        "n1": HostAsk(2500, 2048),
+        "n2": HostAsk(250, 512),
+    }
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "not a snapshot"),
+        (b"{}", "kind is '', not TesseraSnapshot"),
+        (b'{"kind": "TesseraSnapshot", "version": 3}', "this tessera reads up to 2"),
+        (b'{"kind": "TesseraSnapshot", "version": 1, "taken": "yesterday"}', "not a readable snapshot"),
+    ],
+)
+def test_a_file_that_is_no_snapshot_says_what_it_is(data: bytes, words: str) -> None:
+    with pytest.raises(InspectionError, match=f"s.json: .*{words}"):
+        decode_snapshot(data, file="s.json")
+
+
+def test_nothing_secret_gets_into_a_snapshot() -> None:
+    secret = plain(gpu_pod(mem=1))
+    secret["spec"]["containers"][0] |= {"env": [{"name": "TOKEN", "value": "s3cret"}], "image": "registry/s3cret"}
+    secret["spec"]["volumes"] = [{"name": "s3cret"}]
+    secret["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "s3cret"
+    reduced = reducing.reduce_pod(secret, reducing.domains(vendors()))
+    assert "s3cret" not in json.dumps(reduced)
+
+
+def test_hashing_leaves_no_name_anywhere() -> None:
+    text = encode_snapshot(hash_names(busy(), KEY), hashed=True).decode()
+    for name in (
+        "alpha",
+        "beta",
+        "gamma",
+        "left-host",
+        "secret",
+        "holder",
+        "waiting",
+        "small-pod",
+        "other-team",
+        "1111-2222",
+    ):
+        assert name not in text, name
+
+
+def test_the_same_key_gives_the_same_hashes_and_another_key_others() -> None:
+    once, twice = hash_names(busy(), KEY), hash_names(busy(), KEY)
+    assert once == twice
+    assert hash_names(busy(), b"other").nodes != once.nodes
+
+
+async def test_a_hashed_snapshot_decides_as_the_cluster_does() -> None:
+    state = busy()
+    hashed = hash_names(state, KEY)
+    world, other = OfflineCluster(state), OfflineCluster(hashed)
+    node_names = dict(zip(sorted(world.nodes), sorted(other.nodes), strict=True))
+    assert {node_names[name] for name in world.ledger.node_names()} == set(other.ledger.node_names())
+    for key, new in zip(world.pods, other.pods, strict=True):
+        one, two = explain(world, key), explain(other, new)
+        assert one.status is two.status
+        match one.verdict, two.verdict:
+            case Fits() as first, Fits() as second:
+                assert node_names[first.node] == second.node
+                assert [s.memory_mib for s in first.slices] == [s.memory_mib for s in second.slices]
+            case FitsNowhere() as first, FitsNowhere() as second:
+                assert [group.reason for group in first.groups] == [group.reason for group in second.groups]
+                assert [change.fits for change in first.changes] == [change.fits for change in second.changes]
+            case _:
+                assert one.verdict is two.verdict is None
+
+
+def test_what_others_ask_follows_the_name_of_its_node() -> None:
+    hashed = hash_names(busy(), KEY)
+    alpha = sorted(node["metadata"]["name"] for node in hashed.nodes)[0]
+    assert hashed.others[alpha] == HostAsk(1500, 2048)
+
+
+async def test_cards_that_are_named_after_their_node_follow_it() -> None:
+    hashed = OfflineCluster(hash_names(busy(), KEY))
+    gamma = sorted(hashed.nodes)[2]
+    view = hashed.ledger.node(gamma)
+    assert view is not None
+    assert all(card.device.uuid.startswith(gamma) for card in view.cards)
+
+
+# -- the scheduler's own configuration
+
+
+def test_the_flags_of_a_running_scheduler_are_read_as_it_reads_them() -> None:
+    arguments = ["scheduler", "--http_bind=0.0.0.0:443", "--node-scheduler-policy", "spread", "--enable-ascend", "-v=4"]
+    assert deciding_flags(arguments) == {"node-scheduler-policy": "spread", "enable-ascend": "true"}
+    settings = settings_of(Setup(flags=deciding_flags(arguments)))
+    assert (settings.policies.node, settings.switches.ascend) == ("spread", True)
+
+
+def test_where_nobody_knows_the_flags_every_vendor_is_looked_at() -> None:
+    settings = settings_of(Setup())
+    assert settings.switches.ascend
+    assert settings.switches.iluvatar
+
+
+def test_a_configuration_that_the_scheduler_refuses_is_refused_here_with_its_place() -> None:
+    with pytest.raises(InspectionError, match="ConfigMap a/b:1: unknown section"):
+        settings_of(Setup("nvdia: {}\n", "ConfigMap a/b"))
+
+
+def test_a_flag_that_decides_nothing_cannot_be_given() -> None:
+    with pytest.raises(InspectionError, match="no flag metrics-bind-address that decides placement"):
+        given_flags(["metrics-bind-address=:1"])
+    assert given_flags(["enable-ascend=false"]) == {"enable-ascend": "false"}

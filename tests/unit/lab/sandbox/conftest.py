@@ -1,0 +1,30 @@
+"""A fresh embedded server for every test, and a client that hides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tessera.lab.sandbox.api.server import ApiServer, Options
+from tests.contract.speaking import Client, client, close_loop_of_the_thread
+
+NOW = 1_800_000_000.0
+"""2027-01-15T08:00:00Z"""
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[ApiServer]:
+    async with ApiServer(Options(seed=1, now=lambda: NOW)) as running:
+        yield running
+
+
+@pytest.fixture
+async def api(server: ApiServer) -> AsyncIterator[Client]:
+    async with client(server.kubeconfig()) as speaking:
+        yield speaking
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_loop_of_the_thread() -> None:
+    close_loop_of_the_thread()

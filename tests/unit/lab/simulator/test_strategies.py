@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from tessera.lab.simulator.cluster import Cluster
+from tessera.lab.simulator.saturation import place
+from tessera.lab.simulator.strategies import STRATEGIES
+from tessera.lab.simulator.strategies.base import Strategy
+from tessera.lab.simulator.traces import Ask, TraceNode
+from tests.unit.lab.simulator.made_up import trace
+
+SHARED = TraceNode("shared", 32_000, 65_536, 2, "T4")
+WHOLE = TraceNode("whole", 32_000, 65_536, 2, "T4")
+SMALL = TraceNode("z-small", 32_000, 65_536, 1, "T4")
+
+
+class World:
+    """Nodes, and pods put where a test wants them before a strategy is asked."""
+
+    def __init__(self, policy: str, *nodes: TraceNode, seed: int = 1) -> None:
+        self.cluster = Cluster(nodes)
+        self.strategy: Strategy = STRATEGIES[policy](self.cluster, trace(nodes), Random(seed))
+
+    def put(self, name: str, ask: Ask) -> None:
+        row = self.cluster.arrays.row(name)
+        self.cluster.put(ask, row, self.strategy.cards(ask, row) if ask.cards else None)
+
+    def chosen(self, ask: Ask) -> str:
+        found = place(self.cluster, self.strategy, ask)
+        assert found is not None
+        return self.cluster.arrays.names[found[0]]
+
+
+def part(milli: int, *, cpu: int = 1_000) -> Ask:
+    return Ask(cpu, 1_024, 1, milli)
+
+
+def cards(number: int) -> Ask:
+    return Ask(1_000, 1_024, number, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("running", "ask", "where"),
+    [
+        ([("whole", cards(1)), ("shared", part(500))], part(300), "shared"),
+        ([("whole", cards(1))], part(300), "whole"),
+        ([("whole", cards(1)), ("shared", part(500))], part(700), "shared"),
+        ([], part(300), "z-small"),
+        ([("z-small", part(700)), ("shared", part(500))], part(300), "z-small"),
+        ([("z-small", part(690)), ("shared", part(650))], part(300), "shared"),
+    ],
+    ids=[
+        "a card in use before an idle one",
+        "a node in use before an idle node",
+        "equal nodes by name",
+        "the smallest idle node",
+        "the fullest card",
+        "nearly equal cards are equal",
+    ],
+)
+def test_packing_uses_what_is_in_use(running: list[tuple[str, Ask]], ask: Ask, where: str) -> None:
+    world = World("gpu-packing", SHARED, WHOLE, SMALL)
+    for name, pod in running:
+        world.put(name, pod)
+    assert world.chosen(ask) == where
+
+
+@pytest.mark.parametrize(
+    ("running", "ask", "where"),
+    [
+        ([("whole", part(100)), ("shared", cards(1))], part(900), "whole"),
+        ([("whole", cards(1)), ("whole", part(100)), ("z-small", part(100))], part(100), "z-small"),
+        ([("shared", cards(1))], part(100), "z-small"),
+        ([("shared", cards(1)), ("whole", cards(1)), ("z-small", cards(1))], part(100), "shared"),
+    ],
+    ids=["with its own kind", "with its own kind alone", "rather an idle node", "with others where nothing is left"],
+)
+def test_clustering_keeps_kinds_together(running: list[tuple[str, Ask]], ask: Ask, where: str) -> None:
+    world = World("gpu-clustering", SHARED, WHOLE, SMALL)
+    for name, pod in running:
+        world.put(name, pod)
+    assert world.chosen(ask) == where
+
+
+@pytest.mark.parametrize("policy", ["gpu-packing", "gpu-clustering"])
+def test_those_who_look_at_cards_alone_put_other_pods_on_the_first_node(policy: str) -> None:
+    world = World(policy, SHARED, WHOLE, SMALL)
+    world.put("z-small", cards(1))
+    assert world.chosen(Ask(4_000, 1_024)) == "shared"
+
+
+@pytest.mark.parametrize("policy", ["best-fit", "dot-product"])
+def test_the_node_with_less_left_is_taken_and_nearly_equal_ones_by_name(policy: str) -> None:
+    world = World(policy, SHARED, WHOLE)
+    world.put("whole", part(1, cpu=1))
+    assert world.chosen(part(100)) == "shared"
+    world = World(policy, SHARED, WHOLE)
+    world.put("whole", part(900, cpu=16_000))
+    assert world.chosen(cards(1)) == "whole"
+
+
+def test_hami_s_ties_are_left_to_chance_and_nothing_else() -> None:
+    seen = {World("binpack-spread", SHARED, WHOLE, seed=seed).chosen(part(300)) for seed in range(20)}
+    assert seen == {"shared", "whole"}
+    for seed in range(20):
+        world = World("binpack-spread", SHARED, WHOLE, seed=seed)
+        world.put("whole", part(300))
+        assert world.chosen(part(300)) == "whole"
+
+
+def test_under_hami_pods_without_cards_go_where_kube_scheduler_puts_them() -> None:
+    lopsided = TraceNode("lopsided", 32_000, 8_192, 2, "T4")
+    world = World("binpack-spread", lopsided, WHOLE)
+    world.put("whole", part(300, cpu=2_000))
+    assert world.chosen(Ask(2_000, 4_096)) == "whole"
+    world = World("binpack-spread", SHARED, WHOLE)
+    world.put("whole", part(300, cpu=16_000))
+    assert world.chosen(Ask(2_000, 4_096)) == "shared"

@@ -1,0 +1,159 @@
+"""What a scrape shows: golden case 35, every name and label, and pods that cannot be shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from tessera.monitor.container_dirs import Owner
+from tessera.monitor.device_usage import CardUse
+from tessera.monitor.metrics import Seen, Series
+from tessera.monitor.pods import SeenPod
+from tessera.monitor.regions import Region
+from tessera.services import exposition as exposing
+from tests.unit.monitor.building import GPU_A, GPU_B, Slot, good, region
+
+NOW = 1_700_000_000
+POD = SeenPod("uid-a", "team", "job", ("prepare", "main"))
+MAIN = Owner("uid-a", "main")
+IN_MAIN = {"namespace": "team", "pod": "job", "container": "main", "zone": "vGPU"}
+LEGACY_IN_MAIN = {"podnamespace": "team", "podname": "job", "ctrname": "main", "zone": "vGPU"}
+CARD = CardUse(0, GPU_A, "NVIDIA A100", 500, 70, 30)
+MIG = (
+    '[{"containerIndex":1,"deviceIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement":{"start":0,"size":1},'
+    '"migUUID":"MIG-y","gpuInstanceID":7,"computeInstanceID":0}'
+)
+PENDING = '{"containerIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement":{"start":1,"size":1}}'
+
+Labels = dict[str, str]
+
+
+def shown(seen: Seen, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
+    registry = CollectorRegistry()
+    registry.register(Series(lambda: seen, legacy=legacy))
+    found: dict[str, list[tuple[Labels, float]]] = {}
+    for family in text_string_to_metric_families(exposing.render(registry).decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def seen(
+    regions: dict[Owner, Region] | None = None, *, pods: Sequence[SeenPod] = (POD,), cards: Sequence[CardUse] = ()
+) -> Seen:
+    return Seen(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
+
+
+USED = good(
+    region(
+        uuids=(GPU_A, GPU_B),
+        limits=(3000, 2**64 - 1),
+        slots=[Slot({0: (1, 2, 3, 10, 40)})],
+        last_kernel_time=NOW - 60,
+    )
+)
+FIRST = {"vdevice_index": "0", "device_uuid": GPU_A}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hami_vgpu_memory_used_bytes", 10),
+        ("hami_vgpu_memory_limit_bytes", 3000),
+        ("hami_container_device_memory_bytes", 10),
+        ("hami_container_device_utilization_ratio", 40),
+        ("hami_vgpu_memory_context_bytes", 1),
+        ("hami_vgpu_memory_module_bytes", 2),
+        ("hami_vgpu_memory_buffer_bytes", 3),
+        ("hami_container_last_kernel_elapsed_seconds", 60),
+    ],
+)
+def test_every_device_of_a_container_has_its_series(name: str, value: float) -> None:
+    first, second = shown(seen({MAIN: USED}))[name]
+    assert first == ({**IN_MAIN, **FIRST}, value)
+    assert second[0] == {**IN_MAIN, "vdevice_index": "1", "device_uuid": GPU_B}
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"), [(NOW - 60, [60]), (0, []), (-5, []), (NOW + 100, [0])], ids=["60 s", "none", "bad", "ahead"]
+)
+def test_case_35_the_time_since_the_last_kernel_is_there_where_there_was_one(last: int, expected: list[float]) -> None:
+    found = shown(seen({MAIN: good(region(last_kernel_time=last))}))
+    assert [value for _, value in found.get("hami_container_last_kernel_elapsed_seconds", [])] == expected
+    assert found["hami_vgpu_memory_used_bytes"]
+
+
+def test_a_region_of_the_oldest_layout_has_no_time_of_the_last_kernel() -> None:
+    found = shown(seen({MAIN: good(region("v0"))}), legacy=True)
+    assert "hami_container_last_kernel_elapsed_seconds" not in found
+    assert "Device_last_kernel_of_container" not in found
+
+
+def test_bug_12_init_containers_and_pods_without_labels_are_shown() -> None:
+    found = shown(seen({Owner("uid-a", "prepare"): USED}))
+    assert {labels["container"] for labels, _ in found["hami_vgpu_memory_used_bytes"]} == {"prepare"}
+
+
+def test_regions_of_containers_that_no_pod_has_are_not_shown() -> None:
+    found = shown(seen({Owner("uid-x", "main"): USED, Owner("uid-a", "other"): USED}))
+    assert list(found) == ["hami_build_info"]
+
+
+def test_a_device_whose_uuid_cannot_be_shown_has_no_series_and_its_neighbour_has_all() -> None:
+    found = shown(seen({MAIN: good(region(uuids=(b"\xff", GPU_B)))}), legacy=True)
+    for name in ("hami_vgpu_memory_used_bytes", "vGPU_device_memory_usage_in_bytes"):
+        assert len(found[name]) == 1
+
+
+def test_cards_are_shown_with_the_word_in_front_of_their_name() -> None:
+    found = shown(seen(cards=[CARD, CardUse(1, GPU_B, "Tesla V100", None, 5, None)]))
+    first = {"device_index": "0", "device_uuid": GPU_A, "device_type": "NVIDIA-NVIDIA A100", "zone": "vGPU"}
+    assert found["hami_host_gpu_memory_used_bytes"] == [({"node": "n1", **first}, 500)]
+    assert found["hami_host_gpu_utilization_ratio"][0] == ({"node": "n1", **first}, 70)
+    assert found["hami_host_gpu_utilization_ratio"][1][1] == 5
+    assert found["hami_host_gpu_memory_controller_utilization_ratio"] == [(first, 30)]
+
+
+def test_the_build_is_shown_without_a_zone() -> None:
+    ((labels, value),) = shown(seen())["hami_build_info"]
+    assert set(labels) == {"version", "revision", "build_date", "go_version", "compiler", "platform"}
+    assert value == 1
+
+
+def test_mig_instances_are_shown_when_they_exist() -> None:
+    pod = SeenPod("uid-a", "team", "job", ("prepare", "main"), mig=f"{MIG},{PENDING}]")
+    found = shown(seen(pods=[pod]), legacy=True)
+    device = {"vdevice_index": "0", "device_uuid": "GPU-x"}
+    identity = {"mig_uuid": "MIG-y", "profile": "1g.10gb", "gpu_instance_id": "7", "compute_instance_id": "0"}
+    assert found["hami_mig_device_info"] == [({**IN_MAIN, **device, **identity}, 1)]
+    legacy = {"vdeviceid": "0", "deviceuuid": "GPU-x", "instanceid": "7"}
+    assert found["MigInfo"] == [({**LEGACY_IN_MAIN, **legacy}, 1)]
+
+
+@pytest.mark.parametrize("text", ["[", "nonsense", f"{MIG}]".replace('"containerIndex":1', '"containerIndex":9')])
+def test_a_bad_mig_annotation_costs_its_pod_the_series_and_nobody_else(text: str) -> None:
+    bad, other = SeenPod("uid-b", "team", "bad", ("main",), mig=text), SeenPod("uid-a", "team", "job", ("a", "main"))
+    found = shown(seen({MAIN: USED}, pods=[bad, other]), legacy=True)
+    assert "hami_mig_device_info" not in found
+    assert found["hami_vgpu_memory_used_bytes"]
+
+
+def test_legacy_names_come_only_when_they_are_asked_for() -> None:
+    everything = seen({MAIN: USED}, cards=[CARD])
+    assert all(name.startswith("hami_") for name in shown(everything))
+    found = shown(everything, legacy=True)
+    device = {**LEGACY_IN_MAIN, "vdeviceid": "0", "deviceuuid": GPU_A}
+    card = {"nodeid": "n1", "deviceidx": "0", "deviceuuid": GPU_A, "devicetype": "NVIDIA-NVIDIA A100", "zone": "vGPU"}
+    kinds = {"context": "1", "module": "2", "data": "3", "offset": "4"}
+    assert {name: samples[0] for name, samples in found.items() if not name.startswith("hami_")} == {
+        "HostGPUMemoryUsage": (card, 500),
+        "HostCoreUtilization": (card, 70),
+        "vGPU_device_memory_usage_in_bytes": (device, 10),
+        "vGPU_device_memory_limit_in_bytes": (device, 3000),
+        "Device_utilization_desc_of_container": (device, 40),
+        "Device_last_kernel_of_container": (device, 60),
+        "Device_memory_desc_of_container": ({**device, **kinds}, 10),
+    }

@@ -1,0 +1,74 @@
+"""The configuration in words: complete, under the names by which it is set, and short at start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from tessera.node.configuration.agent import Configuration, InventoryKind
+from tessera.node.configuration.dump import changes, describe, print_configuration
+from tessera.node.configuration.flags import FLAGS, Group
+from tessera.node.settings import AgentSettings, DeviceListStrategy, MigAllowance, Paths
+from tessera.wire.node_config import DeviceFilter, NodeSettings
+
+USUAL = Configuration(settings=AgentSettings(node_name="n1"))
+UNUSUAL = Configuration(
+    settings=AgentSettings(
+        node_name="n1",
+        node=NodeSettings(mode="mig", filtered=DeviceFilter(index=(0,))),
+        strategies=frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.ENVVAR}),
+        mig_allowances=(MigAllowance(("A30",), ("1g.6gb",)),),
+        fatal_xids=frozenset({48, 31}),
+        every_xid_is_ignored=True,
+        paths=Paths(kubelet_socket=None),
+    ),
+    inventory=InventoryKind.SIMULATED,
+    simulated=Path("cards.yaml"),
+    metrics=None,
+)
+
+
+def test_everything_is_printed_under_the_name_that_sets_it() -> None:
+    found = yaml.safe_load(print_configuration(UNUSUAL))
+    (entry,) = found["nodeconfig"]
+    assert (entry["name"], entry["operatingmode"], entry["filterdevices"]) == ("n1", "mig", {"uuid": [], "index": [0]})
+    flags = found["device-plugin"]
+    assert (flags["device-list-strategy"], flags["metrics-bind-address"]) == ("cdi-cri,envvar", "none")
+    assert (flags["inventory"], flags["simulate"], flags["kubelet-socket"]) == ("simulated", "cards.yaml", "")
+    assert (flags["DP_DISABLE_HEALTHCHECKS"], flags["DP_ENABLE_HEALTHCHECKS"]) == ("all", "31,48")
+    assert found["migProfileAllowlist"] == [{"models": ["A30"], "profiles": ["1g.6gb"]}]
+
+
+def test_at_start_only_what_is_unusual_is_said() -> None:
+    assert changes(USUAL) == {"node-name": "n1"}
+    assert set(changes(UNUSUAL)) == {
+        "node-name",
+        "inventory",
+        "simulate",
+        "operatingmode",
+        "filterdevices",
+        "device-list-strategy",
+        "kubelet-socket",
+        "metrics-bind-address",
+        "DP_DISABLE_HEALTHCHECKS",
+        "DP_ENABLE_HEALTHCHECKS",
+    }
+
+
+def test_no_flag_is_forgotten() -> None:
+    elsewhere = {
+        "config-file": "named in what it says",
+        "node-config-file": "named in what it says",
+        "device-discovery-strategy": "printed as inventory",
+        "mig-strategy": "of the node",
+        "device-split-count": "of the node",
+        "device-memory-scaling": "of the node",
+        "device-cores-scaling": "of the node",
+        "log-format": "of the process",
+        "log-level": "of the process",
+        "v": "of the process",
+        "print-config": "of the process",
+    }
+    wanted = {flag.name for flag in FLAGS if flag.group is not Group.IGNORED}
+    assert wanted - elsewhere.keys() == {name for name in describe(USUAL) if not name.isupper()}

@@ -1,0 +1,187 @@
+"""Folders of containers over time: given, kept, let go."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Collection, Sequence
+from pathlib import Path
+
+import pytest
+import structlog
+
+from tessera.node.handover.claims import Claim
+from tessera.node.modes import container_dirs as container_folders
+from tessera.node.modes.base import Refused
+from tessera.node.modes.container_dirs import LOOK_EVERY_S, ContainerFolders
+from tessera.node.modes.dir_retention import GRACE_S
+from tessera.node.modes.host_dirs import Folders, folder_of_ids
+from tests.support.sharing import claim
+
+
+class World:
+    """A node's folders, its clock, and what kubelet says about who holds what."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.time = 1000.0
+        self.held: Collection[Collection[str]] | None = ()
+        self.folders = ContainerFolders(Folders(base), held=self._held, now=lambda: self.time)
+
+    async def _held(self) -> Collection[Collection[str]] | None:
+        return self.held
+
+    async def give(self, name: str, *ids: str) -> Path:
+        path, _ = await self.folders.give(name, ids or ("a-0",), after=lambda: None)
+        return path
+
+    async def pass_time(self, seconds: float, live: Sequence[Claim] = ()) -> None:
+        """As the agent does: a look every minute."""
+        end = self.time + seconds
+        while self.time < end:
+            self.time += LOOK_EVERY_S
+            await self.folders.tidy(live)
+
+    @property
+    def there(self) -> list[str]:
+        return sorted(os.listdir(self.base / "containers"))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path / "vgpu")
+    yield made
+    await made.folders.stop()
+
+
+async def test_a_folder_lives_as_long_as_its_container_and_a_grace_period(world: World) -> None:
+    await world.give("uid-1_main")
+    await world.pass_time(10 * GRACE_S, live=[claim(uid="uid-1")])
+    assert world.there == ["uid-1_main"]
+    await world.pass_time(GRACE_S)
+    assert world.there == ["uid-1_main"]
+    await world.pass_time(LOOK_EVERY_S)
+    assert world.there == []
+    assert os.listdir(world.base / "discarded") == []
+
+
+async def test_folders_of_a_name_that_is_not_ours_are_never_touched(world: World) -> None:
+    (world.base / "containers" / "lost+found").mkdir(parents=True)
+    (world.base / "containers" / "uid-7_link").symlink_to("/")
+    await world.pass_time(3 * GRACE_S)
+    assert world.there == ["lost+found", "uid-7_link"]
+
+
+async def test_a_folder_of_ids_stays_while_its_init_container_counts_in_it(world: World) -> None:
+    path = await world.give(folder_of_ids(["a-0"]))
+    (path / "uid-1_init.cache").touch()
+    alive = claim(uid="uid-1", container="init")
+    await world.pass_time(3 * GRACE_S, live=[alive])
+    assert world.there == [path.name]
+    await world.pass_time(2 * GRACE_S, live=[claim(uid="uid-2")])
+    assert world.there == []
+
+
+async def test_a_folder_that_is_given_again_is_a_new_one(world: World) -> None:
+    old = await world.give("uid-1_main")
+    (old / "x.cache").touch()
+    assert os.listdir(await world.give("uid-1_main")) == []
+    await world.folders.tidy([])
+    assert os.listdir(world.base / "discarded") == []
+
+
+async def test_a_folder_given_while_the_old_one_is_let_go_survives(world: World) -> None:
+    await world.give("uid-1_main")
+    await world.pass_time(GRACE_S)
+    world.time += LOOK_EVERY_S
+    (path, _), _ = await asyncio.gather(
+        world.folders.give("uid-1_main", ["a-0"], after=lambda: None), world.folders.tidy([])
+    )
+    assert path.is_dir()
+    await world.give("uid-2_main", "b-0")
+    await world.pass_time(GRACE_S)
+    world.time += LOOK_EVERY_S
+    _, path = await asyncio.gather(world.folders.tidy([]), world.give("uid-2_main", "b-0"))
+    assert path.is_dir()
+
+
+async def test_what_has_to_succeed_first_decides_whether_there_is_a_folder(world: World) -> None:
+    def fail() -> None:
+        raise Refused("not now")
+
+    with pytest.raises(Refused, match="not now"):
+        await world.folders.give("uid-1_main", ["a-0"], after=fail)
+    assert not (world.base / "containers").exists()
+    assert await world.folders.give("uid-1_main", ["a-0"], after=lambda: 7) == (
+        world.base / "containers" / "uid-1_main",
+        7,
+    )
+
+
+async def test_a_disk_that_cannot_be_written_refuses_the_container(tmp_path: Path) -> None:
+    (tmp_path / "vgpu").write_text("a file where the folder should be")
+    world = World(tmp_path / "vgpu")
+    with pytest.raises(Refused, match="cannot be made"):
+        await world.give("uid-1_main")
+    with structlog.testing.capture_logs() as logs:
+        await world.pass_time(5 * LOOK_EVERY_S)
+    assert len(logs) == 1, "the same complaint once"
+    await world.folders.stop()
+
+
+async def test_a_link_in_the_place_of_all_folders_is_a_complaint(world: World) -> None:
+    world.base.mkdir(parents=True)
+    (world.base / "containers").symlink_to("/")
+    with structlog.testing.capture_logs() as logs:
+        await world.pass_time(5 * LOOK_EVERY_S)
+    assert len(logs) == 1
+    assert "is a link" in logs[0]["problem"]
+
+
+async def test_a_disk_that_hangs_refuses_the_container_and_delays_nobody_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container_folders, "DEADLINE_S", 0.01)
+    released = threading.Event()
+
+    class Hanging(Folders):
+        def recreate(self, name: str) -> Path:
+            released.wait()
+            return super().recreate(name)
+
+    folders = ContainerFolders(Hanging(tmp_path / "vgpu"))
+    try:
+        for _ in range(3):
+            with pytest.raises(Refused, match="no answer within"):
+                await folders.give("uid-1_main", ["a-0"], after=lambda: None)
+    finally:
+        released.set()
+        await folders.stop()
+
+
+async def test_without_kubelets_word_folders_stay_while_pods_live(tmp_path: Path) -> None:
+    world = World(tmp_path / "vgpu")
+    world.folders = ContainerFolders(Folders(world.base), now=lambda: world.time)
+    await world.give("uid-1_main")
+    await world.pass_time(3 * GRACE_S, live=[claim(uid="uid-2")])
+    assert world.there == ["uid-1_main"]
+    await world.pass_time(2 * GRACE_S)
+    assert world.there == []
+    await world.folders.stop()
+
+
+async def test_looking_is_not_done_more_often_than_needed(world: World) -> None:
+    asked = 0
+
+    async def held() -> Collection[Collection[str]]:
+        nonlocal asked
+        asked += 1
+        return ()
+
+    folders = ContainerFolders(Folders(world.base), held=held, now=lambda: world.time)
+    for _ in range(100):
+        world.time += 1.0
+        await folders.tidy([])
+    assert asked == 2
+    await folders.stop()

@@ -1,0 +1,176 @@
+"""MIG mode is turned on where nobody is disturbed, and turned off only where the agent turned it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Claim
+from tessera.node.modes.base import Refused
+from tests.support.logs import captured
+from tests.support.mig_cards import BOTH, ONE, A, B, ModelCard, Node, card, claim
+
+NOT_USABLE = "a card cannot be used for MIG"
+PLAIN = replace(claim(ONE, pod="plain"), mig=())
+"""of a pod that shares its card by other means"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def modes(node: Node) -> tuple[bool, bool]:
+    return node.hardware.cards[A].enabled, node.hardware.cards[B].enabled
+
+
+async def test_idle_cards_are_switched_at_start(node: Node) -> None:
+    await node.started()
+    assert modes(node) == (True, True)
+
+
+async def test_cards_that_are_filtered_out_are_left_alone(node: Node) -> None:
+    await node.started(Fleet((card(B, index=1),)))
+    assert modes(node) == (False, True)
+
+
+def make_busy(of: ModelCard) -> None:
+    of.busy = True
+
+
+def need_reset(of: ModelCard) -> None:
+    of.needs_reset = True
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (make_busy, "MIG is off, and a process uses the card"),
+        (need_reset, "mig mode enable is pending; GPU reset required"),
+    ],
+)
+async def test_a_card_that_cannot_be_switched_is_refused_with_the_reason(
+    node: Node, spoil: Callable[[ModelCard], None], problem: str
+) -> None:
+    spoil(node.hardware.cards[A])
+    with captured() as logs:
+        mig = await node.started()
+        with pytest.raises(Refused) as refused:
+            await mig.hand_over(claim(ONE), ["x"])
+    assert str(refused.value) == f"card {A} cannot be used for MIG: {problem}"
+    assert [each["problem"] for each in logs.of(NOT_USABLE)] == [problem]
+    assert modes(node) == (False, True)
+
+
+async def test_a_busy_card_is_switched_when_it_is_idle_but_not_asked_all_the_time(node: Node) -> None:
+    node.hardware.cards[A].busy = True
+    mig = await node.started()
+    node.hardware.cards[A].busy = False
+    node.now = 29.0
+    await mig.settle([], BOTH)
+    assert modes(node) == (False, True)
+    node.now = 30.0
+    await mig.settle([], BOTH)
+    assert modes(node) == (True, True)
+
+
+async def test_a_handover_switches_a_card_that_became_idle(node: Node) -> None:
+    node.hardware.cards[A].busy = True
+    mig = await node.started()
+    node.hardware.cards[A].busy = False
+    await mig.hand_over(claim(ONE), ["x"])
+    assert node.hardware.there() == {"MIG-1"}
+
+
+async def test_a_card_that_cannot_do_mig_is_reported(node: Node) -> None:
+    with captured() as logs:
+        await node.started(Fleet((card(capable=False),)))
+    assert [each["problem"] for each in logs.of(NOT_USABLE)] == ["the card cannot do MIG"]
+
+
+async def test_a_card_that_is_in_mig_mode_is_not_asked(node: Node) -> None:
+    node.hardware.faults["mig_enabled"] = 1
+    await node.started(Fleet((card(enabled=True),)))
+    assert node.hardware.faults["mig_enabled"] == 1
+
+
+@pytest.mark.parametrize(
+    "live", [PLAIN, replace(PLAIN, slices=(PLAIN.slices[0]._replace(uuid=f"{A}[0-1]"),))], ids=["plain", "legacy"]
+)
+async def test_idle_pods_that_share_a_card_without_mig_keep_it(node: Node, live: Claim) -> None:
+    mig = await node.started(known=lambda: [live])
+    assert modes(node) == (False, True)
+    await mig.settle([live], BOTH)
+    with pytest.raises(Refused, match="drain the node"):
+        await mig.hand_over(claim(ONE), ["x"])
+    assert modes(node) == (False, True)
+
+
+async def test_cards_wait_until_the_pods_are_known(node: Node) -> None:
+    mig = await node.started(known=lambda: None)
+    assert modes(node) == (False, False)
+    await mig.settle([PLAIN], BOTH)
+    assert modes(node) == (False, True)
+
+
+async def test_mig_mode_is_restored_where_the_agent_turned_it_on(node: Node) -> None:
+    node.hardware.cards[B].enabled = True
+    mig = await node.started()
+    await mig.retire()
+    assert modes(node) == (False, True)
+
+
+async def test_a_card_in_use_keeps_mig_mode_and_is_restored_later_even_by_another_process(node: Node) -> None:
+    mig = await node.started()
+    await mig.hand_over(claim(ONE), ["x"])
+    node.hardware.cards[B].busy = True
+    await mig.retire()
+    assert modes(node) == (True, True)
+    again = await node.started(Fleet((card(enabled=True), card(B, index=1, enabled=True))))
+    await again.settle([], BOTH)
+    node.hardware.cards[B].busy = False
+    await again.retire()
+    assert modes(node) == (False, False)
+
+
+async def test_a_card_that_somebody_turned_off_is_forgotten(node: Node) -> None:
+    mig = await node.started()
+    node.hardware.cards[A].enabled = False
+    await mig.retire()
+    node.hardware.cards[A].enabled = True
+    await mig.retire()
+    assert modes(node) == (True, False)
+
+
+async def test_stopping_restores_nothing_because_pods_run_on(node: Node) -> None:
+    mig = await node.started()
+    await mig.stop()
+    assert modes(node) == (True, True)
+
+
+@pytest.mark.parametrize("fault", ["mig_enabled", "instances", "is_busy", "disable_mig"])
+async def test_a_card_that_cannot_be_restored_keeps_no_other_from_it(node: Node, fault: str) -> None:
+    mig = await node.started()
+    node.hardware.faults[fault] = 1
+    await mig.retire()
+    assert modes(node) == (True, False)
+
+
+async def test_a_card_is_not_switched_when_that_cannot_be_written_down(node: Node) -> None:
+    node.state.joinpath("mig.draft").mkdir()
+    with captured() as logs:
+        await node.started()
+    assert modes(node) == (False, False)
+    assert len(logs.of(NOT_USABLE)) == 2
+
+
+async def test_a_switch_that_failed_is_not_the_agents(node: Node) -> None:
+    node.hardware.faults["enable_mig"] = 1
+    mig = await node.started()
+    node.hardware.cards[A].enabled = True
+    await mig.retire()
+    assert modes(node) == (True, False)

@@ -1,0 +1,133 @@
+"""What an earlier sharing mode left goes as soon as nobody needs it, and not a moment before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.node import cleanup as retiring
+from tessera.node.cleanup import AGAIN_S, retire_mps
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.pods import NodePods
+from tessera.node.inventory.null import NullHardware
+from tessera.node.settings import AgentSettings
+from tessera.wire.pod_devices import DeviceEntry
+from tests.support.logs import captured
+from tests.support.looping import in_fake_time
+
+SETTINGS = AgentSettings(node_name="n1")
+
+
+def claim(name: str, card: str) -> Claim:
+    return Claim(PodKey("default", name, f"uid-{name}"), 0, "main", (DeviceEntry(card, "NVIDIA", 1000, 10),))
+
+
+class Node:
+    """Pods that the test says, and daemons on some cards."""
+
+    def __init__(self, *daemons: str) -> None:
+        self.pods = NodePods("n1")
+        self.pods.synced()
+        self.live: Sequence[Claim] | None = ()
+        self.daemons = set(daemons)
+        self.busy: set[str] = set()
+        self.fault: OSError | None = None
+
+    def live_claims(self) -> Sequence[Claim] | None:
+        return self.live
+
+    async def retire_all(self, root: Path, modes: Any, *, program: Any, keep: Collection[str]) -> dict[str, str]:
+        if self.fault is not None:
+            raise self.fault
+        left = self.daemons & (self.busy | set(keep))
+        self.daemons = left
+        return dict.fromkeys(left, "it has clients")
+
+
+Run = Callable[[Node], asyncio.Task[None]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    def start(node: Node) -> asyncio.Task[None]:
+        monkeypatch.setattr(retiring, "retire_all", node.retire_all)
+        return asyncio.create_task(retire_mps(SETTINGS, NullHardware(), node))
+
+    return start
+
+
+def test_daemons_that_nobody_uses_go_at_once_and_then_there_is_nothing_to_do(run: Run) -> None:
+    @in_fake_time
+    async def story() -> None:
+        node = Node("GPU-a", "GPU-b")
+        await run(node)
+        assert (node.daemons, asyncio.get_running_loop().time()) == (set(), 0)
+
+    story()
+
+
+def test_the_cards_of_containers_that_were_there_before_wait_for_their_end(run: Run) -> None:
+    @in_fake_time
+    async def story() -> None:
+        node = Node("GPU-a", "GPU-b")
+        node.live = [claim("old", "GPU-a")]
+        with captured() as logs:
+            task = run(node)
+            await asyncio.sleep(2.5 * AGAIN_S)
+            assert node.daemons == {"GPU-a"}
+            assert len(logs.of("MPS daemons of an earlier mode stay for now")) == 1
+            node.live = [claim("new", "GPU-a")]
+            await task
+            assert node.daemons == set()
+
+    story()
+
+
+def test_a_daemon_with_clients_is_tried_again(run: Run) -> None:
+    @in_fake_time
+    async def story() -> None:
+        node = Node("GPU-a")
+        node.busy = {"GPU-a"}
+        task = run(node)
+        await asyncio.sleep(AGAIN_S / 2)
+        node.busy = set()
+        await task
+        assert asyncio.get_running_loop().time() == AGAIN_S
+
+    story()
+
+
+def test_nothing_goes_while_it_is_not_known_who_holds_what(run: Run) -> None:
+    @in_fake_time
+    async def story() -> None:
+        node = Node("GPU-a", "GPU-b")
+        node.live = None
+        task = run(node)
+        await asyncio.sleep(2.5 * AGAIN_S)
+        assert node.daemons == {"GPU-a", "GPU-b"}
+        node.live = [claim("old", "GPU-a")]
+        await asyncio.sleep(2 * AGAIN_S)
+        assert node.daemons == {"GPU-a"}
+        node.live = []
+        await task
+
+    story()
+
+
+def test_a_folder_that_cannot_be_read_is_said_and_tried_again(run: Run) -> None:
+    @in_fake_time
+    async def story() -> None:
+        node = Node("GPU-a")
+        node.fault = PermissionError(13, "Permission denied")
+        with captured() as logs:
+            task = run(node)
+            await asyncio.sleep(AGAIN_S / 2)
+            assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["left"])
+            node.fault = None
+            await task
+
+    story()

@@ -1,0 +1,175 @@
+"""Who holds slices is told to the sharing mode after every change, and never while it is not known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+
+from tessera.node.fleet import CardState, Fleet
+from tessera.node.handover.claims import Claim
+from tessera.node.handover.pods import NodePods
+from tessera.node.inventory.cards import CardFacts
+from tessera.node.modes.base import Answer
+from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
+from tessera.node.watched_value import Current
+from tessera.wire.objects import Pod
+from tests.support.logs import captured
+from tests.support.looping import in_fake_time
+
+CARD = "GPU-00000001-207a-2038-9b45-23cac89cb67a"
+
+
+class Mode:
+    """Remembers what it was told, and when."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[float, list[str], int]] = []
+        """seconds, names of live pods, number of cards"""
+        self.fault: Exception | None = None
+
+    async def start(self, fleet: Fleet) -> None: ...
+
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+        raise NotImplementedError
+
+    async def welcome(self, device_ids: Sequence[str]) -> Answer:
+        raise NotImplementedError
+
+    async def stop(self) -> None: ...
+
+    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        now = asyncio.get_running_loop().time()
+        self.told.append((now, [claim.pod.name for claim in live], len(fleet.cards)))
+        if self.fault is not None:
+            raise self.fault
+
+
+def pod(name: str, *, phase: str = "Running", devices: str = f"{CARD},NVIDIA,1000,10:;") -> Pod:
+    return msgspec.convert(
+        {
+            "metadata": {
+                "name": name,
+                "namespace": "default",
+                "uid": f"uid-{name}",
+                "annotations": {"hami.io/vgpu-node": "n1", "hami.io/vgpu-devices-allocated": devices},
+            },
+            "spec": {"containers": [{"name": "main"}]},
+            "status": {"phase": phase},
+        },
+        Pod,
+    )
+
+
+def fleet(count: int) -> Fleet:
+    return Fleet(tuple(CardState(CardFacts(f"GPU-{i}", i, "NVIDIA H200")) for i in range(count)))
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.mode = Mode()
+        self.pods = NodePods("n1")
+        self.fleet = Current(fleet(1))
+        self.settling = Reconciler(self.mode, self, self.fleet)
+
+    def live_claims(self) -> Sequence[Claim] | None:
+        return self.pods.live_claims()
+
+    async def __aenter__(self) -> Scene:
+        self._task = asyncio.create_task(self.settling.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+
+@in_fake_time
+async def test_nothing_is_let_go_before_all_pods_are_known() -> None:
+    async with Scene() as scene:
+        scene.pods.put("default/a", pod("a"))
+        await asyncio.sleep(60.0)
+        assert scene.mode.told == []
+        scene.pods.put("default/b", pod("b"))
+        scene.pods.synced()
+        await asyncio.sleep(GAP_S)
+        assert [names for _, names, _ in scene.mode.told] == [["a", "b"]]
+
+
+@in_fake_time
+async def test_changes_of_pods_and_cards_are_told_at_once_and_silence_every_few_seconds() -> None:
+    async with Scene() as scene:
+        scene.pods.synced()
+        await asyncio.sleep(1.0)
+        scene.pods.put("default/a", pod("a"))
+        await asyncio.sleep(1.0)
+        scene.fleet.set(fleet(2))
+        await asyncio.sleep(1.0)
+        scene.pods.put("default/a", pod("a", phase="Succeeded"))
+        await asyncio.sleep(0.5)
+        assert [(names, cards) for _, names, cards in scene.mode.told[-3:]] == [(["a"], 1), (["a"], 2), ([], 2)]
+        before = len(scene.mode.told)
+        await asyncio.sleep(EVERY_S + GAP_S)
+        assert len(scene.mode.told) == before + 1
+
+
+@in_fake_time
+async def test_many_changes_at_once_are_few_rounds_and_the_last_one_is_seen() -> None:
+    async with Scene() as scene:
+        scene.pods.synced()
+        await asyncio.sleep(1.0)
+        before = len(scene.mode.told)
+        for number in range(100):
+            scene.pods.put(f"default/p{number:02}", pod(f"p{number:02}"))
+            await asyncio.sleep(0)
+        await asyncio.sleep(2 * GAP_S + 0.01)
+        assert len(scene.mode.told) - before <= 3
+        assert len(scene.mode.told[-1][1]) == 100
+
+
+@in_fake_time
+async def test_nothing_is_let_go_while_a_pod_cannot_be_read() -> None:
+    with captured() as logs:
+        async with Scene() as scene:
+            scene.pods.put("default/a", pod("a", devices="GPU-x,NVIDIA,much,10:;"))
+            scene.pods.synced()
+            await asyncio.sleep(60.0)
+            assert scene.mode.told == []
+            assert len(logs.of("slices are not settled")) == 1
+            scene.pods.drop("default/a")
+            await asyncio.sleep(GAP_S)
+            assert [names for _, names, _ in scene.mode.told] == [[]]
+
+
+@in_fake_time
+async def test_a_fault_of_the_mode_is_said_once_and_met_again_in_the_next_round() -> None:
+    with captured() as logs:
+        async with Scene() as scene:
+            scene.mode.fault = OSError("no such card")
+            scene.pods.synced()
+            await asyncio.sleep(3 * (EVERY_S + GAP_S))
+            assert len(scene.mode.told) >= 3
+            assert [event["problem"] for event in logs.of("slices are not settled")] == ["OSError: no such card"]
+            scene.mode.fault = None
+            await asyncio.sleep(EVERY_S + GAP_S)
+            scene.mode.fault = OSError("no such card")
+            await asyncio.sleep(EVERY_S + GAP_S)
+            assert len(logs.of("slices are not settled")) == 2
+
+
+@in_fake_time
+async def test_cards_that_the_mode_cannot_share_are_passed_on_until_it_can() -> None:
+    said: list[dict[str, str]] = []
+    scene = Scene()
+    scene.mode.problems = {CARD: "its daemon does not begin"}  # type: ignore[attr-defined]
+    scene.settling = Reconciler(scene.mode, scene, scene.fleet, mark=lambda problems: said.append(dict(problems)))
+    async with scene:
+        scene.pods.synced()
+        await asyncio.sleep(GAP_S)
+        scene.mode.problems = {}  # type: ignore[attr-defined]
+        await asyncio.sleep(2 * EVERY_S)
+    assert said[0] == {CARD: "its daemon does not begin"}
+    assert said[-1] == {}

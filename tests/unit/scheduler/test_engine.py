@@ -1,0 +1,193 @@
+"""What the parts do together when a write to the apiserver fails, and what only time changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC
+
+import pytest
+
+from tessera.core.demand_forecast import PRIOR, DemandForecast
+from tessera.core.demand_history import FIRST
+from tessera.kube.errors import KubeError
+from tessera.scheduler.engine import WAKE_AGAIN, Engine
+from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.settings import Settings
+from tessera.vendors.pod_reader import PolicyDefaults
+from tessera.wire import keys
+from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
+from tests.support.logs import Logs, captured
+from tests.support.looping import in_fake_time
+from tests.support.scheduling import filter_body, uid
+
+HANDSHAKE = "hami.io/node-handshake"
+REPORTED = "Reported 2026-01-01T00:00:00Z"
+
+
+@dataclass
+class World:
+    """An engine with one card on one node, which `full` holds in full."""
+
+    engine: Engine
+    api: FakeCluster
+    logs: Logs
+
+    def filtered(self, pod: PodBuilder) -> None:
+        self.engine.filter.answer(filter_body(pod, ["n1"]))
+
+    def retried(self, pod: PodBuilder) -> str | None:
+        """What kube-scheduler sees change on the pod, if anything."""
+        found = self.api.pods[f"default/{pod.name}"].annotations.get(keys.RETRY)
+        # Before the point is when the process began, after it the number of the waking.
+        return found.partition(".")[2] if found is not None else None
+
+    def make_room(self) -> None:
+        self.engine.pods.drop("default/full")
+
+
+@asynccontextmanager
+async def world(**annotations: str) -> AsyncIterator[World]:
+    api = FakeCluster()
+    api.add_node(node("n1").gpus(1, memory=1000).annotate(*annotations.items()))
+    with captured() as logs:
+        async with asyncio.TaskGroup() as tasks:
+            engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+            engine.nodes.put("n1", api.nodes["n1"])
+            full = gpu_pod("full", mem=1000).on("n1", "n1-0,NVIDIA,1000,0:;").api()
+            engine.pods.put("default/full", full)
+            for sink in (engine.pods, engine.nodes, engine.quotas):
+                sink.synced()
+            waking = tasks.create_task(engine.wake())
+            yield World(engine, api, logs)
+            waking.cancel()
+
+
+@in_fake_time
+async def test_a_refused_pod_is_woken_when_there_is_room() -> None:
+    async with world() as here:
+        pod = gpu_pod("p", mem=1000)
+        here.api.add_pod(pod)
+        here.filtered(pod)
+        await asyncio.sleep(1)
+        assert here.retried(pod) is None
+        here.make_room()
+        await asyncio.sleep(1)
+        assert here.retried(pod) == "1"
+
+
+@pytest.mark.parametrize("fault", [refused(500), refused(429), never_sent()])
+@in_fake_time
+async def test_a_pod_that_could_not_be_woken_is_woken_later(fault: KubeError) -> None:
+    async with world() as here:
+        pod = gpu_pod("p", mem=1000)
+        here.api.add_pod(pod)
+        here.filtered(pod)
+        here.api.script("annotate_pod", fault)
+        here.make_room()
+        await asyncio.sleep(WAKE_AGAIN / 2)
+        assert here.retried(pod) is None
+        [told] = here.logs.of("pod not woken")
+        assert told["pod"] == "default/p"
+        await asyncio.sleep(WAKE_AGAIN)
+        assert here.retried(pod) == "2"
+
+
+@in_fake_time
+async def test_a_pod_that_is_gone_is_not_woken_again_and_the_others_are() -> None:
+    async with world() as here:
+        gone, there = gpu_pod("gone", mem=500), gpu_pod("there", mem=500)
+        for pod in (gone, there):
+            here.filtered(pod)
+        here.api.add_pod(there)
+        here.api.script("annotate_pod", not_found("pod"))
+        here.make_room()
+        await asyncio.sleep(1)
+        assert uid(gone) not in here.engine.waiting
+        assert here.retried(there) is not None
+        assert here.logs.of("pod not woken") == []
+
+
+@in_fake_time
+async def test_nobody_is_woken_before_everything_is_known() -> None:
+    async with world() as here:
+        pod = gpu_pod("p", mem=1000)
+        here.api.add_pod(pod)
+        here.filtered(pod)
+        here.engine.nodes.has_synced = False
+        here.make_room()
+        await asyncio.sleep(1)
+        assert here.engine.missing() == "the first list of nodes is not complete"
+        assert here.retried(pod) is None
+
+
+@pytest.mark.parametrize("fault", [refused(409), never_sent(), None])
+@in_fake_time
+async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | None) -> None:
+    async with world() as here:
+        if fault is not None:
+            here.api.script("annotate_node", fault)
+        here.api.annotate("n1", **{HANDSHAKE: REPORTED})
+        here.engine.nodes.put("n1", here.api.nodes["n1"])
+        await asyncio.sleep(1)
+        assert here.api.nodes["n1"].annotations[HANDSHAKE].startswith("Reported" if fault else "Requesting")
+        assert len(here.logs.of("handshake not written")) == (fault is not None)
+        assert here.engine.ledger.node_names() == ("n1",)
+
+
+@in_fake_time
+async def test_a_reservation_that_nobody_binds_makes_room_when_its_time_is_over() -> None:
+    async with world() as here:
+        here.make_room()
+        first, second = gpu_pod("first", mem=1000), gpu_pod("second", mem=1000)
+        here.api.add_pod(second)
+        here.filtered(first)
+        here.filtered(second)
+        here.engine.tick()
+        await asyncio.sleep(Settings().reservation_seconds)
+        assert here.retried(second) is None
+        here.engine.tick()
+        await asyncio.sleep(1)
+        assert here.retried(second) is not None
+        assert here.logs.of("reservations expired")[0]["pods"] == 1
+
+
+@in_fake_time
+async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
+    api = FakeCluster()
+    api.add_node(node("n1").gpus(1).annotate((HANDSHAKE, REPORTED)))
+    async with asyncio.TaskGroup() as tasks:
+        engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task, leads=lambda: False)
+        engine.nodes.put("n1", api.nodes["n1"])
+        engine.tick()
+    assert [write.verb for write in api.writes] == []
+
+
+# -- learning
+
+
+def outlook(engine: Engine) -> DemandForecast | None:
+    prepared = engine.filter.prepare(gpu_pod("next").api())
+    assert isinstance(prepared, Prepared)
+    return prepared.request.outlook
+
+
+@pytest.mark.parametrize("nodes_first", [True, False])
+@in_fake_time
+async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(nodes_first: bool) -> None:
+    ahead = Settings(policies=PolicyDefaults(node="fragmentation", device="fragmentation"))
+    async with asyncio.TaskGroup() as tasks:
+        engine = Engine(ahead, FakeCluster(), now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+        engine.nodes.put("n1", node("n1").gpus(8, memory=1000).api())
+        for number in range(FIRST):
+            pod = gpu_pod(f"p{number}", mem=100).on("n1", f"n1-{number % 8},NVIDIA,100,0:;")
+            engine.pods.put(f"default/p{number}", pod.api())
+        assert outlook(engine) == PRIOR
+        for sink in (engine.nodes, engine.pods) if nodes_first else (engine.pods, engine.nodes):
+            sink.synced()
+        learned = outlook(engine)
+        assert learned is not None
+        assert [(part.memory, part.weight) for part in learned.slices] == [(10, 1.0)]

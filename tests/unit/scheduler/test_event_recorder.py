@@ -1,0 +1,176 @@
+"""When users are told what: trouble at once, success when nothing else is to be done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from tessera.core.requests import PodRequest
+from tessera.kube.event_broadcaster import EventBroadcaster
+from tessera.scheduler import event_recorder as telling
+from tessera.scheduler.binder import BindEvent
+from tessera.scheduler.event_recorder import EventRecorder
+from tessera.scheduler.filter import FilterEvent
+from tests.support.looping import in_fake_time
+
+EPOCH = 1_793_880_000.0
+"""2026-11-05T12:00:00Z"""
+
+
+class Written:
+    """The apiserver's events; while it is `down` nothing is answered."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.up = asyncio.Event()
+        self.up.set()
+
+    async def create(self, path: str, body: Any) -> None:
+        await self.up.wait()
+        self.events.append(body)
+
+    async def patch(self, path: str, body: Any) -> None:
+        raise AssertionError("no event here happens twice")
+
+    @property
+    def said(self) -> list[tuple[str, str]]:
+        return [(event["reason"], event["message"]) for event in self.events]
+
+
+@asynccontextmanager
+async def told() -> AsyncIterator[tuple[Written, EventRecorder]]:
+    clock = asyncio.get_running_loop().time
+    began = clock()
+
+    def now() -> float:
+        return EPOCH + clock() - began
+
+    written = Written()
+    events = EventBroadcaster(written, component="hami-scheduler", host="", now=now)
+    teller = EventRecorder(events, now=now)
+    tasks = [asyncio.create_task(events.run()), asyncio.create_task(teller.run())]
+    try:
+        yield written, teller
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def pod(number: int) -> PodRequest:
+    return PodRequest(f"uid-{number}", "team", f"p{number}", ())
+
+
+def found(number: int) -> FilterEvent:
+    return FilterEvent(pod(number), True, lambda: [f"all nodes of p{number}"], lambda: f"one node of p{number}")
+
+
+def refused(number: int) -> FilterEvent:
+    return FilterEvent(pod(number), False, lambda: [f"no node for p{number}"])
+
+
+def bound(number: int, error: str = "") -> BindEvent:
+    return BindEvent("team", f"p{number}", f"uid-{number}", error, "n1")
+
+
+@in_fake_time
+async def test_a_success_is_told_once_decisions_pause() -> None:
+    async with told() as (written, teller):
+        teller.decided(found(1))
+        await asyncio.sleep(0)
+        teller.bound(bound(1))
+        await asyncio.sleep(10 * telling.QUIET_SECONDS)
+        assert written.said == [
+            ("FilteringSucceed", "all nodes of p1"),
+            ("BindingSucceed", "Successfully binding node [n1] to team/p1"),
+        ]
+        assert {event["type"] for event in written.events} == {"Normal"}
+
+
+@in_fake_time
+async def test_trouble_is_told_while_successes_wait() -> None:
+    async with told() as (written, teller):
+        for number in range(100):
+            teller.decided(found(number))
+            if number == 50:
+                teller.decided(refused(1000))
+                teller.bound(bound(1001, "no answer"))
+            await asyncio.sleep(telling.QUIET_SECONDS / 10)
+        trouble = [event for event in written.events if event["type"] == "Warning"]
+        assert sorted(event["message"] for event in trouble) == ["no answer", "no node for p1000"]
+        assert len(written.said) == len(trouble)
+
+
+@in_fake_time
+async def test_in_a_lasting_rush_successes_are_told_slowly() -> None:
+    async with told() as (written, teller):
+        periods = int(2 * telling.PATIENCE_SECONDS / telling.QUIET_SECONDS)
+        for number in range(10 * periods):
+            teller.decided(found(number))
+            await asyncio.sleep(telling.QUIET_SECONDS / 10)
+        assert 0 < len(written.said) <= periods / 2 + 1
+
+
+@in_fake_time
+async def test_successes_that_never_stop_but_are_few_are_told_as_they_come() -> None:
+    async with told() as (written, teller):
+        for number in range(1, 101):
+            teller.bound(bound(number))
+            await asyncio.sleep(2 * telling.QUIET_SECONDS / telling.RUSH)
+            assert len(written.said) >= number - 2 * telling.RUSH
+        assert teller.dropped == 0
+
+
+@in_fake_time
+async def test_a_success_keeps_the_time_of_the_decision() -> None:
+    async with told() as (written, teller):
+        teller.bound(bound(1))
+        for number in range(100):
+            await asyncio.sleep(0.1)
+            teller.decided(refused(number))  # the recorder is never idle, so that successes wait
+        assert await teller.flush(5.0) == 0
+        (event,) = (event for event in written.events if event["reason"] == "BindingSucceed")
+        assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-05T12:00:00Z"
+
+
+@in_fake_time
+async def test_in_a_rush_only_the_first_sentences_name_all_nodes() -> None:
+    async with told() as (written, teller):
+        for number in range(2 * telling.UNHURRIED):
+            teller.decided(found(number))
+            await asyncio.sleep(0)
+        assert await teller.flush(5.0) == 0
+        full = [message for _, message in written.said if message.startswith("all nodes")]
+        assert len(full) == telling.UNHURRIED
+        assert len(written.said) == 2 * telling.UNHURRIED
+
+
+@in_fake_time
+async def test_under_lasting_pressure_the_oldest_successes_are_given_up_and_counted() -> None:
+    async with told() as (written, teller):
+        for number in range(telling.WAITING + 5):
+            teller.bound(bound(number))
+        assert teller.dropped == 5
+        assert await teller.flush(5.0) == 0
+        assert len(written.said) == telling.WAITING
+        assert written.said[0][1].endswith("team/p5")
+
+
+@in_fake_time
+async def test_successes_wait_for_an_apiserver_that_has_no_time_and_push_no_trouble_out() -> None:
+    async with told() as (written, teller):
+        written.up.clear()
+        for number in range(telling.WAITING):
+            teller.bound(bound(number))
+        await asyncio.sleep(60.0)
+        teller.decided(refused(1))
+        await asyncio.sleep(60.0)
+        assert teller.dropped == 0
+        written.up.set()
+        await asyncio.sleep(120.0)
+        assert len(written.said) == telling.WAITING + 1
+        assert ("FilteringFailed", "no node for p1") in written.said[: 3 * telling.BATCH]

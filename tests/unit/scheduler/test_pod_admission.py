@@ -1,0 +1,485 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tessera.core.grants import Use
+from tessera.core.quota import QuotaBook
+from tessera.scheduler.admission.env_injection import Injection
+from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
+from tessera.scheduler.admission.reserved_annotations import reserved_keys
+from tessera.scheduler.settings import PrivilegedMode
+from tests.support.admission import (
+    Document,
+    admitted,
+    container,
+    pod,
+    refusal,
+    sample,
+    variables,
+    vendors,
+    verdict,
+)
+
+DENY: dict[str, Any] = {"privileged": PrivilegedMode.DENY}
+NO_INJECTION: dict[str, Any] = {"injection": None}
+
+GPU = container(gpu="1", mem="3k", cores="30")
+PLAIN = container("plain")
+VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def limits(made: Document) -> dict[str, Any]:
+    found: dict[str, Any] = made["resources"]["limits"]
+    return found
+
+
+# -- documents that are no pods
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        [],
+        "pod",
+        {"spec": None},
+        {"spec": {"containers": {}}},
+        {"spec": {"containers": [None]}},
+        {"spec": {"containers": [{"env": ["x"]}]}},
+        {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": None}}}]}},
+        {"metadata": {"annotations": {"a": 1}}, "spec": {"containers": [{}]}},
+    ],
+)
+def test_a_document_that_is_no_pod_is_an_error_of_the_caller(document: Any) -> None:
+    answer = verdict(document)
+    assert (answer.allowed, answer.code) == (False, 400)
+    assert answer.message.startswith("not a valid Pod: ")
+
+
+def test_a_bottomless_document_is_answered() -> None:
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    document = pod(GPU | {"env": [{"name": VISIBLE, "valueFrom": deep}]})
+    answer = admit(document, namespace="a", vendors=vendors(), settings=AdmissionSettings(), quotas=QuotaBook())
+    assert answer.code in (200, 400)
+
+
+@pytest.mark.parametrize("spec", [{}, {"containers": []}, {"containers": None, "initContainers": [GPU]}])
+def test_a_pod_without_containers_is_refused(spec: Document) -> None:
+    assert refusal({"spec": spec}) == "pod has no containers"
+
+
+# -- whose pod it is
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "how", "ours"),
+    [
+        ("", {}, True),
+        ("hami-scheduler", {}, True),
+        ("default-scheduler", {}, True),
+        ("default-scheduler", {"force_overwrite_default_scheduler": False}, False),
+        (
+            "default-scheduler",
+            {"force_overwrite_default_scheduler": False, "scheduler_name": "default-scheduler"},
+            True,
+        ),
+        ("volcano", {}, False),
+        ("hami-scheduler", {"scheduler_name": "other"}, False),
+        ("x", {"scheduler_name": ""}, False),
+    ],
+)
+def test_only_pods_of_our_scheduler_or_of_nobody_are_completed(scheduler: str, how: dict[str, Any], ours: bool) -> None:
+    answer = verdict(pod(GPU, schedulerName=scheduler), **how)
+    assert answer.allowed
+    if ours:
+        assert answer.patch
+        assert answer.message == ""
+    else:
+        assert answer.patch == ()
+        assert answer.message == "pod already has different scheduler assigned"
+
+
+def test_a_user_is_told_that_another_scheduler_slices_nothing() -> None:
+    warnings = verdict(pod(GPU, schedulerName="volcano")).warnings
+    assert warnings == (
+        "nvidia.com/gpu, nvidia.com/gpucores, nvidia.com/gpumem: "
+        "nobody grants slices to this pod, because its scheduler is volcano",
+    )
+    assert verdict(pod(PLAIN, schedulerName="volcano")).warnings == ()
+
+
+def test_a_pod_with_devices_gets_our_scheduler() -> None:
+    assert admitted(pod(GPU))["spec"]["schedulerName"] == "hami-scheduler"
+    assert admitted(pod(PLAIN, init=(GPU,)), scheduler_name="mine")["spec"]["schedulerName"] == "mine"
+
+
+def test_a_pod_with_devices_must_not_choose_its_node() -> None:
+    assert refusal(pod(GPU, nodeName="n1")) == "pod has node assigned"
+    assert verdict(pod(PLAIN, nodeName="n1")).allowed
+
+
+def test_without_a_scheduler_name_pods_keep_theirs_and_their_node() -> None:
+    stored = admitted(pod(GPU, nodeName="n1"), scheduler_name="")
+    assert stored["spec"]["schedulerName"] == "default-scheduler"
+
+
+# -- pods that ask for nothing
+
+
+@pytest.mark.parametrize(
+    "document", [pod(PLAIN), pod(container(gpu="0")), sample("plain")], ids=["none", "zero", "sample"]
+)
+def test_a_pod_that_asks_for_nothing_is_left_alone(document: Document) -> None:
+    answer = verdict(document)
+    assert answer.allowed
+    assert (answer.patch, answer.warnings, answer.message) == ((), (), "")
+
+
+@pytest.mark.parametrize("env", [None, [], [{"name": VISIBLE, "value": "all"}], [{"name": VISIBLE, "valueFrom": {}}]])
+def test_cards_are_hidden_from_a_container_that_asks_for_none(env: list[Document] | None) -> None:
+    stored = admitted(pod(container(env=env)), nvidia={"overwrite_env": True})
+    assert stored["spec"]["containers"][0]["env"] == [{"name": VISIBLE, "value": "none"}]
+    assert stored["spec"]["schedulerName"] == "default-scheduler"
+
+
+# -- mutation
+
+
+def test_a_patch_holds_only_what_changes() -> None:
+    answer = verdict(pod(PLAIN, container(gpu="1")), **NO_INJECTION)
+    assert answer.patch == (
+        {"op": "add", "path": "/spec/containers/1/resources/limits/nvidia.com~1gpucores", "value": "100"},
+        {"op": "replace", "path": "/spec/schedulerName", "value": "hami-scheduler"},
+    )
+    assert len(answer.warnings) == 1
+
+
+def test_a_container_that_names_only_memory_gets_a_card() -> None:
+    stored = admitted(pod(container(mem="3k")))
+    assert limits(stored["spec"]["containers"][0]) == {"nvidia.com/gpumem": "3k", "nvidia.com/gpu": "1"}
+
+
+def test_annotations_and_runtime_class_are_added_where_vendors_want_them() -> None:
+    stored = admitted(pod(container(limits={"metax-tech.com/sgpu": "1"})))
+    assert stored["metadata"]["annotations"] == {"metax-tech.com/sgpu-qos-policy": "best-effort"}
+    stored = admitted(pod(GPU), nvidia={"runtime_class_name": "nvidia"})
+    assert stored["spec"]["runtimeClassName"] == "nvidia"
+    stored = admitted(pod(GPU, runtimeClassName="own"), nvidia={"runtime_class_name": "nvidia"})
+    assert stored["spec"]["runtimeClassName"] == "own"
+
+
+def test_a_quantity_that_the_apiserver_writes_in_another_way_is_not_written_again() -> None:
+    stored = admitted(pod(ascend("16k")))
+    raised = limits(stored["spec"]["containers"][0])["huawei.com/Ascend910B3-memory"]
+    paths = [operation["path"] for operation in verdict(pod(ascend(f"{raised}000m"))).patch]
+    assert raised == "16384"
+    assert paths == ["/spec/schedulerName"]
+
+
+def ascend(memory: str) -> Document:
+    return container(limits={"huawei.com/Ascend910B3": "1", "huawei.com/Ascend910B3-memory": memory})
+
+
+def test_a_priority_replaces_every_variable_of_its_name() -> None:
+    env = [{"name": "CUDA_TASK_PRIORITY", "value": "0"}, {"name": "A"}, {"name": "CUDA_TASK_PRIORITY", "value": "5"}]
+    stored = admitted(pod(container(gpu="1", mem="1", priority="1", env=env)), **NO_INJECTION)
+    assert stored["spec"]["containers"][0]["env"] == [{"name": "CUDA_TASK_PRIORITY", "value": "1"}, {"name": "A"}]
+
+
+def test_a_vendors_refusal_is_told_in_its_words() -> None:
+    assert refusal(pod(container(gpu="1", percent="101"))) == (
+        "invalid nvidia.com/gpumem-percentage value 101 in container main: must be an integer between 0 and 100"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        (
+            {"gpu": "1", "mem": "2Gi"},
+            "nvidia.com/gpumem: 2Gi cannot be used: write a plain number of MiB, such as 2048",
+        ),
+        ({"gpu": "1", "mem": "-5"}, "nvidia.com/gpumem: -5 cannot be used: write a whole number of MiB"),
+        ({"gpu": "1", "mem": "1500m"}, "nvidia.com/gpumem: 1500m cannot be used: write a whole number of MiB"),
+        ({"gpu": "0.5"}, "nvidia.com/gpu: 0.5 cannot be used: write a whole number"),
+        ({"gpu": 1e300}, "nvidia.com/gpu: 1e+300 cannot be used: write a whole number"),
+        ({"dcu": "1.5"}, "hygon.com/dcunum: 1.5 cannot be used: write a whole number"),
+    ],
+)
+def test_a_request_that_cannot_be_written_down_is_refused_with_advice(limits: Document, advice: str) -> None:
+    for document in (pod(container(**limits)), pod(GPU, init=(container("i", **limits),))):
+        assert advice in refusal(document)
+
+
+def test_a_refusal_names_the_container() -> None:
+    assert refusal(pod(GPU, container("second", gpu="1", mem="2Gi"))).startswith("container second: nvidia.com/gpumem")
+
+
+def test_an_annotation_that_cannot_be_read_is_refused_where_it_matters() -> None:
+    annotations = {"hami.io/device-scoring-weights": "slot=much"}
+    assert "slot" in refusal(pod(GPU, annotations=annotations))
+    assert verdict(pod(PLAIN, annotations=annotations)).allowed
+
+
+# -- privileged containers
+
+PRIVILEGED = container("root", gpu="1", mem="3k", privileged=True)
+
+
+def test_a_privileged_container_is_left_alone_and_its_user_told() -> None:
+    answer = verdict(pod(PRIVILEGED))
+    assert answer.allowed
+    assert answer.patch == ()
+    assert answer.warnings == (
+        "container root is privileged: it is left alone, nvidia.com/gpu, nvidia.com/gpumem included",
+    )
+
+
+def test_a_privileged_container_is_not_touched_in_a_pod_that_is_ours() -> None:
+    stored = admitted(pod(GPU, PRIVILEGED), nvidia={"overwrite_env": True})
+    assert stored["spec"]["schedulerName"] == "hami-scheduler"
+    assert stored["spec"]["containers"][1] == PRIVILEGED
+
+
+def test_a_privileged_container_without_devices_is_nobodys_business() -> None:
+    plain = container("root", privileged=True)
+    answer = verdict(pod(GPU, plain))
+    assert answer.allowed
+    assert not any("privileged" in warning for warning in answer.warnings)
+    assert verdict(pod(plain), **DENY).allowed
+
+
+def test_privileged_pods_with_devices_can_be_refused() -> None:
+    quiet = container("quiet", privileged=False, gpu="1")
+    assert refusal(pod(PRIVILEGED), **DENY) == "container root is privileged"
+    assert refusal(pod(GPU, PRIVILEGED, init=(container("first", privileged=True),)), **DENY) == (
+        "container first is privileged"
+    )
+    assert verdict(pod(quiet), **DENY).allowed
+
+
+# -- what only Tessera may write
+
+
+@pytest.mark.parametrize("key", [*sorted(reserved_keys(vendors())), "tessera.io/c0.visible-devices", "tessera.io/x"])
+def test_reserved_annotations_are_refused(key: str) -> None:
+    for document in (pod(PLAIN, annotations={key: ""}), pod(GPU, annotations={key: "x"}, schedulerName="other")):
+        assert refusal(document) == f"pod p has annotation {key}: only the scheduler may write this"
+
+
+def test_the_label_of_the_assigned_node_is_refused() -> None:
+    assert "label hami.io/vgpu-node" in refusal(pod(PLAIN, labels={"hami.io/vgpu-node": "n1"}))
+
+
+def test_trusted_users_may_write_what_is_reserved() -> None:
+    document = pod(PLAIN, annotations={"hami.io/vgpu-node": "n1"})
+    assert verdict(document, user="restorer", trusted_users=frozenset({"restorer"})).allowed
+    assert not verdict(document, user="tenant", trusted_users=frozenset({"restorer"})).allowed
+    assert not verdict(document).allowed
+
+
+def test_many_reserved_annotations_are_not_all_listed() -> None:
+    text = refusal(pod(PLAIN, annotations={f"tessera.io/{n:04}": "" for n in range(2000)}))
+    assert text.endswith("tessera.io/0002 and 1997 more: only the scheduler may write this")
+
+
+def test_every_vendors_allocation_is_reserved() -> None:
+    keys = reserved_keys(vendors())
+    assert {"hami.io/vgpu-devices-to-allocate", "hami.io/Ascend310P-devices-allocated", "hami.io/bind-phase"} <= keys
+    assert "" not in keys
+
+
+def test_a_pod_without_a_name_is_called_by_what_its_name_begins_with() -> None:
+    document = sample("deployment")
+    document["metadata"]["annotations"] = {"hami.io/bind-phase": "success"}
+    assert refusal(document).startswith("pod d-5cc5f466ff- has annotation hami.io/bind-phase")
+
+
+# -- quotas
+
+MEMORY_QUOTA = {"nvidia.com/gpumem": 5000}
+
+
+def test_a_pod_over_its_quota_is_refused_with_the_shortfall() -> None:
+    assert refusal(pod(GPU, GPU), quota=MEMORY_QUOTA) == (
+        "exceeding resource quota: pod p asks for 6000 MiB of nvidia.com/gpumem, "
+        "but limits.nvidia.com/gpumem of namespace team-a leaves 5000 MiB: 1000 MiB too much"
+    )
+    assert refusal(pod(GPU), quota={"nvidia.com/gpucores": 100}, used=Use(1, 0, 90)) == (
+        "exceeding resource quota: pod p asks for 30 of nvidia.com/gpucores, "
+        "but limits.nvidia.com/gpucores of namespace team-a leaves 10: 20 too much"
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "used", "fits"),
+    [
+        pytest.param(pod(GPU), Use(), True, id="within"),
+        pytest.param(pod(GPU), Use(1, 2000, 0), True, id="exactly"),
+        pytest.param(pod(GPU), Use(1, 2001, 0), False, id="beside what is used"),
+        pytest.param(pod(GPU, init=(GPU,)), Use(), True, id="init containers run before"),
+        pytest.param(pod(GPU, init=(GPU | {"restartPolicy": "Always"},)), Use(), False, id="sidecars run beside"),
+        pytest.param(pod(container(gpu="2", mem="3k")), Use(), False, id="memory is per card"),
+        pytest.param(
+            pod(container(gpu="1", percent="50", cores="0")), Use(1, 9000, 0), True, id="a share of an unknown card"
+        ),
+        pytest.param(pod(container(gpu="1", percent="50")), Use(1, 9000, 0), True, id="neither memory nor cores"),
+        pytest.param(pod(PLAIN), Use(1, 9000, 0), True, id="no devices"),
+        pytest.param(pod(container(dcu="1")), Use(1, 9000, 0), True, id="another vendor's"),
+    ],
+)
+def test_a_quota_counts_what_a_pod_surely_takes(document: Document, used: Use, fits: bool) -> None:
+    assert verdict(document, quota=MEMORY_QUOTA, used=used).allowed is fits
+
+
+def test_a_quota_of_zero_blocks() -> None:
+    assert "leaves 0 MiB: 3000 MiB too much" in refusal(pod(GPU), quota={"nvidia.com/gpumem": 0}, used=Use(1, 10, 0))
+
+
+def test_other_namespaces_quotas_do_not_count() -> None:
+    assert verdict(pod(GPU), quota=None).allowed
+
+
+# -- identity
+
+
+def test_every_container_with_a_slice_reads_it_from_its_own_pod() -> None:
+    sidecar = container("side", gpu="1", mem="1000") | {"restartPolicy": "Always"}
+    stored = admitted(pod(PLAIN, container(gpu="2", mem="3k"), init=(sidecar,)))
+    (first,), (plain, last) = stored["spec"]["initContainers"], stored["spec"]["containers"]
+    assert variables(first)[VISIBLE] == "metadata.annotations['tessera.io/c0.visible-devices']"
+    assert plain == PLAIN
+    assert list(variables(last)) == [
+        "TESSERA_POD_UID",
+        VISIBLE,
+        "CUDA_DEVICE_MEMORY_LIMIT_0",
+        "CUDA_DEVICE_MEMORY_LIMIT_1",
+        "CUDA_DEVICE_SM_LIMIT",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE",
+    ]
+    assert variables(last)[VISIBLE] == "metadata.annotations['tessera.io/c2.visible-devices']"
+    assert variables(last)["CUDA_DEVICE_MEMORY_SHARED_CACHE"] == "/usr/local/vgpu/$(TESSERA_POD_UID)_main.cache"
+
+
+OWN = {"name": "OWN", "value": "$(NVIDIA_VISIBLE_DEVICES)"}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": VISIBLE, "value": "all"},
+        {"name": VISIBLE, "valueFrom": {"configMapKeyRef": {"name": "m", "key": "k"}}},
+        {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "0"},
+        {"name": "CUDA_DEVICE_MEMORY_LIMIT", "value": "0"},
+        {"name": "CUDA_DEVICE_MEMORY_LIMIT_7", "value": "80g"},
+        {"name": "CUDA_DEVICE_SM_LIMIT_0", "value": "100"},
+        {"name": "CUDA_DEVICE_SM_LIMIT", "value": "100"},
+        {"name": "CUDA_DEVICE_MEMORY_SHARED_CACHE", "value": "/tmp/mine"},
+        {"name": "TESSERA_POD_UID", "value": "other"},
+    ],
+)
+def test_what_a_tenant_set_instead_does_not_count(entry: Document) -> None:
+    clean = admitted(pod(GPU | {"env": [OWN]}))
+    for env in ([OWN, entry], [entry, OWN], [entry, OWN, entry]):
+        document = pod(GPU | {"env": env})
+        assert admitted(document) == clean
+        assert verdict(document).warnings == (
+            f"container main: {', '.join([entry['name']] * env.count(entry))}: "
+            "the granted slice decides, the pod's own values do not count",
+        )
+
+
+def test_the_webhook_does_not_warn_of_its_own_variables() -> None:
+    stored = admitted(pod(GPU))
+    moved = pod(container("injected"), *stored["spec"]["containers"])
+    assert verdict(moved).warnings == ()
+    path = variables(admitted(moved)["spec"]["containers"][1])[VISIBLE]
+    assert path == "metadata.annotations['tessera.io/c1.visible-devices']"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": "CUDA_DISABLE_CONTROL", "value": "true"},
+        {"name": "CUDA_DISABLE_CONTROL", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "CUDA_REDIRECT", "value": "/tmp/mine.so"},
+        {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"},
+        {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "$(ELSEWHERE)"},
+        {"name": "GPU_CORE_UTILIZATION_POLICY", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ],
+)
+def test_limits_on_a_shared_card_cannot_be_switched_off(entry: Document) -> None:
+    document = pod(GPU | {"env": [entry]})
+    assert admitted(document) == admitted(pod(GPU))
+    assert verdict(document).warnings == (
+        f"container main: {entry['name']} removed: the limits on a shared card are not optional",
+    )
+    allowed = admitted(document, injection=Injection(allow_disable_control=True))
+    assert allowed["spec"]["containers"][0]["env"][-1] == entry
+    alone = admitted(pod(container(gpu="1", env=[entry])))
+    assert alone["spec"]["containers"][0]["env"][-1] == entry
+
+
+@pytest.mark.parametrize("value", ["force", "default"])
+def test_stricter_limits_are_a_tenants_own_choice(value: str) -> None:
+    entry = {"name": "GPU_CORE_UTILIZATION_POLICY", "value": value}
+    assert admitted(pod(GPU | {"env": [entry]}))["spec"]["containers"][0]["env"][-1] == entry
+
+
+def test_an_administrators_policy_is_not_a_tenants() -> None:
+    stored = admitted(pod(GPU), nvidia={"gpu_core_policy": "disable"})
+    assert stored["spec"]["containers"][0]["env"][-1] == {"name": "GPU_CORE_UTILIZATION_POLICY", "value": "disable"}
+
+
+@pytest.mark.parametrize("mode", ["mig", "hami-core,mig"])
+def test_a_pod_that_accepts_mig_waits_for_allocate_to_name_its_instance(mode: str) -> None:
+    env = [{"name": VISIBLE, "value": "all"}, OWN]
+    stored = admitted(pod(GPU | {"env": env}, annotations={"nvidia.com/vgpu-mode": mode}))
+    assert stored["spec"]["containers"][0]["env"] == [OWN]
+    stored = admitted(pod(GPU, annotations={"nvidia.com/vgpu-mode": "hami-core"}))
+    assert VISIBLE in variables(stored["spec"]["containers"][0])
+
+
+def test_slices_of_other_vendors_are_left_to_allocate() -> None:
+    document = pod(container(dcu="1", env=[OWN]))
+    assert admitted(document)["spec"]["containers"][0]["env"] == [OWN]
+
+
+def test_without_injection_a_tenants_environment_is_its_own() -> None:
+    env = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}, {"name": VISIBLE, "value": "all"}]
+    assert admitted(pod(GPU | {"env": env}), **NO_INJECTION)["spec"]["containers"][0]["env"] == env
+
+
+def test_the_region_lies_under_the_configured_path() -> None:
+    stored = admitted(pod(GPU), injection=Injection(hook_path="/opt/hami"))
+    path = variables(stored["spec"]["containers"][0])["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
+    assert path == "/opt/hami/vgpu/$(TESSERA_POD_UID)_main.cache"
+
+
+# -- recorded requests, and large ones
+
+
+@pytest.mark.parametrize("name", ["kubectl-gpu", "generateName", "deployment"])
+def test_recorded_pods_with_devices_are_completed(name: str) -> None:
+    document = sample(name)
+    stored = admitted(document)
+    paths = {operation["path"] for operation in verdict(document).patch}
+    assert paths == {"/spec/schedulerName", "/spec/containers/0/env"}
+    assert stored["spec"]["containers"][0]["resources"] == document["spec"]["containers"][0]["resources"]
+    assert stored["metadata"] == document["metadata"]
+
+
+def test_a_huge_pod_is_answered_within_bounds() -> None:
+    env = [{"name": f"CUDA_DEVICE_MEMORY_LIMIT_{n}", "value": "0"} for n in range(2000)]
+    document = pod(*(container(f"c{n}", gpu="2147483647", mem="1", env=env[:n]) for n in range(200)))
+    answer = verdict(document)
+    assert answer.allowed
+    assert len(answer.warnings) == 16
+    assert answer.warnings[-1] == "and 184 more warnings"
+    assert all(len(warning) < 300 for warning in answer.warnings)

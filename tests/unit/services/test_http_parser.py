@@ -1,0 +1,187 @@
+"""Bytes in, requests out: the same ones however the bytes were split."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.services.http_listener import Table
+from tessera.services.http_parser import HEAD_TOO_LARGE, MAX_SILENT, NO_UPGRADE, NOT_HTTP, TOO_LARGE, Reader, Route
+from tessera.services.listener import MAX_BODY
+from tessera.services.responses import Answer
+
+FORBIDDEN = Answer(403, b"not you\n")
+TABLE = Table(
+    [
+        Route("POST", "/echo", lambda body: Answer(200, body)),
+        Route("POST", "/own", lambda body: Answer(200, body), guarded=True),
+        Route("GET", "/hello", lambda _body: Answer(200, b"hello")),
+    ]
+)
+CONVERSATION = (
+    b"POST /echo?timeout=5s HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nabcde"
+    b"\r\nPOST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nT: 1\r\n\r\n"
+    b"HEAD /hello HTTP/1.1\r\nHost: x\r\nCONNECTION: Keep-Alive\r\n\r\n"
+    b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"
+)
+
+
+def reader(refusal: Answer | None = None) -> Reader:
+    return Reader(find=TABLE.find, refusal=refusal)
+
+
+def read(*pieces: bytes, refusal: Answer | None = None) -> Reader:
+    made = reader(refusal)
+    for piece in pieces:
+        if not made.is_over:
+            made.feed(piece)
+    return made
+
+
+@given(st.lists(st.integers(1, len(CONVERSATION) - 1), max_size=12).map(sorted))
+def test_requests_are_the_same_wherever_their_bytes_are_split(cuts: list[int]) -> None:
+    bounds = [0, *cuts, len(CONVERSATION)]
+    made = read(*(CONVERSATION[a:b] for a, b in pairwise(bounds)))
+    assert [(r.target, r.body, r.keep, r.says_keep, r.is_head) for r in made.requests] == [
+        (b"/echo?timeout=5s", b"abcde", True, False, False),
+        (b"/echo", b"abcde", True, False, False),
+        (b"/hello", b"", True, True, True),
+        (b"/none", b"", False, True, False),
+    ]
+    assert not made.is_reading
+    assert not made.is_over
+
+
+def test_one_byte_at_a_time_is_enough() -> None:
+    made = read(*(bytes([byte]) for byte in CONVERSATION))
+    assert [request.body for request in made.requests] == [b"abcde", b"abcde", b"", b""]
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", NOT_HTTP),
+        (b"hello\r\n\r\n", NOT_HTTP),
+        (b"GET /hello HTTP/1.1\n\n", NOT_HTTP),
+        (b"GET /hello HTTP/3.0\r\n\r\n", NOT_HTTP),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", NOT_HTTP),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: two\r\n\r\n", NOT_HTTP),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", NOT_HTTP),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", NOT_HTTP),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", NOT_HTTP),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc", NOT_HTTP),
+        (b"GET /hello HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", NO_UPGRADE),
+        (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", NO_UPGRADE),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
+        (b"POST /none HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\ncontent-LENGTH: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
+        (b"GET /hello HTTP/1.1\r\nX: " + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
+        (b"GET /" + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
+        (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + b"x" * 9, None),
+    ],
+)
+def test_what_cannot_be_served_is_refused_and_ends_the_reading(data: bytes, answer: Answer | None) -> None:
+    made = read(data)
+    assert [request.handle for request in made.requests] == ([] if answer is None else [answer])
+    assert (made.is_over, made.is_reading) == (answer is not None, answer is None)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /hello HTTP/1.1\r\nX: ",
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\nX: ",
+        b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;",
+    ],
+    ids=["head", "trailer", "chunk extension"],
+)
+def test_what_never_comes_to_an_end_is_refused_after_some_kilobytes(start: bytes) -> None:
+    made = read(start, *[b"x" * 1000] * 200)
+    assert [request.handle for request in made.requests] == [HEAD_TOO_LARGE]
+
+
+def test_requests_before_a_bad_one_are_served_and_nothing_after_it() -> None:
+    good = b"GET /hello HTTP/1.1\r\n\r\n"
+    made = read(good + good + b"nonsense\r\n" + good, good)
+    assert [request.is_complete for request in made.requests] == [True, True, False]
+
+
+@pytest.mark.parametrize("chunk", [64, 2**16])
+def test_chunks_count_together(chunk: int) -> None:
+    head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    framed = b"%x\r\n%s\r\n" % (chunk, b"x" * chunk)
+    whole = read(head, framed * (MAX_BODY // chunk), b"0\r\n\r\n")
+    assert [len(request.body) for request in whole.requests] == [MAX_BODY]
+    over = read(head, framed * (MAX_BODY // chunk), b"1\r\nx\r\n")
+    assert [request.handle for request in over.requests] == [TOO_LARGE]
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "refusal", "status"),
+    [
+        ("POST", "/echo", None, 200),
+        ("POST", "/echo?a=b", None, 200),
+        ("POST", "http://127.0.0.1:9/echo?a=b", None, 200),
+        ("POST", "/echo", FORBIDDEN, 200),
+        ("POST", "/own", None, 200),
+        ("POST", "/own", FORBIDDEN, 403),
+        ("POST", "/own?a=b", FORBIDDEN, 403),
+        ("POST", "http://localhost/own", FORBIDDEN, 403),
+        ("GET", "/own", FORBIDDEN, 405),
+        ("HEAD", "/hello", None, 200),
+        ("POST", "/hello", None, 405),
+        ("GET", "/echo", None, 405),
+        ("HEAD", "/echo", None, 405),
+        ("GET", "/", None, 404),
+        ("POST", "/echo/", None, 404),
+        ("POST", "//echo", None, 404),
+        ("POST", "/ECHO", None, 404),
+        ("OPTIONS", "*", None, 404),
+        ("POST", "echo", None, 400),
+    ],
+)
+def test_a_request_finds_its_route_or_the_reason_why_not(
+    method: str, target: str, refusal: Answer | None, status: int
+) -> None:
+    data = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
+    [request] = read(data, refusal=refusal).requests
+    found = request.handle if isinstance(request.handle, Answer) else request.handle(request.body)
+    assert isinstance(found, Answer)
+    assert found.status == status
+
+
+@pytest.mark.parametrize("path", ["/none", "/own"])
+def test_a_body_that_nobody_will_read_is_not_kept(path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nContent-Length: {MAX_BODY}\r\n\r\n".encode()
+    [request] = read(head, b"x" * MAX_BODY, refusal=FORBIDDEN).requests
+    assert (request.body, request.is_complete) == (b"", True)
+
+
+def test_a_reader_that_was_released_leaves_nothing_to_the_collector() -> None:
+    made = read(CONVERSATION)
+    seen = weakref.ref(made)
+    gc.disable()
+    try:
+        made.release()
+        del made
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("version", "path", "expects", "refused"),
+    [("1.1", "/echo", True, False), ("1.0", "/echo", False, False), ("1.1", "/none", False, True)],
+)
+def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str, expects: bool, refused: bool) -> None:
+    made = read(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nEXPECT: 100-Continue\r\n\r\n".encode())
+    assert (made.expects, made.is_over) == (expects, refused)
+    if expects:
+        made.feed(b"abc")
+        assert (made.expects, made.requests[0].body) == (False, b"abc")
