@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.speaking import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
+from tests.contract.speaking import Client, Json, client, read_kubeconfig
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,3 @@ async def node(api: Client) -> AsyncIterator[Json]:
     body = {"metadata": {"name": name}, "status": {"capacity": capacity}}
     yield await api.made("/api/v1/nodes", body)
     await api.delete(f"/api/v1/nodes/{name}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_loop_of_the_thread() -> None:
-    close_loop_of_the_thread()

@@ -8,9 +8,8 @@ import io
 import json
 import ssl
 import tempfile
-import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,12 +163,3 @@ def _pem(entry: Json, name: str) -> bytes | None:
     if entry.get(f"{name}-data"):
         return base64.b64decode(entry[f"{name}-data"])
     return Path(entry[name]).read_bytes() if entry.get(name) else None
-
-
-def close_loop_of_the_thread() -> None:
-    """Python 3.11 makes a loop for the main thread unasked; nobody closes it, and a later test fails for it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with suppress(RuntimeError):
-            asyncio.get_event_loop_policy().get_event_loop().close()
-    asyncio.set_event_loop(None)

@@ -30,7 +30,7 @@ from tests.support.commands import started
 
 Json = dict[str, Any]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 45.0
 
 
 class Listener:
@@ -263,14 +263,17 @@ async def test_the_command_tells_the_story_without_a_terminal_and_ends_well(tmp_
     assert picture.read_text().startswith("<svg")
 
 
+async def logged(log: Path, text: str) -> None:
+    while not (log.exists() and text in log.read_text()):
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 async def test_a_signal_stops_everything(number: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with started("demo", "--no-story", "-o", "json", f"--log-file={log}", TMPDIR=str(tmp_path)) as command:
-        async with asyncio.timeout(PATIENCE_S):
-            # Ready is logged after the listeners and before the last nodes have registered.
-            while not (log.exists() and '"ready"' in log.read_text()):
-                await asyncio.sleep(0.05)
+        # Ready is logged after the listeners and before the last nodes have registered.
+        await command.until(logged(log, '"ready"'))
         command.send(number)
         assert await command.end() == 0
     assert command.words == []

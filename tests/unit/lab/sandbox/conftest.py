@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.speaking import Client, client, close_loop_of_the_thread
+from tests.contract.speaking import Client, client
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
@@ -23,8 +23,3 @@ async def server() -> AsyncIterator[ApiServer]:
 async def api(server: ApiServer) -> AsyncIterator[Client]:
     async with client(server.kubeconfig()) as speaking:
         yield speaking
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_loop_of_the_thread() -> None:
-    close_loop_of_the_thread()
