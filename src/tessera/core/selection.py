@@ -77,10 +77,6 @@ class Selected:
         return self._best(np.flatnonzero(self.decided), count)
 
     def _best(self, among: Ints, count: int) -> list[tuple[str, float]]:
-        if count < len(among):
-            # Sorting all of them would cost more than the decision.
-            limit = np.partition(self.preference[among], -count)[-count]
-            among = among[self.preference[among] >= limit]
         order = among[np.argsort(-self.preference[among], kind="stable")][:count]
         names, positions = self.candidates.registered, self.positions
         return [(names[positions[i]], float(self.scores[i])) for i in reversed(order.tolist())]

@@ -28,24 +28,28 @@ _QUOTE, _ESCAPE = ord('"'), b"\\"
 
 Words = NDArray[np.uint64]
 
-_LOW_BYTES: Words = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], dtype=np.uint64)
-"""masks that keep this many bytes of a word"""
+_MASKS: Words = np.array(
+    [
+        [(1 << 8 * min(max(width - offset, 0), _WORD)) - 1 for width in range(LONGEST_NAME + 1)]
+        for offset in range(0, LONGEST_NAME, _WORD)
+    ],
+    dtype=np.uint64,
+)
+"""by position of a word and width of the name: keeps the bytes of the word that belong to the name"""
 _HALF = np.uint64(32)
 
 
 class Fingerprint(NamedTuple):
     """A list of names without its order.
 
-    Each name has a 64-bit hash under keys that are random and secret to this process; the fingerprint has two different
-    sums over these hashes. Two lists of different nodes share a fingerprint only if two node names share a 64-bit hash
-    (once in 10^11 processes for 10,000 names) or if two 64-bit sums coincide at once.
+    Each name has a 64-bit hash under keys that are random and known to this process only, and the hashes are summed up.
+    Two lists of different nodes get the same sum once in 10^11 lives of a process with 10,000 nodes.
     """
 
     length: int
     """of the text in bytes: a list that holds anything else than names has a longer text"""
     names: int
-    total: int
-    mixed_total: int
+    hashes: int
 
 
 class Fingerprinter:
@@ -53,7 +57,7 @@ class Fingerprinter:
 
     def __init__(self) -> None:
         # Odd factors lose nothing of what they are multiplied with.
-        self._keys: Words = np.frombuffer(secrets.token_bytes(LONGEST_NAME + 2 * _WORD), dtype=np.uint64) | np.uint64(1)
+        self._keys: Words = np.frombuffer(secrets.token_bytes(LONGEST_NAME + _WORD), dtype=np.uint64) | np.uint64(1)
 
     def fingerprint(self, text: bytes) -> Fingerprint | None:
         """Of a JSON list of strings; None if the text has to be decoded: it has escapes, long names or none at all."""
@@ -73,17 +77,15 @@ class Fingerprinter:
         words: Words = windows[starts].view("<u8").reshape(len(starts), -1)
         hashes = widths.astype(np.uint64) * self._keys[-1]
         for position in range(words.shape[1]):
-            part, offset = words[:, position], position * _WORD
-            if offset + _WORD > narrowest:
-                part = part & _LOW_BYTES[np.clip(widths - offset, 0, _WORD)]
+            part = words[:, position]
+            if (position + 1) * _WORD > narrowest:
+                part = part & _MASKS[position].take(widths)
             hashes = (hashes ^ part) * self._keys[position]
             hashes ^= hashes >> _HALF
-        # Once more, so that the last bytes of a name reach every bit of the sums.
+        # Once more, so that the last bytes of a name reach every bit of the sum.
         hashes *= self._keys[-1]
         hashes ^= hashes >> _HALF
-        mixed = hashes * hashes * self._keys[-2]
-        mixed ^= mixed >> _HALF
-        return Fingerprint(len(text), len(starts), int(hashes.sum()), int(mixed.sum()))
+        return Fingerprint(len(text), len(starts), int(hashes.sum()))
 
 
 class CandidateLists:
