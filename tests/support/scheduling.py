@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger, State, replay
+from tessera.core.ledger import GrantState, Ledger, replay
 from tessera.core.selection import Selector
 from tessera.scheduler.admission.identity import identity_env
 from tessera.scheduler.allocation_queue import Handover
@@ -213,7 +213,7 @@ class World:
 
     # -- looking
 
-    def state(self, pod: PodBuilder) -> State | None:
+    def state(self, pod: PodBuilder) -> GrantState | None:
         entry = self.ledger.pod(uid(pod))
         return entry.state if entry is not None else None
 

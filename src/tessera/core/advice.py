@@ -17,7 +17,7 @@ from tessera.core.selection import Candidates, Selected, Selector
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RequestChange:
     """One alteration of one container's request that makes the pod fit."""
 
     container: str
@@ -39,7 +39,7 @@ class Advice:
     """All that is known about how a refused pod could be helped."""
 
     near_miss: NearMiss | FewCards | None
-    changes: tuple[Change, ...]
+    changes: tuple[RequestChange, ...]
 
 
 def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
@@ -47,7 +47,7 @@ def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
     return Advice(near_miss(ledger, pod, names), smallest_changes(ledger, pod, names))
 
 
-def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Change, ...]:
+def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:
     """For every request: the largest memory, cores or count with which the pod would fit, each changed alone."""
     selector = Selector(ledger)
     candidates = selector.candidates(names)
@@ -69,7 +69,7 @@ def _largest_that_fits(
     request: Request,
     field: str,
     least: int,
-) -> Change | None:
+) -> RequestChange | None:
     """Halving between `least` and what is asked: asking for less never fits worse."""
     asked: int = getattr(request, field)
 
@@ -91,7 +91,7 @@ def _largest_that_fits(
             high = middle
         else:
             low, best, node = middle, middle, found
-    return Change(pod.containers[position].name, field, asked, best, node)
+    return RequestChange(pod.containers[position].name, field, asked, best, node)
 
 
 def _with(request: Request, field: str, value: int) -> Request:

@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
-from tessera.core.cards import Card
 from tessera.core.devices import MIG
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
 
 
 def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
-    """Free slots and the mutex policy."""
+    """Free slots, and a policy that shares no card."""
     device = card.device
     if device.slots <= card.used:
         return CardMisfit(
             device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=device.slots - card.used, total=device.slots
         )
-    if card.used > 0 and "mutex" in ask.pod.device_words:
+    if card.used > 0 and ask.policy.unused_cards_only:
         return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=device.slots, free=device.slots - card.used)
     return None
 
@@ -124,7 +124,8 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
         yield refusal if refusal is not None else rules.grant(card, ask)
         return
     working = card.copy()
-    loss = None if ask.place_loss is None else ask.place_loss(ask.pod, card.device)
+    place_loss = ask.policy.place_loss
+    loss = None if place_loss is None else place_loss(ask.pod, card.device)
     for _ in range(ask.request.count):
         refusal = refuse(rules, ask, working)
         if refusal is not None:
@@ -153,7 +154,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
     Where the first that do are the ones to take, the others are not looked at.
     """
-    if ask.pod.numa_bind or "topology-aware" in ask.pod.device_words or not ask.room.is_unlimited:
+    if ask.pod.numa_bind or ask.policy.chooses_by_links or not ask.room.is_unlimited:
         return choose(rules, ask, *eligible(rules, ask))
     taken: list[Grant] = []
     refused: list[CardMisfit] = []
@@ -255,7 +256,7 @@ def _refuse_others(ask: Ask, groups: list[Fitting], taken: Fitting) -> list[Card
 
 def _pick(ask: Ask, fitting: Fitting) -> Grants:
     count = ask.request.count
-    if len(fitting) > count and "topology-aware" in ask.pod.device_words:
+    if len(fitting) > count and ask.policy.chooses_by_links:
         chosen = topology.choose([card.device for card, _ in fitting], count)
         return tuple(fitting[i][1] for i in chosen)
     return tuple(grant for _, grant in fitting[:count])
@@ -272,7 +273,7 @@ def _numa_groups(fitting: Fitting) -> list[Fitting]:
 
 def _pick_one_group(ask: Ask, groups: list[Fitting]) -> Grants:
     """From the first group, or from the one with the best links where the pod wants those."""
-    if "topology-aware" not in ask.pod.device_words:
+    if not ask.policy.chooses_by_links:
         return _pick(ask, groups[0])
     devices = {card.device.uuid: card.device for group in groups for card, _ in group}
     picks = [_pick(ask, group) for group in groups]

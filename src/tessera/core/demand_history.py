@@ -1,6 +1,6 @@
-"""Learns the outlook from the pods that are asked for.
+"""Learns the forecast from the pods that are asked for.
 
-Counts shapes, not pods, and lets old counts fade: once `MEMORY` pods are counted, everything is halved. The outlook is
+Counts shapes, not pods, and lets old counts fade: once `MEMORY` pods are counted, everything is halved. The forecast is
 made anew each time the count has doubled, so that it is settled between renewals and answers can be remembered; the
 caller says when a pod is new, there is no clock here. With few pods the prior holds, and what is told apart then is
 how many cards of each model there are: the first pods may stay for long, and rare models should not be theirs.
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tessera.core.arrays import CardArrays
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, Load, Slice
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostAsk, PodRequest, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostRequest, PodRequest, Request
 
 FIRST = 32
-"""pods before the first outlook of their own"""
+"""pods before the first forecast of their own"""
 MEMORY = 16_384
 """pods after which everything counted so far is halved"""
 SLICES = 24
@@ -29,19 +29,19 @@ CHOOSY = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class CountedRequest:
     """What is counted: one request with what the pod accepts and what it needs of the host."""
 
     request: Request
     constraint: Constraint
-    host: HostAsk
+    host: HostRequest
 
 
 class DemandHistory:
-    """Counts of recent shapes, and the outlook that follows from them."""
+    """Counts of recent shapes, and the forecast that follows from them."""
 
     def __init__(self) -> None:
-        self._counts: dict[Shape, float] = {}
+        self._counts: dict[CountedRequest, float] = {}
         self._pods = 0.0
         self._renew_at = float(FIRST)
         self._prior = PRIOR
@@ -50,23 +50,23 @@ class DemandHistory:
         self._learned: DemandForecast | None = None
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
-        """Count a pod that was not counted before; True where there is a new outlook now."""
+        """Count a pod that was not counted before; True where there is a new forecast now."""
         asked = [request for container in pod.containers for request in container.requests if request.count > 0]
         for request in asked:
-            shape = Shape(request, pod.constraint(request.vendor), pod.host or HostAsk())
+            shape = CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
             self._counts[shape] = self._counts.get(shape, 0.0) + 1.0
         if not asked:
             return False
         self._pods += 1.0
         if self._pods < self._renew_at:
             return False
-        self._learned = outlook_of(self._counts, arrays, rules)
+        self._learned = forecast_from(self._counts, arrays, rules)
         if self._pods >= MEMORY:
             self._fade()
         self._renew_at = 2.0 * self._pods
         return True
 
-    def outlook_on(self, arrays: CardArrays) -> DemandForecast:
+    def forecast(self, arrays: CardArrays) -> DemandForecast:
         """What to expect; the same object until pods taught something new, or before that cards came or went."""
         if self._learned is not None:
             return self._learned
@@ -80,7 +80,7 @@ class DemandHistory:
 
 
 def prior_of(arrays: CardArrays) -> DemandForecast:
-    """The outlook before anything is known but these cards: of a rare model more are needed than of a common one."""
+    """The forecast before anything is known but these cards: of a rare model more are needed than of a common one."""
     owned = {model: cards for model, cards in sorted(_owned(arrays).items()) if cards}
     every = sum(owned.values())
     if len(owned) < 2:
@@ -88,8 +88,10 @@ def prior_of(arrays: CardArrays) -> DemandForecast:
     return replace(PRIOR, pressure={model: CHOOSY / len(owned) * every / cards for model, cards in owned.items()})
 
 
-def outlook_of(counts: Mapping[Shape, float], arrays: CardArrays, rules: Mapping[str, Rules]) -> DemandForecast:
-    """The outlook that follows from these counts."""
+def forecast_from(
+    counts: Mapping[CountedRequest, float], arrays: CardArrays, rules: Mapping[str, Rules]
+) -> DemandForecast:
+    """The forecast that follows from these counts."""
     demand = {shape: count * _cards(shape.request, arrays) for shape, count in counts.items()}
     total = sum(demand.values())
     if total <= 0.0:
@@ -119,7 +121,7 @@ def _cards(request: Request, arrays: CardArrays) -> float:
     return request.count * max(_slice(request, arrays)) / GRAIN
 
 
-def _slices(counts: Mapping[Shape, float], arrays: CardArrays) -> tuple[Slice, ...]:
+def _slices(counts: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[DemandSlice, ...]:
     found: dict[tuple[int, int], float] = {}
     for shape, count in counts.items():
         if shape.request.count == 1:
@@ -128,10 +130,10 @@ def _slices(counts: Mapping[Shape, float], arrays: CardArrays) -> tuple[Slice, .
             found[key] = found.get(key, 0.0) + count
     total = sum(found.values())
     often = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:SLICES]
-    return tuple(Slice(memory, cores, count / total) for (memory, cores), count in sorted(often))
+    return tuple(DemandSlice(memory, cores, count / total) for (memory, cores), count in sorted(often))
 
 
-def _groups(demand: Mapping[Shape, float], total: float) -> tuple[tuple[int, float], ...]:
+def _groups(demand: Mapping[CountedRequest, float], total: float) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
     for shape, cards in demand.items():
         if shape.request.count > 1:
@@ -139,12 +141,12 @@ def _groups(demand: Mapping[Shape, float], total: float) -> tuple[tuple[int, flo
     return tuple(sorted(found.items()))
 
 
-def _loads(demand: Mapping[Shape, float], arrays: CardArrays) -> tuple[Load, ...]:
+def _loads(demand: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[HostLoad, ...]:
     """Equal parts of the demand, from the least CPU a card to the most, each with its means."""
     per_card = []
     for shape, cards in demand.items():
         one = _cards(shape.request, arrays)
-        if one > 0.0 and shape.host != HostAsk():
+        if one > 0.0 and shape.host != HostRequest():
             per_card.append((shape.host.cpu / one, shape.host.memory / one, cards))
     total = sum(cards for _, _, cards in per_card)
     sums = [[0.0, 0.0, 0.0] for _ in range(LOADS)]
@@ -155,11 +157,11 @@ def _loads(demand: Mapping[Shape, float], arrays: CardArrays) -> tuple[Load, ...
         part[0] += cards
         part[1] += cards * cpu
         part[2] += cards * memory
-    return tuple(Load(cards / total, cpu / cards, memory / cards) for cards, cpu, memory in sums if cards > 0.0)
+    return tuple(HostLoad(cards / total, cpu / cards, memory / cards) for cards, cpu, memory in sums if cards > 0.0)
 
 
 def _pressure(
-    demand: Mapping[Shape, float], total: float, arrays: CardArrays, rules: Mapping[str, Rules]
+    demand: Mapping[CountedRequest, float], total: float, arrays: CardArrays, rules: Mapping[str, Rules]
 ) -> dict[str, float]:
     """Demand that refuses some models of its vendor, shared among those it accepts by their number."""
     owned = _owned(arrays)

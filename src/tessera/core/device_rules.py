@@ -6,19 +6,20 @@ generic rules that most vendors share. Rules are pure: they hold configuration, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card, NodeView
+from tessera.core import card_checks
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
-from tessera.core.mig import PlaceLoss
 from tessera.core.misfits import Misfit, Reason
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.policies import device_policy
+from tessera.core.policies.base import DevicePolicy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 
 
-class Room(NamedTuple):
+class QuotaRoom(NamedTuple):
     """What quotas leave for a pod, of one vendor; None = no limit."""
 
     memory: int | None = None
@@ -31,14 +32,14 @@ class Room(NamedTuple):
     def is_unlimited(self) -> bool:
         return self.memory is None and self.cores is None
 
-    def less(self, memory: int, cores: int) -> Room:
-        return Room(
+    def less(self, memory: int, cores: int) -> QuotaRoom:
+        return QuotaRoom(
             None if self.memory is None else self.memory - memory,
             None if self.cores is None else self.cores - cores,
         )
 
 
-UNLIMITED = Room()
+UNLIMITED = QuotaRoom()
 
 
 class Ask(NamedTuple):
@@ -52,11 +53,14 @@ class Ask(NamedTuple):
     """this vendor's cards of the node, best first by the pod's device policy"""
     earlier: tuple[Grants, ...] = ()
     """what this vendor granted to earlier containers of the pod, by position"""
-    room: Room = UNLIMITED
+    room: QuotaRoom = UNLIMITED
     """what quotas leave after the earlier containers"""
     container: int = 0
-    place_loss: Callable[[PodRequest, Device], PlaceLoss | None] | None = None
-    """how the pod's device policy weighs places on a card in MIG mode; None = in the usual order"""
+
+    @property
+    def policy(self) -> DevicePolicy:
+        """The pod's device policy."""
+        return device_policy(self.pod.device_policy)
 
 
 class Rules:
@@ -104,7 +108,7 @@ class Rules:
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         """Choose `ask.request.count` cards, or say card by card why not."""
-        return generic.fit(self, ask)
+        return card_checks.fit(self, ask)
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         """The grant that a chosen card (not a MIG one) turns into."""
@@ -122,6 +126,6 @@ class Rules:
         whole = grant.mig is None and grant.cores >= min(WHOLE_CARD_CORES, device.cores)
         return Use(slots=grant.slots, memory=grant.memory, cores=device.cores if whole else grant.cores)
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """This vendor's part of the node's score for a found placement; `node` is as it was before placing."""
         return 0.0

@@ -13,8 +13,7 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.code_cache import KnownCodes
-from tessera.core.fit import Rooms, fit_pod
+from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -30,29 +29,30 @@ UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
 
 
 @dataclass(slots=True)
-class Judged:
-    """One request of the shape on all columns."""
+class ScreenedRequest:
+    """One request of the shape, judged on all columns."""
 
     question: screen.Question
     container: int
     exact: bool
-    """False where the vendor has rules of its own: the codes say nothing then"""
+    """False if the vendor has rules of its own: then the codes say nothing"""
     codes: screen.Codes
     counts: Ints
-    wording: screen.Wording
-    known: KnownCodes
+    """cards of the vendor, by column"""
+    misfits: screen.ColumnMisfits
+    code_cache: screen.CodeCache
 
     def fits(self, columns: Ints) -> Bools:
         """Columns that take the request alone, as far as the arrays can tell."""
         if self.exact:
-            return screen.fitting(self.codes[:, columns], self.counts[columns], self.question.request)
+            return screen.fits(self.codes[:, columns], self.counts[columns], self.question.request)
         enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
         return enough
 
     def judge_again(self, arrays: CardArrays, column: int) -> bool:
         """The same for one column, from what its cards are now."""
         request = self.question.request
-        codes = self.known.of(arrays, column)
+        codes = self.code_cache.codes(arrays, column)
         count = len(codes) - codes.count(screen.ABSENT)
         self.codes[:, column] = codes
         self.counts[column] = count
@@ -69,7 +69,7 @@ class Evaluation:
         self._pod = pod
         self._epoch = -1
         self._seen = 0
-        self._judged: list[Judged] = []
+        self._requests: list[ScreenedRequest] = []
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
@@ -108,12 +108,12 @@ class Evaluation:
             answer = self._exact[row] = self.place(self._pod, row, {})
         return answer
 
-    def place(self, pod: PodRequest, row: int, rooms: Rooms) -> Placement | Misfit:
+    def place(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> Placement | Misfit:
         """The plain rule, with quotas, not remembered."""
         node = self._ledger.node(self._ledger.arrays.names[row])
         return UNREGISTERED if node is None else fit_pod(node, pod, self._ledger.rules, rooms)
 
-    def vendor_score(self, pod: PodRequest, row: int, rooms: Rooms) -> float:
+    def vendor_score(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> float:
         """The vendors' part of a node's score; 0 where the pod does not fit."""
         answer = self.place(pod, row, rooms) if rooms else self.placement(row)
         if isinstance(answer, Misfit):
@@ -129,19 +129,19 @@ class Evaluation:
         verdicts = self._verdicts
         missing = [row for row in wanted if row not in verdicts]
         if missing:
-            verdicts.update(zip(missing, self._word(missing), strict=True))
+            verdicts.update(zip(missing, self._find_misfits(missing), strict=True))
         return [verdicts[row] for row in wanted]
 
     def quota_misfits(
-        self, pod: PodRequest, rows: Ints, rooms: Rooms, *, request: Request, container: int, cards_paid: int
+        self, pod: PodRequest, rows: Ints, rooms: QuotaRooms, *, request: Request, container: int, cards_paid: int
     ) -> list[Misfit]:
         """Why a short quota forbids these columns."""
         self._judge_outdated()
-        judged = next(j for j in self._judged if j.question.request == request)
+        screened = next(one for one in self._requests if one.question.request == request)
         arrays = self._ledger.arrays
-        plain = arrays.odd[rows] | arrays.unavailable[rows] | (not judged.exact)
-        wording = screen.Wording(judged.question, container)
-        misfits = wording.misfits(judged.codes[:, rows], judged.counts[rows], cards_paid=cards_paid)
+        plain = arrays.odd[rows] | arrays.unavailable[rows] | (not screened.exact)
+        texts = screen.ColumnMisfits(screened.question, container)
+        misfits = texts.misfits(screened.codes[:, rows], screened.counts[rows], cards_paid=cards_paid)
         for i in np.flatnonzero(plain):
             answer = self.place(pod, int(rows[i]), rooms)
             assert isinstance(answer, Misfit)  # the quota is short everywhere
@@ -153,17 +153,17 @@ class Evaluation:
     def _judge_all(self) -> None:
         arrays, pod = self._ledger.arrays, self._pod
         columns = slice(0, len(arrays.names))
-        mutex = "mutex" in pod.device_words
-        self._judged = []
+        self._requests = []
         for container, request in _distinct(pod):
             rules = self._ledger.rules[request.vendor]
-            question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
+            question = screen.question(pod, request, rules)
             counts = screen.card_counts(arrays, request.vendor, columns)
             codes = screen.judge(arrays, question, columns)
-            wording = screen.Wording(question, container)
-            known = KnownCodes(question)
-            self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording, known))
-        self._arrays_exact = all(judged.exact for judged in self._judged)
+            misfits, cache = screen.ColumnMisfits(question, container), screen.CodeCache(question)
+            self._requests.append(
+                ScreenedRequest(question, container, rules.arrays_exact, codes, counts, misfits, cache)
+            )
+        self._arrays_exact = all(request.exact for request in self._requests)
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
         self._outdated.clear()
         self._exact.clear()
@@ -194,7 +194,7 @@ class Evaluation:
     def _judge_one_by_one(self, dirty: list[int]) -> None:
         arrays = self._ledger.arrays
         for row in dirty:
-            fits = [judged.judge_again(arrays, row) for judged in self._judged]
+            fits = [request.judge_again(arrays, row) for request in self._requests]
             able = arrays.present[row] and not arrays.unavailable[row]
             self.possible[row] = able and (all(fits) or arrays.odd[row])
 
@@ -206,9 +206,9 @@ class Evaluation:
 
     def _refresh_codes(self, columns: Ints) -> None:
         arrays = self._ledger.arrays
-        for judged in self._judged:
-            judged.codes[:, columns] = screen.judge(arrays, judged.question, columns)
-            judged.counts[columns] = screen.card_counts(arrays, judged.question.rules.key, columns)
+        for request in self._requests:
+            request.codes[:, columns] = screen.judge(arrays, request.question, columns)
+            request.counts[columns] = screen.card_counts(arrays, request.question.rules.key, columns)
 
     def _compare(self, before: dict[int, Misfit]) -> None:
         """Give changed columns their new verdict and note whether it differs from the old one."""
@@ -219,33 +219,33 @@ class Evaluation:
     def _combine(self, columns: Ints) -> None:
         arrays = self._ledger.arrays
         possible = np.ones(len(columns), dtype=np.bool_)
-        for judged in self._judged:
-            possible &= judged.fits(columns)
+        for request in self._requests:
+            possible &= request.fits(columns)
         possible |= arrays.odd[columns]
         possible &= arrays.present[columns] & ~arrays.unavailable[columns]
         self.possible[columns] = possible
 
-    def _word(self, rows: list[int]) -> list[Misfit]:
-        """The plain rule's words, taken from the arrays wherever these are exact."""
+    def _find_misfits(self, rows: list[int]) -> list[Misfit]:
+        """What the plain rule says, taken from the arrays wherever these are exact."""
         self._judge_outdated()
         arrays = self._ledger.arrays
         columns = np.array(rows, dtype=np.int64)
-        words: dict[int, Misfit] = {}
+        found: dict[int, Misfit] = {}
         plain = self.possible[columns] | arrays.odd[columns] | arrays.unavailable[columns] | ~arrays.present[columns]
         left = np.flatnonzero(~plain)
-        for judged in self._judged:
-            fits = judged.fits(columns[left])
+        for request in self._requests:
+            fits = request.fits(columns[left])
             failing, left = left[~fits], left[fits]
-            codes, counts = judged.codes[:, columns[failing]], judged.counts[columns[failing]]
-            words.update(zip(failing.tolist(), judged.wording.misfits(codes, counts), strict=True))
-            if not judged.exact or self._pod.numa_bind:
+            codes, counts = request.codes[:, columns[failing]], request.counts[columns[failing]]
+            found.update(zip(failing.tolist(), request.misfits.misfits(codes, counts), strict=True))
+            if not request.exact or self._pod.numa_bind:
                 # The vendor's own rule, or NUMA, may refuse before the requests that follow: only the plain rule knows.
                 break
         for i in (*np.flatnonzero(plain).tolist(), *left.tolist()):
             answer = self.placement(rows[i])
             assert isinstance(answer, Misfit)  # callers ask only where the pod does not fit
-            words[i] = answer
-        return [words[i] for i in range(len(rows))]
+            found[i] = answer
+        return [found[i] for i in range(len(rows))]
 
 
 def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tessera.core.cards import Tenant
 from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG, NOTHING, Device, MigSlot
 from tessera.core.grants import NO_USE, Grant, Grants, Span, Use, effective_use
+from tessera.core.node_info import Tenant
 
 
 class PodFacts(NamedTuple):

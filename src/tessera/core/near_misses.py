@@ -93,8 +93,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         return None
     arrays = ledger.arrays
     rows = rows[~arrays.unavailable[rows]]
-    mutex = "mutex" in {word.strip() for word in pod.device_policy.split(",")}
-    question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
+    question = screen.question(pod, request, rules)
     # A node without enough cards at all is refused for that, whatever its cards are like.
     rows = rows[screen.card_counts(arrays, request.vendor, rows) >= request.count]
     codes = screen.judge(arrays, question, rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tessera.core.card_checks import cores_on
-from tessera.core.cards import Card
+from tessera.core.node_info import Card
 from tessera.core.requests import Request, Weights
 
 SCALE = 10

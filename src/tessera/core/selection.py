@@ -18,7 +18,7 @@ import numpy as np
 from tessera.core import policies, quota
 from tessera.core.arrays import Bools, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
-from tessera.core.fit import Rooms
+from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -156,13 +156,12 @@ class Selector:
 
     # -- choosing
 
-    def _choose(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: Rooms) -> Selected | None:
+    def _choose(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Selected | None:
         arrays, evaluation = self.ledger.arrays, cache.evaluation
         positions = np.flatnonzero(evaluation.possible[candidates.rows])
         rows = candidates.rows[positions]
         scores = self._scores(pod, evaluation, rows, rooms)
-        rank = policies.node_rank(pod.node_policy)
-        preference = rank(Ranking(pod, rows, scores, arrays, cache.ranking))
+        preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
         failed: list[int] = []
         for i in best_first(preference):
             row = int(rows[i])
@@ -184,7 +183,7 @@ class Selector:
             )
         return None
 
-    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: Rooms) -> Floats:
+    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
         """The use of these nodes, with what the vendors add to it."""
         scores: Floats = self.ledger.arrays.score[rows]
         if evaluation.scored:
@@ -194,7 +193,7 @@ class Selector:
 
     # -- refusing
 
-    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: Rooms) -> Refused:
+    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
         evaluation = cache.evaluation
         if rooms:
             rows = candidates.rows.tolist()
@@ -211,7 +210,7 @@ class Selector:
         pod: PodRequest,
         candidates: Candidates,
         evaluation: Evaluation,
-        rooms: Rooms,
+        rooms: QuotaRooms,
         short: tuple[Request, int, int],
     ) -> Refused:
         request, container, cards_paid = short

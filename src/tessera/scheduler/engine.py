@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tessera.core.ledger import Ledger
-from tessera.core.policies import looks_ahead
+from tessera.core.policies import uses_forecast
 from tessera.core.selection import Refused, Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import Handover
@@ -94,7 +94,7 @@ class Engine:
             leads=leads,
             on_bind=on_bind,
         )
-        ahead = looks_ahead(settings.policies.node, settings.policies.device)
+        ahead = uses_forecast(settings.policies.node, settings.policies.device)
         hosts = Hosts(self.ledger.arrays) if ahead else None
         self._lessons = DemandSeed(self.vendors) if ahead else None
 

@@ -19,7 +19,7 @@ from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import DemandHistory
 from tessera.core.event_text import brief_success_text, failure_texts, success_text
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger, PodEntry, State
+from tessera.core.ledger import GrantState, Ledger, PodEntry
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
@@ -82,7 +82,7 @@ class Filter:
         self._on_decision = on_decision
         self._on_refusal = on_refusal
         self._candidate_lists = CandidateLists(selector)
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._uncounted: deque[PodRequest] = deque(maxlen=UNCOUNTED)
         """asked for the first time since somebody looked ahead"""
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
@@ -118,21 +118,21 @@ class Filter:
         if isinstance(prepared, BadPod):
             return prepared
         request = prepared.request
-        if request.asks_for_devices and policies.looks_ahead(request.node_policy, request.device_policy):
-            ahead = replace(request, host=host_ask(pod), outlook=self._outlook())
+        if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
+            ahead = replace(request, host=host_ask(pod), forecast=self._forecast())
             return msgspec.structs.replace(prepared, request=ahead)
         return prepared
 
-    def _outlook(self) -> DemandForecast:
+    def _forecast(self) -> DemandForecast:
         """What the pods so far have taught. They are counted when it matters: most clusters never look ahead."""
         while self._uncounted:
-            self._workload.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
-        return self._workload.outlook_on(self._ledger.arrays)
+            self._history.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
+        return self._history.forecast(self._ledger.arrays)
 
     def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request
         held = self._ledger.pod(request.uid)
-        if held is not None and (held.state is State.BOUND or request.uid in self.uncertain):
+        if held is not None and (held.state is GrantState.BOUND or request.uid in self.uncertain):
             return self._stay(held, candidates)
         if held is not None or request.uid in self.prepared:
             self.forget(request.uid)
@@ -156,7 +156,7 @@ class Filter:
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
         """A pod that has been bound, is being bound, or may have been bound: its cards are not given up for others."""
         pod, node = f"pod {held.facts.namespace}/{held.facts.name}", held.facts.node
-        if held.state is State.BOUND:
+        if held.state is GrantState.BOUND:
             return encode_filter_result(error=f"{pod} is {'' if held.observed else 'being '}bound to {node}")
         if node not in candidates.names:
             return encode_filter_result(error=f"{pod} may be bound to {node} already")
@@ -187,12 +187,12 @@ class Filter:
 
     def learn(self, pods: Iterable[Pod]) -> None:
         """Count these pods instead of all that were counted before; an unreadable one teaches nothing."""
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._uncounted.clear()
         for pod in pods:
             prepared = self.prepare(pod)
             if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
-                self._workload.observe(prepared.request, self._ledger.arrays, self._vendors)
+                self._history.observe(prepared.request, self._ledger.arrays, self._vendors)
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""

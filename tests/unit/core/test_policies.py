@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.core import policies
-from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import PodRequest
 from tessera.vendors.pod_reader import PolicyDefaults, pod_request
 from tests.support.builders import cluster, gpu_pod, node, uuids, vendors
@@ -17,7 +17,7 @@ def card(name: str, *, numa: int = 0, score: int = 0, used: int = 0, index: int 
 
 
 def order(cards: list[Card], policy: str, *, numa_bind: bool = False) -> str:
-    found = policies.order_cards(cards, [card.used_memory for card in cards], policy, numa_bind=numa_bind)
+    found = policies.device_policy(policy).order(cards, [card.used_memory for card in cards], numa_bind=numa_bind)
     return "".join(card.device.uuid for card in found)
 
 

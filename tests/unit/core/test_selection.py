@@ -14,7 +14,7 @@ from tessera.core.audit import audit
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.core.selection import Refused, Selected
 from tests.support.builders import (
     A100_40GB,
@@ -81,7 +81,7 @@ def test_unknown_candidates_beside_known_ones_are_unregistered() -> None:
 
 def test_an_unknown_vendor_is_refused_everywhere() -> None:
     world = cluster(node().gpus(1), node("n2").gpus(1).annotate(("hami.io/node-dcu-register", "nonsense")))
-    request = PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(Request("Acme", 1),)),))
+    request = PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(Request("Acme", 1),)),))
     expected = {"n1": "Device type not found", "n2": "Device type not found", "nX": "node unregistered"}
     assert texts(world.select(request, list(expected))) == expected
     for name in ("n1", "n2"):

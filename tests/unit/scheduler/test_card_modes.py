@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request
+from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request
 from tessera.scheduler.card_modes import with_modes
 from tessera.vendors.pod_reader import BadPod
 
@@ -13,7 +13,7 @@ EVERYTHING_ELSE = "hami-core,mps,none"
 
 def request(*counts: int, vendor: str = "NVIDIA", mode: str | None = None) -> PodRequest:
     asks = tuple(
-        ContainerAsk(f"c{i}", requests=(Request(vendor=vendor, count=count, memory=1000),))
+        ContainerRequest(f"c{i}", requests=(Request(vendor=vendor, count=count, memory=1000),))
         for i, count in enumerate(counts)
     )
     constraints = ((vendor, Constraint(mode=mode)),) if mode is not None else ()

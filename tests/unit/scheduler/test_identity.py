@@ -7,7 +7,7 @@ import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.scheduler.admission.identity import (
     MAX_DEVICES,
     identity_annotations,
@@ -128,7 +128,7 @@ def container(entries: list[dict[str, Any]] | None) -> Container:
 
 def carries(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
     api = [container(entries) for entries, _ in containers]
-    asks = tuple(ContainerAsk("main", requests=requests) for _, requests in containers)
+    asks = tuple(ContainerRequest("main", requests=requests) for _, requests in containers)
     pod = Pod(spec=PodSpec(containers=api[init:], init_containers=api[:init] or None))
     return identity_of(pod).carries(PodRequest("u", "ns", "p", asks))
 

@@ -69,7 +69,7 @@ class Card:
             self.mig = (*self.mig, mig)
 
 
-class NodeView(NamedTuple):
+class NodeInfo(NamedTuple):
     """One node with the use of all its cards, in order of registration."""
 
     facts: NodeFacts
