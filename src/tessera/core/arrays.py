@@ -93,7 +93,7 @@ class CardArrays:
 
     def __init__(self, nodes: int = 64, devices: int = 8) -> None:
         self.epoch = 0
-        """changes when a column appears, disappears or the arrays grow: remembered columns are void then"""
+        """changes when a column appears, disappears or the arrays grow: columns that a reader keeps are void then"""
         self.kinds: list[CardKind] = []
         self.names: list[str] = []
         """by column; empty where the column is free"""
@@ -213,8 +213,8 @@ class CardArrays:
         self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
         self._write_use(column, cards)
 
-    def tell_host(self, name: str, *, cpu: int, memory: int) -> None:
-        """What a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
+    def set_host_free(self, name: str, *, cpu: int, memory: int) -> None:
+        """Set what a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
         self._hosts[name] = cpu, memory
         row = self.row(name)
         if row >= 0 and (self.free_cpu[row] != cpu or self.free_memory[row] != memory):

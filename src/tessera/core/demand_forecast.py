@@ -32,9 +32,9 @@ class HostLoad(NamedTuple):
 
     weight: float
     cpu: float
-    """thousandths of a core a card"""
+    """thousandths of a core per card"""
     memory: float
-    """MiB a card"""
+    """MiB per card"""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
-"""The decision half of a vendor: which cards it accepts, how it chooses among them, what a grant takes of a card.
+"""The rules of a vendor: which cards it accepts, how it chooses among them, and what a grant takes of a card.
 
-Every vendor is a subclass (`tessera.vendors`); the core knows them only through this class. The defaults are the
-generic rules that most vendors share. Rules are pure: they hold configuration, never state.
+Every vendor is a subclass (`tessera.vendors`); the core knows vendors only through this class. The defaults are the
+rules that most vendors share (`card_checks`). Rules hold configuration, never state.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ class Ask(NamedTuple):
 
 
 class Rules:
-    """What a vendor decides. Subclasses set `key` and override what differs from the generic rules."""
+    """What a vendor decides. Subclasses set `key` and override what differs from the shared rules."""
 
     key: str = ""
-    """backend key: request type, word in the pod annotations"""
+    """key of the vendor: in requests and in pod annotations"""
     quota_memory: str = ""
     """resource whose quota limits memory; empty = none"""
     quota_cores: str = ""
     quota_factor: int = 1
     """MiB per unit of the memory quota"""
     arrays_exact: bool = False
-    """True where `fit` is the generic rule without `custom_rule`: then many nodes can be judged at once"""
+    """True if `fit` is the shared rule without `custom_rule`: then many nodes can be judged at once"""
     scores_nodes: bool = False
-    """True where `node_score` is not always 0"""
+    """True if `node_score` is not always 0"""
     core_masks: bool = False
-    """True where cores are a bit mask of core ids instead of an amount"""
+    """True if cores are a bit mask of core ids instead of an amount"""
     honours_cordon: bool = False
     shares_whole_cards: bool = False
-    """True where somebody may join a container that has all cores of a card"""
+    """True if other containers may share a card of which one container has all cores"""
 
     def accepts_model(self, device: Device, constraint: Constraint) -> bool:
         """Type and mode rules. Depends on the device's model and mode only."""
@@ -99,11 +99,11 @@ class Rules:
         return uuid not in constraint.avoid_uuids
 
     def least_cards(self, request: Request) -> int:
-        """Cards that a node must have for the request to be thinkable there."""
+        """Cards that a node must have, whatever their state, for the request to fit."""
         return request.count
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
-        """The last check on a card that passed all generic ones; not called for MIG cards."""
+        """The last check on a card that passed all shared ones; not called for MIG cards."""
         return None
 
     def fit(self, ask: Ask) -> Grants | Misfit:

@@ -1,7 +1,7 @@
 """Physical cards as a node registered them.
 
 A `Device` is immutable: a changed registration is a new object. What is in use on a card is not here but in
-`cards.Card`, so that one registration can be shared by any number of evaluations.
+`node_info.Card`.
 """
 
 from __future__ import annotations

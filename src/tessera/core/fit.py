@@ -1,8 +1,8 @@
-"""Does a pod fit one node, and with which grants: the plain, exact rule.
+"""Whether a pod fits one node, and with which grants: the plain, exact rule.
 
 Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container
-alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy
-container by container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
+alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule, greedily container by
+container. `evaluation` judges steps 1 and 2 for many nodes at once and must agree with this module.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Granted = dict[tuple[int, str], Grants]
 
 
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
-    """One entry a container for every vendor, so that positions on the wire are the containers' own."""
+    """One entry per container for every vendor, so that positions on the wire are the containers' own."""
     return {
         vendor: tuple([granted.get((position, vendor), ()) for position in range(len(pod.containers))])
         for vendor in pod.vendors
@@ -99,7 +99,7 @@ def _refuse_by_quota(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules]
 
 
 def _each_alone(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
-    """What every request would get by itself; equal ones are asked about once."""
+    """What every request would get by itself; equal ones are fitted once."""
     granted: Granted = {}
     seen: dict[Request, Grants] = {}
     for position, request in pod.requests:

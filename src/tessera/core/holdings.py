@@ -1,4 +1,4 @@
-"""What one pod holds of the cards of one node, worked out from its grants.
+"""What one pod holds of the cards of one node, computed from its grants.
 
 Everything here follows from API objects alone (the pod's annotations and the node's registration), so that a replay
 gives exactly what the ledger has. What cannot be attributed exactly holds the card instead of freeing it.
@@ -24,7 +24,7 @@ class PodFacts(NamedTuple):
     node: str
     spans: tuple[Span, ...] = ()
     grants: Mapping[str, tuple[Grants, ...]] = NOTHING
-    """by vendor, one entry a container"""
+    """by vendor, one entry per container"""
     stray_mig: tuple[tuple[str, MigSlot], ...] = ()
     """MIG reservations (uuid, slot) that no grant claims"""
     settings: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()

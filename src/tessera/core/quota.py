@@ -179,7 +179,7 @@ def first_shortage(pod: PodRequest, rooms: Mapping[str, QuotaRoom]) -> tuple[Req
     return None
 
 
-def binding(
+def rooms_that_may_refuse(
     pod: PodRequest, rooms: Mapping[str, QuotaRoom], arrays: CardArrays, rules: Mapping[str, Rules]
 ) -> dict[str, QuotaRoom]:
     """The quotas that could still refuse some placement."""

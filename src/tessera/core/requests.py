@@ -1,7 +1,7 @@
 """What pods ask for, parsed once and independent of Kubernetes objects.
 
-`PodRequest.shape` is everything that decides where a pod fits: two pods of equal shape get the same answer
-from the same ledger, so answers can be remembered by shape. It must never hold an identity (uid, name, namespace).
+`PodRequest.shape` is everything that decides where a pod fits: two pods of equal shape get the same answer from the
+same ledger, so answers can be cached by shape. It must never hold an identity (uid, name, namespace).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container and what it asks, at most one request a vendor, sorted by vendor."""
+    """One container and what it asks, at most one request per vendor, sorted by vendor."""
 
     name: str
     role: Role = Role.APP
@@ -86,7 +86,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """What a pod asks of its node beside devices: kube-scheduler's business, known here to those who look ahead."""
+    """What a pod asks of its node beside devices. kube-scheduler decides about it; forecasts of demand count it."""
 
     cpu: int = 0
     """thousandths of a core"""
@@ -95,7 +95,7 @@ class HostRequest:
 
 
 class ShapeKey:
-    """A key whose hash is worked out once."""
+    """A dictionary key whose hash is computed once."""
 
     __slots__ = ("_hash", "_key")
 
@@ -112,7 +112,7 @@ class ShapeKey:
 
 @dataclass(frozen=True)
 class PodRequest:
-    """A pod as placement sees it. Without slots, so that what follows from it is worked out once."""
+    """A pod as placement sees it. It has no slots, so that properties are computed once."""
 
     uid: str
     namespace: str
@@ -126,12 +126,12 @@ class PodRequest:
     device_policy: str = "spread"
     weights: Weights = Weights()
     host: HostRequest | None = None
-    """set only where the policy looks at hosts, since it makes more shapes"""
+    """set only if the policy uses a forecast, since it makes more shapes"""
     forecast: DemandForecast | None = None
-    """set only where the policy looks ahead"""
+    """set only if the policy uses a forecast"""
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
-        """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
+        """The same request of another pod. What was computed from it is kept, since nothing of it depends on the pod."""
         _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)

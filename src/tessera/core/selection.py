@@ -151,7 +151,7 @@ class Selector:
             short = quota.first_shortage(pod, rooms)
             if short is not None:
                 return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
-            rooms = quota.binding(pod, rooms, ledger.arrays, ledger.rules)
+            rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
         return self._choose(pod, candidates, cache, rooms) or self._refuse(pod, candidates, cache, rooms)
 
     # -- choosing
@@ -186,7 +186,7 @@ class Selector:
     def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
         """The use of these nodes, with what the vendors add to it."""
         scores: Floats = self.ledger.arrays.score[rows]
-        if evaluation.scored:
+        if evaluation.has_vendor_scores:
             added = [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()]
             scores = scores + np.array(added, dtype=np.float64)
         return scores
@@ -199,10 +199,10 @@ class Selector:
             rows = candidates.rows.tolist()
             return _refused(candidates, [_misfit(evaluation.place(pod, row, rooms)) for row in rows])
         known = cache.refusal
-        if known is not None and known[0] is candidates and known[1] == evaluation.changed:
+        if known is not None and known[0] is candidates and known[1] == evaluation.version:
             return known[2]
         refused = _refused(candidates, evaluation.misfits(candidates.rows))
-        cache.refusal = (candidates, evaluation.changed, refused)
+        cache.refusal = (candidates, evaluation.version, refused)
         return refused
 
     def _refuse_for_quota(

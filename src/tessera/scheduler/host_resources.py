@@ -106,4 +106,4 @@ class Hosts:
         if total is not None:
             asked = self._asked.get(name, HostRequest())
             free = max(total.cpu - asked.cpu, 0), max(total.memory - asked.memory, 0)
-            self._arrays.tell_host(name, cpu=free[0], memory=free[1])
+            self._arrays.set_host_free(name, cpu=free[0], memory=free[1])

@@ -88,7 +88,7 @@ def ledger_of(made: list[tuple[NodeFacts, HostRequest | None]]) -> Ledger:
     for facts, host in made:
         ledger.observe_node(facts)
         if host is not None:
-            ledger.arrays.tell_host(facts.name, cpu=host.cpu, memory=host.memory)
+            ledger.arrays.set_host_free(facts.name, cpu=host.cpu, memory=host.memory)
     return ledger
 
 
@@ -182,7 +182,7 @@ def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
         ledger.reserve(asked, answer.placement, deadline=1.0)
         hosts[name] = after(hosts[name], asked)
         if (host := hosts[name]) is not None:
-            ledger.arrays.tell_host(name, cpu=max(host.cpu, 0), memory=max(host.memory, 0))
+            ledger.arrays.set_host_free(name, cpu=max(host.cpu, 0), memory=max(host.memory, 0))
         now = ledger.node(name)
         assert now is not None
         if host is None or min(host.cpu, host.memory) >= 0:

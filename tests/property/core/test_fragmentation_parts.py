@@ -100,7 +100,7 @@ def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
         ledger.observe_node(NodeFacts(name, tuple(devices)))
         hosts[name] = host
         if host is not None:
-            ledger.arrays.tell_host(name, cpu=host.cpu, memory=host.memory)
+            ledger.arrays.set_host_free(name, cpu=host.cpu, memory=host.memory)
     for place, pod in enumerate(wanted):
         asked = asking(pod, forecast, f"u{place}")
         rows = np.arange(len(ledger.arrays.names), dtype=np.intp)
@@ -122,7 +122,7 @@ def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
         ledger.reserve(asked, answer.placement, deadline=1.0)
         if host is not None and asked.host is not None:
             host = hosts[name] = HostRequest(max(host.cpu - asked.host.cpu, 0), max(host.memory - asked.host.memory, 0))
-            ledger.arrays.tell_host(name, cpu=host.cpu, memory=host.memory)
+            ledger.arrays.set_host_free(name, cpu=host.cpu, memory=host.memory)
         view = ledger.node(name)
         assert view is not None
         new = plain_parts(view, host, forecast)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandSlice, HostLoad
-from tessera.core.demand_history import FIRST, MEMORY, DemandHistory
+from tessera.core.demand_history import FADE_AT, FIRST, DemandHistory
 from tessera.core.policies.fragmentation.waste import waste_table
 from tessera.core.requests import HostRequest, PodRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
@@ -49,8 +49,8 @@ def test_a_pod_that_takes_any_model_leaves_the_scarce_one_alone() -> None:
 
 def test_a_pod_with_much_cpu_goes_where_cards_do_not_need_it() -> None:
     world = cluster().add(node("a-lean").gpus(4), node("b-rich").gpus(4))
-    world.ledger.arrays.tell_host("a-lean", cpu=48_000, memory=400_000)
-    world.ledger.arrays.tell_host("b-rich", cpu=104_000, memory=400_000)
+    world.ledger.arrays.set_host_free("a-lean", cpu=48_000, memory=400_000)
+    world.ledger.arrays.set_host_free("b-rich", cpu=104_000, memory=400_000)
     forecast = replace(PRIOR, loads=(HostLoad(1.0, 12_000.0, 40_000.0),))
     heavy = HostRequest(32_000, 40_000)
     assert chosen(world, gpu_pod(percent=100, cores=100), forecast, heavy)[0] == "b-rich"
@@ -100,12 +100,12 @@ def requests(count: int, **asks: int) -> list[PodRequest]:
     return [gpu_pod(f"p{i}", **asks).request() for i in range(count)]
 
 
-class TestWorkload:
-    def learn(self, world: Cluster, pods: list[PodRequest], workload: DemandHistory | None = None) -> DemandHistory:
-        workload = workload or DemandHistory()
+class TestDemandHistory:
+    def learn(self, world: Cluster, pods: list[PodRequest], history: DemandHistory | None = None) -> DemandHistory:
+        history = history or DemandHistory()
         for pod in pods:
-            workload.observe(pod, world.ledger.arrays, world.ledger.rules)
-        return workload
+            history.observe(pod, world.ledger.arrays, world.ledger.rules)
+        return history
 
     def test_the_prior_holds_until_enough_pods_came(self) -> None:
         world = cluster().add(node().gpus(1))
@@ -113,35 +113,35 @@ class TestWorkload:
 
     def test_before_much_is_known_rare_models_are_expected_to_be_needed_more(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"), node("b").gpus(6, model="T4"))
-        workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert (workload.forecast(world.ledger.arrays).slices, workload.forecast(world.ledger.arrays).groups) == (
+        history = self.learn(world, requests(1, percent=30, cores=30))
+        assert (history.forecast(world.ledger.arrays).slices, history.forecast(world.ledger.arrays).groups) == (
             PRIOR.slices,
             PRIOR.groups,
         )
-        assert workload.forecast(world.ledger.arrays).pressure == pytest.approx(
+        assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
             {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
         )
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
-        workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert not workload.forecast(world.ledger.arrays).pressure
+        history = self.learn(world, requests(1, percent=30, cores=30))
+        assert not history.forecast(world.ledger.arrays).pressure
         world.add(node("b").gpus(6, model="T4"))
-        self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.forecast(world.ledger.arrays).pressure == pytest.approx(
+        self.learn(world, requests(1, percent=30, cores=30), history)
+        assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
             {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
         )
-        known = workload.forecast(world.ledger.arrays)
-        self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.forecast(world.ledger.arrays) is known
+        known = history.forecast(world.ledger.arrays)
+        self.learn(world, requests(1, percent=30, cores=30), history)
+        assert history.forecast(world.ledger.arrays) is known
 
     def test_the_first_pods_leave_rare_models_alone_whatever_their_nodes_are_called(self) -> None:
         world = cluster().add(
             node("a").gpus(2, model="P100"), node("b").gpus(2, model="T4"), node("c").gpus(2, model="T4")
         )
-        workload = self.learn(world, requests(1, percent=30, cores=30))
+        history = self.learn(world, requests(1, percent=30, cores=30))
         assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a"
-        assert chosen(world, gpu_pod(percent=100, cores=100), workload.forecast(world.ledger.arrays))[0] == "b"
+        assert chosen(world, gpu_pod(percent=100, cores=100), history.forecast(world.ledger.arrays))[0] == "b"
 
     def test_slices_are_parts_of_the_largest_card(self) -> None:
         world = cluster().add(node().gpus(1, memory=10_000))
@@ -175,21 +175,21 @@ class TestWorkload:
         assert [load.cpu for load in loads] == [2_000.0, 18_000.0]
         assert sum(load.weight for load in loads) == pytest.approx(1.0)
 
-    def test_the_outlook_stays_the_same_object_between_renewals(self) -> None:
+    def test_the_forecast_stays_the_same_object_between_renewals(self) -> None:
         world = cluster().add(node().gpus(1))
-        workload = self.learn(world, requests(FIRST, percent=30, cores=30))
-        first = workload.forecast(world.ledger.arrays)
-        self.learn(world, requests(FIRST - 1, percent=60, cores=60), workload)
-        assert workload.forecast(world.ledger.arrays) is first
-        self.learn(world, requests(1, percent=60, cores=60), workload)
-        assert workload.forecast(world.ledger.arrays) is not first
+        history = self.learn(world, requests(FIRST, percent=30, cores=30))
+        first = history.forecast(world.ledger.arrays)
+        self.learn(world, requests(FIRST - 1, percent=60, cores=60), history)
+        assert history.forecast(world.ledger.arrays) is first
+        self.learn(world, requests(1, percent=60, cores=60), history)
+        assert history.forecast(world.ledger.arrays) is not first
 
     def test_what_is_not_asked_for_any_more_fades(self) -> None:
         world = cluster().add(node().gpus(1))
         old, new = requests(1, percent=30, cores=30), requests(1, percent=60, cores=60)
-        workload = self.learn(world, old * MEMORY)
-        self.learn(world, new * (3 * MEMORY), workload)
-        weights = {part.memory: part.weight for part in workload.forecast(world.ledger.arrays).slices}
+        history = self.learn(world, old * FADE_AT)
+        self.learn(world, new * (3 * FADE_AT), history)
+        weights = {part.memory: part.weight for part in history.forecast(world.ledger.arrays).slices}
         assert weights[60] > 4 * weights[30]
 
     def test_pods_without_devices_teach_nothing(self) -> None:
@@ -200,12 +200,12 @@ class TestWorkload:
 
 def test_hosts_are_told_before_and_after_a_node_registers() -> None:
     world = cluster()
-    world.ledger.arrays.tell_host("n1", cpu=4_000, memory=100)
+    world.ledger.arrays.set_host_free("n1", cpu=4_000, memory=100)
     world.add(node("n1").gpus(1), node("n2").gpus(1))
     arrays = world.ledger.arrays
     rows = arrays.rows(["n1", "n2"])
     assert arrays.free_cpu[rows].tolist() == [4_000, -1]
-    arrays.tell_host("n2", cpu=5, memory=6)
+    arrays.set_host_free("n2", cpu=5, memory=6)
     assert arrays.free_memory[rows].tolist() == [100, 6]
     world.ledger.forget_node("n1")
     world.add(node("n1").gpus(1))

@@ -29,6 +29,42 @@ CARDS = [
 ]
 
 
+def test_every_policy_says_what_it_is_for() -> None:
+    for name, policy in policies.POLICIES.items():
+        assert policy.name == name
+        assert policy.summary
+        assert "\n" not in policy.summary
+        assert policy.is_node_policy or policy.is_device_policy
+    assert [name for name, policy in policies.POLICIES.items() if policy.is_node_policy] == [
+        "binpack",
+        "spread",
+        "fragmentation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "unused_only", "by_links", "forecast"),
+    [
+        ("spread", False, False, False),
+        ("mutex", True, False, False),
+        (" mutex ,numa", True, False, False),
+        ("topology-aware", False, True, False),
+        ("mutex,topology-aware", True, True, False),
+        ("fragmentation", False, False, True),
+        ("fragmentation,numa", False, False, False),
+        ("nonsense", False, False, False),
+    ],
+)
+def test_what_a_device_policy_changes_in_fitting(text: str, unused_only: bool, by_links: bool, forecast: bool) -> None:
+    policy = policies.device_policy(text)
+    assert (policy.unused_cards_only, policy.chooses_by_links, policy.uses_forecast) == (
+        unused_only,
+        by_links,
+        forecast,
+    )
+    assert policies.uses_forecast("binpack", text) is forecast
+
+
 @pytest.mark.parametrize(
     ("policy", "free", "bound"),
     [

@@ -191,7 +191,7 @@ def test_a_reader_that_the_log_has_left_behind_starts_afresh(monkeypatch: pytest
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_judging_afresh_or_by_column_gives_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(evaluation, "AFRESH", share)
+    monkeypatch.setattr(evaluation, "REBUILD_SHARE", share)
     world = many(6)
     asking = gpu_pod("asking", gpu=2, mem=40000)
     seen = []

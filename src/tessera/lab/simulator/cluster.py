@@ -64,7 +64,7 @@ class Cluster:
         self.arrays = self.ledger.arrays
         self.nodes = nodes
         for node in nodes:
-            self.arrays.tell_host(node.name, cpu=node.cpu, memory=node.memory)
+            self.arrays.set_host_free(node.name, cpu=node.cpu, memory=node.memory)
             self.ledger.observe_node(NodeFacts(node.name, tuple(_device(node, i) for i in range(node.cards))))
         self.rows: Ints = self.arrays.rows([node.name for node in nodes if node.cards])
         """columns of the nodes; those without cards are left out, as in the published node list"""
@@ -122,4 +122,4 @@ class Cluster:
 
     def _charge(self, name: str, row: int, host: HostRequest) -> None:
         cpu, memory = int(self.arrays.free_cpu[row]) - host.cpu, int(self.arrays.free_memory[row]) - host.memory
-        self.arrays.tell_host(name, cpu=cpu, memory=memory)
+        self.arrays.set_host_free(name, cpu=cpu, memory=memory)
