@@ -131,7 +131,7 @@ class PodRequest:
     """set only if the policy uses a forecast"""
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
-        """The same request of another pod. What was computed from it is kept, since nothing of it depends on the pod."""
+        """The same request of another pod. What was computed from it is kept: nothing of it depends on the pod."""
         _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
