@@ -1,8 +1,8 @@
-"""What the cluster's pods teach a policy that looks ahead, learned as the scheduler learns it.
+"""The demand forecast of a cluster, made from its pods as the scheduler makes it.
 
-Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first
-those that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler
-also knows pods that the API has forgotten since; this module does not.
+Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those
+that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler also
+knows pods that the API has forgotten since; this module does not.
 """
 
 from __future__ import annotations
