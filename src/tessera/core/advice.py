@@ -1,7 +1,7 @@
 """What would help a pod that fits nowhere: what comes nearest, and the smallest changes that would fit.
 
-Changes are found by asking the ordinary selection about altered pods, so an advised change is one that was seen to
-fit. Meant for `explain` and events, not for the hot path.
+Changes are found by selecting nodes for altered pods, so an advised change is one that was seen to fit. For `explain`
+and events, not for decisions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.core.selection import Candidates, Selected, Selector
 
 @dataclass(frozen=True, slots=True)
 class RequestChange:
-    """One alteration of one container's request that makes the pod fit."""
+    """One change of one container's request that makes the pod fit."""
 
     container: str
     field: str
@@ -36,7 +36,7 @@ class RequestChange:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that is known about how a refused pod could be helped."""
+    """What comes nearest to a refused pod, and what would make it fit."""
 
     near_miss: NearMiss | FewCards | None
     changes: tuple[RequestChange, ...]
@@ -70,7 +70,7 @@ def _largest_that_fits(
     field: str,
     least: int,
 ) -> RequestChange | None:
-    """Halving between `least` and what is asked: asking for less never fits worse."""
+    """Binary search between `least` and what is asked: asking for less never fits worse."""
     asked: int = getattr(request, field)
 
     def attempt(value: int) -> str | None:

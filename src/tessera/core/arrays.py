@@ -96,7 +96,7 @@ class CardArrays:
         """changes when a column appears, disappears or the arrays grow: columns that a reader keeps are void then"""
         self.kinds: list[CardKind] = []
         self.names: list[str] = []
-        """by column; empty where the column is free"""
+        """by column; empty if the column is free"""
         self.log: list[int] = []
         self.log_start = 0
         self.largest_card: dict[str, int] = {}
@@ -141,7 +141,7 @@ class CardArrays:
         return self.log_start + len(self.log)
 
     def changed_since(self, position: int) -> list[int] | None:
-        """Columns that changed after `position`, each once; None where the log no longer reaches back."""
+        """Columns that changed after `position`, each once; None if the log no longer reaches back."""
         if position < self.log_start:
             return None
         return list(dict.fromkeys(self.log[position - self.log_start :]))

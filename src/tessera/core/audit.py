@@ -1,7 +1,7 @@
-"""Checks that a ledger is true to itself, and says what is not.
+"""Checks that a ledger is consistent, and reports what is not.
 
-Run at start, by a metric in production and after every step of the property tests. Two kinds of finding: `broken`
-means a bug in the accounting; `overcommitted` means that the cluster itself shows more granted than there is, which a
+Runs at start, for a metric in production and after every step of the property tests. There are two kinds of finding:
+`broken` means a bug in the accounting; `overcommitted` means that the API shows more granted than there is, which a
 foreign scheduler or a changed registration can cause.
 """
 
@@ -38,12 +38,12 @@ class AuditFinding:
 
 
 def audit(ledger: Ledger) -> list[AuditFinding]:
-    """All findings, sorted by node; empty is good."""
+    """All findings, sorted by node; empty if the ledger is consistent."""
     return [*audit_nodes(ledger, ledger.node_names()), *_audit_quota(ledger)]
 
 
 def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[AuditFinding]:
-    """The findings of some nodes: a running service looks at a few at a time."""
+    """The findings of some nodes: a running service audits a few at a time."""
     views = (ledger.node(name) for name in names)
     return [finding for view in views if view is not None for finding in _audit_node(ledger, view)]
 

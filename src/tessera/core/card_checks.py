@@ -1,9 +1,9 @@
 """The fit rule that most vendors share: check card by card (`eligible`), then choose (`choose`).
 
-The order of the checks is visible on the wire (it decides which reason a card shows). The checks of one card never
-depend on another card, which keeps reasons independent of the walking order and lets `arrays` judge many nodes at
-once with the same result; only quota and MIG look at what was taken before. Vendors with checks or preferences of their
-own replace the first half and keep the second.
+The order of the checks is visible on the wire: it decides which reason a card shows. The checks of one card never
+depend on another card, so reasons do not depend on the order of the cards and `screen` can judge many nodes at once
+with the same result. Only quota and MIG look at what was taken before. Vendors with checks or preferences of their own
+replace the first half and keep the second.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Offer = Grant | CardMisfit
 """what a card would give, or why it gives nothing"""
 Fitting = list[tuple[Card, Grant]]
-"""cards that would do by themselves, with what they would give, best first"""
+"""cards that fit by themselves, with what they would give, best first"""
 
 
 def cores_on(request: Request, total: int) -> int:
@@ -152,7 +152,7 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
     """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit.
 
-    Where the first that do are the ones to take, the others are not looked at.
+    If the first cards that fit are the ones to take, the others are not checked.
     """
     if ask.pod.numa_bind or ask.policy.chooses_by_links or not ask.room.is_unlimited:
         return choose(rules, ask, *eligible(rules, ask))
@@ -170,7 +170,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 
 def eligible(rules: Rules, ask: Ask) -> tuple[Fitting, list[CardMisfit]]:
-    """The cards that would do by themselves, and why the others do not."""
+    """The cards that fit by themselves, and why the others do not."""
     return sort_out(ask, lambda card: offers(rules, ask, card))
 
 
@@ -188,7 +188,7 @@ def sort_out(ask: Ask, judge: Callable[[Card], Iterable[Offer]]) -> tuple[Fittin
 
 
 def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfit]) -> Grants | Misfit:
-    """The first `count` of the cards that do by themselves, best first, as far as quota, NUMA and links allow."""
+    """The first `count` of the cards that fit by themselves, as far as quota, NUMA and links allow."""
     enough = len(fitting) >= ask.request.count
     groups = _numa_groups(fitting) if ask.pod.numa_bind and enough else [fitting]
     paid = [_within_quota(ask, group) for group in groups]
@@ -200,7 +200,7 @@ def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfi
 
 
 def verdict(rules: Rules, ask: Ask, refused: Iterable[CardMisfit], *, taken: int = 0) -> Misfit:
-    """No on this node; `taken` cards would have done, but are too few."""
+    """Why the request does not fit the node; `taken` cards would have fitted, but are too few."""
     return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)
 
 

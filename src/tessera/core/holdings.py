@@ -85,7 +85,7 @@ def _of_card(pod: PodFacts, device: Device, entries: list[tuple[int, Grant]], ru
 
 
 def _add_stray(result: dict[str, Holding], devices: Mapping[str, Device], uuid: str, slot: MigSlot) -> None:
-    """A reservation without a grant still occupies its place; where that place is unknown, every MIG card is held."""
+    """A reservation without a grant still occupies its place; if that place is unknown, every MIG card is held."""
     device = devices.get(uuid)
     if device is None:
         for other in devices.values():

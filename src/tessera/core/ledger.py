@@ -35,7 +35,7 @@ from tessera.core.requests import PodRequest, Role
 
 
 class GrantState(Enum):
-    """Where a pod is in its life."""
+    """Whether a pod's grants are reserved for a bind to come, or bound."""
 
     RESERVED = "reserved"
     BOUND = "bound"
@@ -74,7 +74,7 @@ class NodeEntry:
 
 
 class Ledger:
-    """See the module's text. All mutators keep `arrays` (the same numbers, laid out for many nodes at once) in step."""
+    """Every change keeps `arrays` (the same numbers, laid out for many nodes at once) in step."""
 
     def __init__(self, rules: Mapping[str, Rules]) -> None:
         self.rules = rules
@@ -84,7 +84,7 @@ class Ledger:
         self._pods: dict[str, PodEntry] = {}
         self._reserved: dict[str, PodEntry] = {}
         self._names: tuple[str, ...] | None = None
-        """of registered nodes, sorted; None where that has to be done again"""
+        """of registered nodes, sorted; None if they changed since"""
 
     # -- what the API shows
 
@@ -167,7 +167,7 @@ class Ledger:
         return True
 
     def unbind(self, uid: str, *, deadline: float) -> bool:
-        """The write failed for sure: back to a reservation."""
+        """The write is known to have failed: back to a reservation."""
         entry = self._pods.get(uid)
         if entry is None or entry.state is not GrantState.BOUND or entry.observed:
             return False
@@ -190,7 +190,7 @@ class Ledger:
     # -- reading
 
     def node(self, name: str) -> NodeInfo | None:
-        """The node and its cards as they are; not to be changed. None where nothing is registered."""
+        """The node and its cards as they are; not to be changed. None if nothing is registered."""
         node = self._nodes.get(name)
         if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
@@ -199,7 +199,7 @@ class Ledger:
         return NodeInfo(facts, tuple(node.cards.values()))
 
     def devices(self, name: str) -> Mapping[str, Device]:
-        """The node's cards by uuid; empty where nothing is registered."""
+        """The node's cards by uuid; empty if nothing is registered."""
         node = self._nodes.get(name)
         return NOTHING if node is None else node.devices
 

@@ -102,7 +102,7 @@ def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
 def bounds(
     pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = False, exact: bool = True
 ) -> tuple[Use, Use]:
-    """The least and the most that a pod can come to count, wherever it is placed.
+    """The least and the most that a pod may count, wherever it is placed.
 
     They differ where memory is asked in per cent (of a card of at most `largest_card` MiB), and where a request may be
     rounded up, at most to the whole card: by vendors that do not give `exact` amounts, and by MIG, whose instances
@@ -133,7 +133,7 @@ def payable(room: QuotaRoom, *, memory: int, cores: int) -> int | None:
 
 
 def shortage(pod: PodRequest, vendor: str, room: QuotaRoom) -> tuple[int, int] | None:
-    """Where a pod needs more than `room` on any node: (container, how many of its cards could be paid), else None."""
+    """(container, how many of its cards the quota pays for) if a pod needs more than `room` on any node, else None."""
     least, _ = bounds(pod, vendor)
     if room.allows(least.memory, least.cores):
         return None
@@ -146,7 +146,7 @@ def shortage(pod: PodRequest, vendor: str, room: QuotaRoom) -> tuple[int, int] |
 
 
 def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
-    """The verdict on a node that a short quota forbids: cards that could not be used anyway keep their own reason."""
+    """The misfit of a node that a short quota forbids: cards that could not be used anyway keep their own reason."""
     refused: list[CardMisfit] = []
     taken = 0
     for card in ask.cards:

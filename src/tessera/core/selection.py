@@ -65,7 +65,7 @@ class Selected:
     preference: Floats
     """what the node policy made of the scores: larger is better"""
     decided: Bools
-    """whether the pod fits for sure; False where only the plain rule could tell and was not asked"""
+    """whether the pod fits for sure; False if only the plain rule could tell and was not asked"""
 
     @property
     def fits(self) -> list[tuple[str, float]]:
