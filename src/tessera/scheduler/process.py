@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 import uvloop
 
-from tessera.core.audit import Finding
+from tessera.core.audit import AuditFinding
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
@@ -101,7 +101,7 @@ class Process:
         self.stopping = asyncio.Event()
         self._notice = FileNotice(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
-        self._findings: dict[str, frozenset[Finding]] = {}
+        self._findings: dict[str, frozenset[AuditFinding]] = {}
         """by node, what its last audit found"""
 
     async def run(self) -> int:
@@ -222,7 +222,7 @@ class Process:
         async for piece in self._exposition.stream():
             yield piece
 
-    def _audited(self, node: str, findings: list[Finding]) -> None:
+    def _audited(self, node: str, findings: list[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())
         for finding in findings:
             # A small cluster is audited every second: what lasts is said once, and shown by the metrics.
