@@ -19,8 +19,8 @@ from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
+from tessera.kube.decoder import ListPage, OnUnreadable, UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadAnswer, KubeError
-from tessera.kube.responses import ListPage, OnUnreadable, Unreadable, WatchEvent
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -49,7 +49,7 @@ class Sink(Protocol[T_contra]):
         ...
 
 
-class Source(Protocol):
+class ListerWatcher(Protocol):
     """What a reflector needs of a client."""
 
     def pages(
@@ -84,10 +84,10 @@ class SinkError(KubeError):
         self.key = key
 
 
-class UnreadableObject(KubeError):
+class UnreadableObjectError(KubeError):
     """An object that cannot be decoded; what the sink knows of it stays as it was."""
 
-    def __init__(self, found: Unreadable) -> None:
+    def __init__(self, found: UnreadableObject) -> None:
         super().__init__(str(found))
         self.found = found
 
@@ -102,7 +102,7 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        client: Source,
+        client: ListerWatcher,
         path: str,
         kind: type[T],
         sink: Sink[T],
@@ -170,9 +170,9 @@ class Reflector(Generic[T]):
     async def _list(self) -> None:
         hidden: set[str] = set()
 
-        def set_aside(found: Unreadable) -> None:
+        def set_aside(found: UnreadableObject) -> None:
             hidden.add(found.uid)
-            self._report(UnreadableObject(found))
+            self._report(UnreadableObjectError(found))
 
         pages = self._client.pages(
             self._path,
@@ -186,7 +186,7 @@ class Reflector(Generic[T]):
         async with aclosing(pages):
             # Page by page into the sink: a large cluster is never in memory twice.
             async for page in pages:
-                if page.afresh:
+                if page.is_first:
                     seen.clear()
                 version = page.resource_version
                 for index, obj in enumerate(page.items, start=1):
@@ -235,12 +235,12 @@ class Reflector(Generic[T]):
                 self._drop(key)
         self._version = self._version_of(event.object) or self._version
 
-    def _step_over(self, found: Unreadable) -> None:
+    def _step_over(self, found: UnreadableObject) -> None:
         """An event whose object cannot be decoded: a deletion is still one, and the watch goes on behind it."""
         self._version = found.resource_version or self._version
         if found.type == "BOOKMARK":
             return
-        self._report(UnreadableObject(found))
+        self._report(UnreadableObjectError(found))
         if found.type == "DELETED" and found.uid:
             for key in [key for key, uid in self._known.items() if uid == found.uid]:
                 self._drop(key)

@@ -236,8 +236,8 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
             ("team", "b", "u", "4"),
             ("", "", "", ""),
         ]
-        assert "team/b (uid u) cannot be read: Expected `object | null`, got `str`" in str(found[0])
-        with pytest.raises(BadAnswer, match="the list cannot be read"):
+        assert "team/b (uid u) cannot be decoded: Expected `object | null`, got `str`" in str(found[0])
+        with pytest.raises(BadAnswer, match="the list cannot be decoded"):
             await client.list("/api/v1/pods", Thing)
 
 

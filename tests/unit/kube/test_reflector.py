@@ -15,7 +15,7 @@ from tessera.kube.access import Access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import Reflector, SinkError, UnreadableObject
+from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import (
     Answer,
@@ -376,7 +376,7 @@ async def test_an_object_that_cannot_be_read_is_neither_lost_nor_in_the_way() ->
         "put c", "drop b", "drop z", "synced",
         "drop a", "put d",
     ]  # fmt: skip
-    found = [error.found.name for error in world.errors if isinstance(error, UnreadableObject)]
+    found = [error.found.name for error in world.errors if isinstance(error, UnreadableObjectError)]
     assert found == ["a", "a", "a"]
     assert kinds(server) == ["list", "watch 10", "list", "watch 20", "watch 22"]
 

@@ -9,9 +9,9 @@ import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
+from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadAnswer, Unreachable
-from tessera.kube.responses import Unreadable, WatchEvent
-from tessera.kube.transport import BREAK_SECONDS, RUSH
+from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
@@ -36,7 +36,7 @@ def event(type: str, name: str, version: str = "1") -> WatchEvent[Thing]:
 
 
 async def watched(
-    *script: Answer, seen: list[WatchEvent[Thing]] | None = None, unreadable: list[Unreadable] | None = None
+    *script: Answer, seen: list[WatchEvent[Thing]] | None = None, unreadable: list[UnreadableObject] | None = None
 ) -> list[WatchEvent[Thing]]:
     """All events; those before a fault are in `seen`."""
     events = [] if seen is None else seen
@@ -59,7 +59,7 @@ TEXT = line("ADDED", "a", "8") + line("MODIFIED", "b", "9") + line("DELETED", "c
 
 
 MANY = 200
-APART_S = 0.5 / RUSH
+APART_S = 0.5 / BATCH_FROM_LINES_PER_SECOND
 
 
 async def one_then_many_then_one(exchange: Exchange) -> None:
@@ -72,7 +72,7 @@ async def one_then_many_then_one(exchange: Exchange) -> None:
 
 
 @in_fake_time
-async def test_events_of_a_rush_come_together_and_others_at_once() -> None:
+async def test_events_are_read_in_batches_while_many_come_and_at_once_otherwise() -> None:
     clock = asyncio.get_running_loop().time
     late: list[float] = []
     moments: set[float] = set()
@@ -85,7 +85,7 @@ async def test_events_of_a_rush_come_together_and_others_at_once() -> None:
                 if len(late) == MANY + 2:
                     break
     assert max(late[0], late[-1]) < APART_S
-    assert BREAK_SECONDS / 2 < max(late) < 2 * BREAK_SECONDS
+    assert BATCH_SECONDS / 2 < max(late) < 2 * BATCH_SECONDS
     assert len(moments) < MANY / 2
 
 
@@ -226,7 +226,7 @@ async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
 @in_fake_time
 async def test_an_unreadable_object_does_not_end_the_watch() -> None:
     bad = b'{"type":"MODIFIED","object":{"metadata":{"name":["x"]}}}\n'
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableObject] = []
     assert await watched(stream(line("ADDED", "a", "8"), bad, line("ADDED", "b", "9")), unreadable=unreadable) == [
         event("ADDED", "a", "8"),
         event("ADDED", "b", "9"),
