@@ -75,7 +75,7 @@ def binding() -> ApiRequest:
     annotations = {f"tessera.io/c0.setting-{number}": "GPU-4f6a2c1e,NVIDIA,4000,5:;" for number in range(8)}
     metadata = {"name": "p", "namespace": "team", "uid": "u", "annotations": annotations}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n"}}
-    headers = {"Authorization": f"Bearer {'token' * 100}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {'token' * 100}"}
     return ApiRequest("POST", "/api/v1/namespaces/team/pods/p/binding", headers, msgspec.json.encode(body))
 
 

@@ -35,7 +35,10 @@ class ConnectionPool:
         self._host = url.hostname or ""
         self._port = url.port or (443 if url.scheme == "https" else 80)
         self._prefix = url.path
-        self._fixed_head = "".join(f"\r\n{name}: {value}" for name, value in {"Host": url.netloc, **headers}.items())
+        self._fixed_lines = _header_lines({"Host": url.netloc, **headers})
+        # Checked and joined again only if the credentials change: tokens are long.
+        self._headers: Mapping[str, str] = {}
+        self._header_lines = ""
         self._open: set[ClientConnection] = set()
         self._idle: dict[ClientConnection, float] = {}
         """since when each is idle, in this order"""
@@ -76,15 +79,15 @@ class ConnectionPool:
                     await self._is_empty.wait()
 
     def _encode(self, request: ApiRequest) -> bytes:
-        fields = [f"{name}: {value}" for name, value in request.headers.items()]
-        if " " in request.target or not "".join((request.target, *fields)).isprintable():
+        if request.headers != self._headers:
+            self._headers, self._header_lines = request.headers, _header_lines(request.headers)
+        if " " in request.target or not request.target.isprintable():
             raise BadName(f"{request.target!r} cannot be requested")
+        head = f"{request.method} {self._prefix}{request.target} HTTP/1.1{self._fixed_lines}{self._header_lines}\r\n"
         body = request.body
-        if body is not None:
-            fields.append(f"Content-Length: {len(body)}")
-        first = f"{request.method} {self._prefix}{request.target} HTTP/1.1{self._fixed_head}"
-        head = "\r\n".join([first, *fields, "\r\n"]).encode()
-        return head + body if body is not None else head
+        if body is None:
+            return f"{head}\r\n".encode()
+        return f"{head}Content-Type: {request.content_type}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
     def _take_idle(self) -> ClientConnection | None:
         while self._idle:
@@ -153,3 +156,10 @@ class ConnectionPool:
             connection.abort()
         oldest = next(iter(self._idle.values()), None)
         self._idle_timer = None if oldest is None else loop.call_at(oldest + KEEP_ALIVE_SECONDS, self._close_idle)
+
+
+def _header_lines(headers: Mapping[str, str]) -> str:
+    fields = [f"{name}: {value}" for name, value in headers.items()]
+    if not "".join(fields).isprintable():
+        raise BadName("a header has characters that would break out of its line")
+    return "".join(f"\r\n{field}" for field in fields)

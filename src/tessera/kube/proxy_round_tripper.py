@@ -77,7 +77,7 @@ class _NotedPayload(aiohttp.BytesPayload):
     """The body of a request; it notes on the request when it is sent."""
 
     def __init__(self, request: ApiRequest) -> None:
-        super().__init__(request.body or b"")
+        super().__init__(request.body or b"", content_type=request.content_type)
         self._request = request
 
     async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -25,8 +25,10 @@ class ApiRequest:
     method: str
     target: str
     """path and query, as they appear on the request line"""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str]
     body: bytes | None = None
+    content_type: str = "application/json"
+    """of the body"""
     was_sent: bool = False
     """it began to leave this process, so it may have taken effect"""
 

@@ -60,9 +60,7 @@ class Transport:
         """The body of the response. Raises ApiError for every status but 2xx."""
         # Outside the deadline: a plugin has its own, and a slow plugin must not look like a slow apiserver.
         headers = await self._access.headers()
-        if body is not None:
-            headers["Content-Type"] = content_type
-        request = ApiRequest(method, _target(path, query), headers, body)
+        request = ApiRequest(method, _target(path, query), headers, body, content_type)
         tripper = self._opened()
         try:
             async with asyncio.timeout(self._timeout if timeout is None else timeout):
