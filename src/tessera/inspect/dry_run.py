@@ -12,7 +12,7 @@ import msgspec
 
 from tessera.inspect.state import Json
 from tessera.kube.access import Access
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 from tessera.kube.transport import Transport
 
 
@@ -37,7 +37,7 @@ class Trial:
         try:
             found: Any = msgspec.json.decode(data)
         except msgspec.MsgspecError as error:
-            raise BadAnswer(f"POST {path}: {error}") from error
+            raise BadResponse(f"POST {path}: {error}") from error
         if not isinstance(found, dict):
-            raise BadAnswer(f"POST {path}: not an object")
+            raise BadResponse(f"POST {path}: not an object")
         return found

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tessera.kube.errors import ApiError, BadAnswer
+from tessera.kube.errors import ApiError, BadResponse
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Decoders:
         try:
             decoded: T = self._decoder(kind).decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadAnswer(f"the response cannot be decoded: {error}") from error
+            raise BadResponse(f"the response cannot be decoded: {error}") from error
         return decoded
 
     def decode_list(self, data: bytes, kind: type[T], on_unreadable: OnUnreadable | None) -> ListBody[T]:
@@ -128,7 +128,7 @@ class Decoders:
             page: ListBody[T] = self._decoder(ListBody[kind]).decode(data)  # type: ignore[valid-type]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if on_unreadable is None or not isinstance(error, msgspec.ValidationError):
-                raise BadAnswer(f"the list cannot be decoded: {error}") from error
+                raise BadResponse(f"the list cannot be decoded: {error}") from error
             return self._decode_items(data, kind, on_unreadable)
         return page
 
@@ -163,7 +163,7 @@ class Decoders:
             decoded: T = self._decoder(kind).decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if on_unreadable is None or not isinstance(error, msgspec.ValidationError):
-                raise BadAnswer(f"an object cannot be decoded: {error}") from error
+                raise BadResponse(f"an object cannot be decoded: {error}") from error
             on_unreadable(self._describe_unreadable(raw, event_type, str(error)))
             return None
         return decoded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 
 MAX_LINE_BYTES = 32 << 20
 """an object in etcd has at most 1.5 MiB; JSON and escapes make that a few times more"""
@@ -25,7 +25,7 @@ class LineSplitter:
         self._pieces.append(first)
         self._held += len(first)
         if self._held > MAX_LINE_BYTES:
-            raise BadAnswer(f"a line of the watch is longer than {MAX_LINE_BYTES >> 20} MiB")
+            raise BadResponse(f"a line of the watch is longer than {MAX_LINE_BYTES >> 20} MiB")
         if not others:
             return []
         complete = [b"".join(self._pieces), *others[:-1]]

@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.decoder import ListPage, OnUnreadable, UnreadableObject, WatchEvent
-from tessera.kube.errors import ApiError, BadAnswer, KubeError
+from tessera.kube.errors import ApiError, BadResponse, KubeError
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -155,7 +155,7 @@ class Reflector(Generic[T]):
 
     def _learn(self, error: KubeError) -> float:
         """What an error says about going on; seconds to wait beyond the back-off."""
-        if isinstance(error, BadAnswer):
+        if isinstance(error, BadResponse):
             # The same version would bring the same nonsense.
             self._version = ""
         if not isinstance(error, ApiError):

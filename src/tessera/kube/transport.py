@@ -136,7 +136,7 @@ class Transport:
         if response.status < 300:
             return
         if response.status == 401:
-            self._access.refused()
+            self._access.on_unauthorized()
         raise api_error(response.status, data, response.headers)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.client import JSON_PATCH, KubeClient
-from tessera.kube.errors import ApiError, BadAnswer, BadName, Unreachable
+from tessera.kube.errors import ApiError, BadName, BadResponse, Unreachable
 from tessera.kube.resources import NODES, PODS
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import (
@@ -237,7 +237,7 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
             ("", "", "", ""),
         ]
         assert "team/b (uid u) cannot be decoded: Expected `object | null`, got `str`" in str(found[0])
-        with pytest.raises(BadAnswer, match="the list cannot be decoded"):
+        with pytest.raises(BadResponse, match="the list cannot be decoded"):
             await client.list("/api/v1/pods", Thing)
 
 
@@ -258,7 +258,7 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
 async def test_an_answer_that_makes_no_sense_is_an_answer_lost(body: bytes) -> None:
     async with RawServer(reply(200, body)) as server, client_of(server) as client:
         for ask in (client.get(POD, Thing), client.list("/api/v1/pods", Thing, on_unreadable=lambda _: None)):
-            with pytest.raises(BadAnswer) as caught:
+            with pytest.raises(BadResponse) as caught:
                 await ask
             assert caught.value.maybe_done
 

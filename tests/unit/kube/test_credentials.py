@@ -33,7 +33,7 @@ async def test_a_token_that_rotates_is_followed_within_a_minute(tmp_path: Path) 
     assert await tokens.headers() == bearer("first")
     await asyncio.sleep(1)
     assert await tokens.headers() == bearer("second")
-    assert tokens.issued() is None
+    assert tokens.issued_pair() is None
 
 
 @in_fake_time

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.kube import line_splitter
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 from tessera.kube.line_splitter import LineSplitter
 
 
@@ -29,5 +29,5 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: p
     monkeypatch.setattr(line_splitter, "MAX_LINE_BYTES", 1000)
     splitter = LineSplitter()
     splitter.feed(b"x" * 1000)
-    with pytest.raises(BadAnswer, match="longer than"):
+    with pytest.raises(BadResponse, match="longer than"):
         splitter.feed(b"x")

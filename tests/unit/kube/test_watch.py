@@ -10,7 +10,7 @@ import pytest
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
-from tessera.kube.errors import ApiError, BadAnswer, Unreachable
+from tessera.kube.errors import ApiError, BadResponse, Unreachable
 from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS
 from tests.support.looping import in_fake_time
 from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
@@ -218,7 +218,7 @@ async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
 @in_fake_time
 async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
     seen: list[WatchEvent[Thing]] = []
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         await watched(stream(TEXT, text), seen=seen, unreadable=[])
     assert seen == ABC
 
@@ -232,5 +232,5 @@ async def test_an_unreadable_object_does_not_end_the_watch() -> None:
         event("ADDED", "b", "9"),
     ]
     assert [(found.type, found.name) for found in unreadable] == [("MODIFIED", "")]
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         await watched(stream(bad))
