@@ -37,7 +37,7 @@ from tessera.kube.tls import Pem, TlsSettings
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
 LIMIT_SECONDS = 120
 MOST_PART = 0.75
-"""of the processor time that aiohttp's client takes"""
+"""of the processor time of aiohttp's client"""
 STATUS = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 ANSWER = (
     b"HTTP/1.1 201 Created\r\nAudit-Id: 7f6b0b0e-54f9-4c1f-9be4-58a2bb3d8bb5\r\nCache-Control: no-cache, private\r\n"
@@ -48,7 +48,7 @@ HEADERS = {"User-Agent": "bench", "Accept": "application/json", "Accept-Encoding
 
 
 class FixedResponse(asyncio.Protocol):
-    """Answers whatever ends with the end of a JSON object."""
+    """Responds to whatever ends with the end of a JSON object."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclass.
@@ -80,7 +80,7 @@ def binding() -> ApiRequest:
 
 
 async def spend(tripper: RoundTripper, exchanges: int) -> float:
-    """Microseconds of processor time an exchange."""
+    """Microseconds of processor time per exchange."""
 
     async def work() -> None:
         for _ in range(exchanges // AT_ONCE):
@@ -99,7 +99,7 @@ async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) ->
     access = Access(f"https://{HOST}:{port}", tls=TlsSettings(authority=Pem("bench", path=authority)))
     round_trippers: dict[str, RoundTripper] = {
         "own": ConnectionPool(access, headers=HEADERS),
-        # It does without a proxy as well.
+        # It works without a proxy as well.
         "aiohttp": ProxyRoundTripper(access, headers=HEADERS),
     }
     seen: dict[str, list[float]] = {name: [] for name in round_trippers}
@@ -111,7 +111,7 @@ async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) ->
                 for name, tripper in round_trippers.items():
                     spent = await spend(tripper, exchanges)
                     if number:
-                        # In the first round connections are made.
+                        # The first round opens the connections.
                         seen[name].append(spent)
                 progress(f"  round {number} of {rounds}")
     finally:
@@ -144,7 +144,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=__doc__.split("\n")[0])
-    parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="a round, default %(default)s")
+    parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="per round, default %(default)s")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each round tripper, default %(default)s")
     parser.add_argument("--json", action="store_true", help="JSON instead of a list")
     parser.add_argument("--check", action="store_true", help="exit 1 where the budget is broken")

@@ -6,6 +6,7 @@ import gc
 import weakref
 from itertools import pairwise
 
+import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,3 +193,13 @@ def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str,
     if expects:
         made.feed(b"abc")
         assert (made.expects_continue, made.requests[0].body) == (False, b"abc")
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_bad_request() -> None:
+    def find(_method: bytes, _target: bytes) -> Route | Response:
+        raise RuntimeError("a bug")
+
+    made = RequestParser(find=find, refusal=None)
+    with pytest.raises(httptools.HttpParserCallbackError):
+        made.feed(CONVERSATION)
+    assert (list(made.requests), made.is_over) == ([], False)

@@ -11,7 +11,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.credentials import TokenFile
 from tessera.kube.errors import AccessError, ApiError
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import RawServer, refusal, reply
+from tests.support.raw_server import RawServer, refusal, reply
 
 
 class Thing(msgspec.Struct):

@@ -17,7 +17,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import (
+from tests.support.raw_server import (
     Answer,
     Exchange,
     RawServer,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import traceback
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
 from tessera.kube.round_tripper import KEEP_ALIVE_SECONDS
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
+from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 
 THING = "/api/v1/namespaces/team/pods/a"
 BODY = b'{"name":"a"}'
@@ -282,6 +284,22 @@ async def test_a_connection_that_is_being_ended_is_not_used_again() -> None:
         idle.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
     assert server.connections == 2
+
+
+@in_fake_time
+async def test_a_bind_is_written_to_its_connection_within_four_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every coroutine between a verb and the socket costs time for every pod."""
+    frames: list[str] = []
+    send = ClientConnection.send
+
+    def noted(self: ClientConnection, request: bytes) -> ClientResponse:
+        frames.extend(frame.f_code.co_qualname for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        return send(self, request)
+
+    monkeypatch.setattr(ClientConnection, "send", noted)
+    async with RawServer(reply(201, {})) as server, client_of(server) as client:
+        await client.bind("team", "a", uid="u", node="n")
+    assert frames[:3] == ["ConnectionPool.round_trip", "Transport.request", "KubeClient.bind"]
 
 
 @in_fake_time

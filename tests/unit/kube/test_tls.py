@@ -23,7 +23,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError, Unreachable
 from tessera.kube.tls import ClientPair, Pem, TlsSettings
 from tests.support.looping import in_fake_time, in_real_time
-from tests.support.rawserver import RawServer, reply
+from tests.support.raw_server import RawServer, reply
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()
