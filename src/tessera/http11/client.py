@@ -185,7 +185,7 @@ class ClientConnection(HttpConnection):
             self.abort()
             self._finish(response)
         elif response.status and not response.is_read_whole and not response.wake():
-            # Nobody waits for it yet. What comes meanwhile stays in the socket and is read in one piece.
+            # The caller is not waiting. What comes until it does stays in the socket and is read in one piece.
             self.pause_reading()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -208,7 +208,7 @@ async def test_a_token_file_wins_over_a_token(tmp_path: Path) -> None:
     assert await access.headers() == {"Authorization": "Bearer from-file"}
 
 
-def test_a_context_without_a_user_is_nobody(tmp_path: Path) -> None:
+def test_a_context_without_a_user_has_no_credentials(tmp_path: Path) -> None:
     content = config()
     del content["contexts"][0]["context"]["user"]
     assert load_access(kubeconfig=written(tmp_path / "c", content), context=None, environ={}).namespace == "default"

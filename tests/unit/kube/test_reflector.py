@@ -422,7 +422,7 @@ async def test_a_slow_list_of_80_000_pods_comes_through_and_leaves_the_loop_to_o
         return bool(await page(*pods, version="80000", more=more)(exchange))
 
     async def others() -> int:
-        """How often somebody else has a turn between the first put and the end of the list."""
+        """How often another task runs between the first put and the end of the list."""
         await world.begun.wait()
         turns = 0
         while world.story[-1] != "synced":

@@ -1,4 +1,4 @@
-"""How requests travel: connections that are used again, or must not be, and answers in every form that HTTP allows."""
+"""The connection pool and the proxy: which connections are used again, and responses in every form of HTTP."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def client_of(server: RawServer, **settings: Any) -> KubeClient:
 
 
 def and_more(first: bytes, later: bytes, *, turns: int = 0) -> Answer:
-    """Bytes that nobody asked for, in the same packet or some turns of the loop later."""
+    """Sends bytes that were not asked for, in the same packet or some turns of the loop later."""
 
     async def answer(exchange: Exchange) -> bool:
         if not turns:
@@ -78,7 +78,7 @@ async def byte_by_byte(exchange: Exchange) -> bool:
     ],
 )
 @in_fake_time
-async def test_an_answer_is_read_in_every_form(answer: Answer) -> None:
+async def test_a_response_is_read_in_every_form(answer: Answer) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
 
@@ -96,7 +96,7 @@ async def test_an_answer_is_read_in_every_form(answer: Answer) -> None:
     ],
 )
 @in_fake_time
-async def test_what_is_no_answer_is_an_answer_lost(answer: Answer, problem: str) -> None:
+async def test_a_malformed_response_counts_as_lost(answer: Answer, problem: str) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         with pytest.raises(Unreachable, match=problem):
             await client.get(THING, dict[str, Any])
@@ -115,7 +115,7 @@ REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRETRY-After: 3\r\nContent-Length: 
     ],
 )
 @in_fake_time
-async def test_headers_are_those_of_the_answer(answer: Answer) -> None:
+async def test_headers_are_those_of_the_final_response(answer: Answer) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         with pytest.raises(ApiError) as refused:
             await client.get(THING, dict[str, Any])
@@ -189,7 +189,7 @@ async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch
 
 
 @in_fake_time
-async def test_a_connection_that_never_came_about_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_never_came_about_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     async with RawServer() as gone:
         pass
@@ -231,7 +231,7 @@ async def test_a_path_that_would_break_out_of_its_line_is_never_sent(target: str
 
 
 @in_fake_time
-async def test_a_connection_that_ends_as_soon_as_it_is_there_leaves_its_place_to_others(
+async def test_a_connection_that_ends_as_soon_as_it_is_there_gives_its_place_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
@@ -253,10 +253,10 @@ def _made_and_lost(connection: ClientConnection, transport: asyncio.Transport) -
 
 
 @in_fake_time
-async def test_who_is_cancelled_in_the_moment_of_the_answer_takes_the_connection_from_nobody(
+async def test_a_request_cancelled_as_its_response_arrives_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The answer is complete, and the connection free for others, before whoever waited for it runs again."""
+    """The connection is free for other requests before the task that waited for the response runs again."""
     async with RawServer(reply(200, {"name": "first"}), reply(200, {"name": "second"})) as server:
         async with client_of(server) as client:
             asking = asyncio.create_task(client.get(THING, dict[str, Any]))
@@ -280,7 +280,7 @@ async def test_a_connection_that_is_being_ended_is_not_used_again() -> None:
     async with RawServer(reply(200, {"name": "a"})) as server, client_of(server) as client:
         await client.get(THING, dict[str, Any])
         (idle,) = client._transport._round_tripper._idle  # type: ignore[union-attr]
-        # Nobody asked for anything: it is of no use any more, but its end takes a turn of the loop.
+        # Nothing was asked for: the connection is useless now, but its end takes a turn of the loop.
         idle.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
     assert server.connections == 2
@@ -340,7 +340,7 @@ async def test_a_peer_that_vanishes_is_noticed_by_probes(proxied: bool, monkeypa
 async def test_a_connection_of_older_certificates_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with RawServer(reply(200, {})) as server, client_of(server) as client:
         await client.get(THING, dict[str, Any])
-        # As after a rotation: what the idle connection was made with is not what the access would make one with.
+        # As after a rotation: the idle connection has an older context than the access.
         (idle,) = client._transport._round_tripper._idle  # type: ignore[union-attr]
         monkeypatch.setattr(idle, "tls", object())
         await client.get(THING, dict[str, Any])

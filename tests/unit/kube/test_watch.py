@@ -207,7 +207,7 @@ async def test_a_refused_watch_says_why(answer: Answer, status: int, expired: bo
 
 
 @in_fake_time
-async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
+async def test_a_response_that_is_not_a_watch_is_a_fault() -> None:
     with pytest.raises(Unreachable, match="answered with status 204"):
         await watched(reply(204))
 
@@ -216,7 +216,7 @@ async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
     "text", [b"nonsense\n", b'{"type":"ADDED"}\n', b"[]\n", b"<html>\n", b'{"type":5,"object":{}}\n', b"\xff\xfe\n"]
 )
 @in_fake_time
-async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
+async def test_a_line_that_is_not_an_event_is_a_bad_response(text: bytes) -> None:
     seen: list[WatchEvent[Thing]] = []
     with pytest.raises(BadResponse):
         await watched(stream(TEXT, text), seen=seen, unreadable=[])

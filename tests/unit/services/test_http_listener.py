@@ -203,7 +203,7 @@ async def test_requests_sent_ahead_wait_for_the_one_before() -> None:
 
 
 @on_uvloop
-async def test_a_client_that_does_not_read_is_not_worked_for() -> None:
+async def test_requests_of_a_client_that_does_not_read_wait() -> None:
     async with serving() as served:
         served.size = 8 * 2**20
         client = await served.connect()
@@ -332,7 +332,7 @@ async def test_a_client_that_asks_before_it_sends_is_answered_in_turn() -> None:
 
 @either
 @on_uvloop
-async def test_guarded_routes_answer_only_whom_the_guard_lets_in(tls: bool) -> None:
+async def test_guarded_routes_serve_only_peers_that_the_guard_admits(tls: bool) -> None:
     async with serving(tls=tls) as served:
         allowed = await served.connect()
         allowed.send(post("/own", b"abc"))
@@ -540,7 +540,7 @@ async def test_a_request_without_its_client_is_waited_for_too() -> None:
 
 
 @on_uvloop
-async def test_after_a_cut_nothing_is_answered_and_nothing_runs() -> None:
+async def test_after_a_cut_no_response_is_sent_and_no_handler_runs() -> None:
     before = asyncio.all_tasks()
     async with serving() as served:
         client = await served.connect()
