@@ -89,7 +89,7 @@ async def test_a_response_is_read_in_every_form(answer: Answer) -> None:
         (raw(b"220 ready\r\n"), "not HTTP"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Length: 13\r\n\r\n" + BODY), "not HTTP"),
         (raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"), "not HTTP"),
-        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ClientResponse.max_stalled_bytes + 1)), "too large"),
+        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ClientConnection.max_stalled_bytes + 1)), "too large"),
         (raw(COMPLETE[:-1]), "ended before"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"), "ended before"),
         (raw(b"HTTP/1.1 100 Continue\r\n\r\n"), "ended before"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from itertools import pairwise
@@ -11,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.http11.request_parser import (
+from tessera.http11.router import Response, Route, Router
+from tessera.http11.server import (
     BODY_TOO_LARGE,
+    CONTINUE,
     HEAD_TOO_LARGE,
     MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
     NO_UPGRADE,
     NOT_HTTP,
-    RequestParser,
+    ServerConnection,
+    ServerState,
 )
-from tessera.http11.router import Response, Route, Router
 
 FORBIDDEN = Response(403, b"not you\n")
 ROUTER = Router(
@@ -39,15 +42,40 @@ CONVERSATION = (
 )
 
 
-def parser(refusal: Response | None = None) -> RequestParser:
-    return RequestParser(find=ROUTER.find, refusal=refusal)
+class Wire(asyncio.Transport):
+    """A transport that keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += data
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
 
 
-def read(*pieces: bytes, refusal: Response | None = None) -> RequestParser:
-    made = parser(refusal)
+def connected(wire: Wire, router: Router = ROUTER, refusal: Response | None = None) -> ServerConnection:
+    """A connection whose requests stay where they are, since nothing can be written."""
+
+    async def connect() -> ServerConnection:
+        made = ServerConnection(ServerState(router, lambda _transport: refusal))
+        made.connection_made(wire)
+        made.pause_writing()
+        return made
+
+    with asyncio.Runner() as runner:
+        return runner.run(connect())
+
+
+def read(*pieces: bytes, refusal: Response | None = None) -> ServerConnection:
+    made = connected(Wire(), refusal=refusal)
     for piece in pieces:
-        if not made.is_over:
-            made.feed(piece)
+        made.data_received(piece)
     return made
 
 
@@ -170,13 +198,12 @@ def test_a_body_that_no_handler_will_see_is_not_kept(path: str) -> None:
     assert (request.body, request.is_complete) == (b"", True)
 
 
-def test_a_parser_that_was_released_leaves_nothing_to_the_collector() -> None:
+def test_a_connection_that_was_lost_leaves_nothing_to_the_collector() -> None:
     made = read(CONVERSATION)
     seen = weakref.ref(made)
     gc.disable()
     try:
-        made.end()
-        made.release()
+        made.connection_lost(None)
         del made
         assert seen() is None
     finally:
@@ -188,18 +215,21 @@ def test_a_parser_that_was_released_leaves_nothing_to_the_collector() -> None:
     [("1.1", "/echo", True, False), ("1.0", "/echo", False, False), ("1.1", "/none", False, True)],
 )
 def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str, expects: bool, refused: bool) -> None:
-    made = read(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nEXPECT: 100-Continue\r\n\r\n".encode())
-    assert (made.expects_continue, made.is_over) == (expects, refused)
+    wire = Wire()
+    made = connected(wire)
+    made.data_received(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nEXPECT: 100-Continue\r\n\r\n".encode())
+    assert (wire.written, made.is_over) == (CONTINUE if expects else b"", refused)
     if expects:
-        made.feed(b"abc")
-        assert (made.expects_continue, made.requests[0].body) == (False, b"abc")
+        made.data_received(b"abc")
+        assert (wire.written, made.requests[0].body) == (CONTINUE, b"abc")
 
 
 def test_a_fault_of_our_own_is_not_taken_for_a_bad_request() -> None:
-    def find(_method: bytes, _target: bytes) -> Route | Response:
-        raise RuntimeError("a bug")
+    class Broken(Router):
+        def find(self, _method: bytes, _target: bytes) -> Route | Response:
+            raise RuntimeError("a bug")
 
-    made = RequestParser(find=find, refusal=None)
+    made = connected(Wire(), Broken([]))
     with pytest.raises(httptools.HttpParserCallbackError):
-        made.feed(CONVERSATION)
+        made.data_received(CONVERSATION)
     assert (list(made.requests), made.is_over) == ([], False)
