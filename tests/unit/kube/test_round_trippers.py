@@ -151,7 +151,10 @@ async def test_a_connection_that_is_out_of_step_is_not_used_again(answer: Answer
 
 
 @in_fake_time
-async def test_the_connection_of_a_request_that_was_given_up_is_not_used_again() -> None:
+async def test_the_connection_of_a_request_that_was_given_up_is_closed_and_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     async with RawServer(silence, reply(200, {"name": "mine"})) as server, client_of(server, timeout=5.0) as client:
         with pytest.raises(Unreachable):
             await client.get(THING, dict[str, Any])
