@@ -12,8 +12,7 @@ from click.testing import CliRunner, Result
 
 from tessera.cli import main
 from tessera.cli import monitor as module
-from tessera.monitor.flags import FLAGS
-from tessera.monitor.settings import Settings
+from tessera.monitor.settings import TABLE, Settings
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Settings]]:
         return 3
 
     monkeypatch.setitem(sys.modules, module.SERVICE, SimpleNamespace(run=run))
-    for variable in {name for flag in FLAGS for name in flag.env}:
+    for variable in {name for row in TABLE for name in row.env}:
         monkeypatch.delenv(variable, raising=False)
     yield settings
     structlog.reset_defaults()
@@ -52,5 +51,5 @@ def test_missing_variables_end_it_with_one_message_and_code_2(told: list[Setting
 
 def test_help_names_every_flag(told: list[Settings]) -> None:
     output = monitor("--help").output
-    for flag in FLAGS:
-        assert f"--{flag.name}" in output
+    for row in TABLE:
+        assert f"--{row.flag}" in output

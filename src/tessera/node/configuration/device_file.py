@@ -1,25 +1,21 @@
 """device-config.yaml as the agent reads it: NVIDIA's section of HAMi's part, and what NVIDIA's own plugin put there.
 
-Other vendors' sections are the business of their agents: a mistake in one of them does not stop this one. A file that
-is named but cannot be used is a problem; no file at all is only worth a warning.
+A mistake in another vendor's section does not stop this agent. A file that is named but cannot be used is a problem; no
+file at all is only a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.node.configuration.plugin_section import PluginSection, read_plugin_section
-from tessera.services.option_sources import Given
+from tessera.services.settings_table import ReadFile, Sources
 from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import SectionSchema, load_device_config
 from tessera.wire.documents import ConfigError
-
-ReadFile = Callable[[str], str]
-"""text of a file; OSError or UnicodeError where there is none"""
 
 SECTION = "nvidia"
 
@@ -33,35 +29,25 @@ class DeviceFile:
     warnings: tuple[str, ...] = ()
 
 
-def read_device_file(given: Given, *, file: str, read_file: ReadFile) -> DeviceFile:
-    """What the file says; nothing where it cannot be used, which `given` then holds."""
+def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> DeviceFile:
+    """What the file says; nothing where it cannot be used, which `sources` then holds."""
     if not file:
         return DeviceFile(warnings=(NO_FILE,))
-    text = read_text(given, "config-file", file=file, read_file=read_file)
+    text = sources.read_file("config-file", file, read_file)
     if text is None:
         return DeviceFile()
     try:
         found = load_device_config(text, file=file, schemas=_schemas())
         plugin = read_plugin_section(text, file=file)
     except ConfigError as error:
-        given.problems.extend(str(error).splitlines())
+        sources.problems.extend(str(error).splitlines())
         return DeviceFile()
     section: NvidiaSection = found.get(SECTION, NvidiaSection())
     try:
         mig.validate(section.mig_profile_allowlist)
     except ValueError as error:
-        given.problems.append(f"{file}: {SECTION}: {error}")
+        sources.problems.append(f"{file}: {SECTION}: {error}")
     return DeviceFile(section, plugin, plugin.warnings)
-
-
-def read_text(given: Given, flag: str, *, file: str, read_file: ReadFile) -> str | None:
-    try:
-        return read_file(file)
-    except OSError as error:
-        given.blame(flag, f"cannot read {file}: {error.strerror or error}")
-    except UnicodeError:
-        given.blame(flag, f"cannot read {file}: it is not UTF-8 text")
-    return None
 
 
 def _schemas() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The part of device-config.yaml that NVIDIA's own plugin defined: `flags`, and what is not served here.
 
-`flags` says what command-line flags say, so it becomes texts under the flags' names, each with its place. `sharing`,
-`resources` and `imex` are accepted and have no effect; that is said, never a reason to stop.
+`flags` says what command-line flags say, so each value is kept as text under the name of its flag, with its place.
+`sharing`, `resources` and `imex` are accepted and have no effect; that is a warning, never a reason to stop.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tessera.node.configuration.sources import Written
+from tessera.services.settings_table import FileText
 from tessera.wire.documents import Item, Listing, Report, Scalar, Table
 from tessera.wire.gobool import format_bool
 from tessera.wire.yaml_source import read_yaml
@@ -48,7 +48,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class PluginSection:
-    flags: dict[str, Written]
+    flags: dict[str, FileText]
     """by the name of the flag"""
     warnings: tuple[str, ...] = ()
 
@@ -57,7 +57,7 @@ def read_plugin_section(text: str, *, file: str) -> PluginSection:
     """Raises ConfigError where the file is no YAML, or not of a version that is known."""
     report = Report(file)
     root = read_yaml(text, report)
-    flags: dict[str, Written] = {}
+    flags: dict[str, FileText] = {}
     warnings: list[str] = []
     for path, item in _members(root, ""):
         lower = path.lower()
@@ -77,8 +77,8 @@ def read_plugin_section(text: str, *, file: str) -> PluginSection:
     return PluginSection(flags, tuple(warnings))
 
 
-def _flags(item: Item, report: Report, warnings: list[str]) -> dict[str, Written]:
-    found: dict[str, Written] = {}
+def _flags(item: Item, report: Report, warnings: list[str]) -> dict[str, FileText]:
+    found: dict[str, FileText] = {}
     members = list(_members(item, ""))
     for path, member in members:
         if path.lower() == "plugin":
@@ -93,7 +93,7 @@ def _flags(item: Item, report: Report, warnings: list[str]) -> dict[str, Written
         if text is None:
             report.add(f"expected a value, found {member}", line=member.line, path=where)
         else:
-            found[name] = Written(text, f"{report.file}:{member.line}: {where}")
+            found[name] = FileText(text, f"{report.file}:{member.line}: {where}")
     return found
 
 
