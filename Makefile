@@ -37,7 +37,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages chart proto lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -54,11 +54,13 @@ test: $(READY) ## run the tests on all cores, with the branch coverage of core, 
 	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/property tests/contract tests/integration tests/model \
 		$(addprefix --ignore=,$(COVERED))
 
-check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
+check: $(READY) ## what a commit must pass: format, lint, generated lists, types, layers, and a short fuzzing
 	$(call heading,format)
 	@$(BIN)/ruff format --check .
 	$(call heading,lint)
 	@$(BIN)/ruff check .
+	$(call heading,generated lists)
+	@$(BIN)/python -m tools.generate --check
 	@$(MAKE) types layers fuzz
 
 types: $(READY)
@@ -116,6 +118,9 @@ packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu,
 		$$install || { apt-get update --quiet && $$install; } || \
 			echo "not installed:$$missing; what needs them is skipped, and says so"; \
 	fi
+
+generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
+	@$(BIN)/python -m tools.generate
 
 chart: $(READY) ## judge the Helm chart on several versions of Kubernetes, and render deploy/ from it
 	@$(BIN)/python -m tools.chart
