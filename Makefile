@@ -122,7 +122,7 @@ packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu,
 generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
 	@$(BIN)/python -m tools.generate
 
-chart: $(READY) ## judge the Helm chart on several versions of Kubernetes, and render deploy/ from it
+chart: $(READY) ## check the Helm chart on several versions of Kubernetes, and render deploy/ from it
 	@$(BIN)/python -m tools.chart
 
 proto: $(READY) ## make the messages of kubelet's interfaces again, after a change of a .proto file

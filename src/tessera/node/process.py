@@ -26,6 +26,7 @@ from tessera.kube.errors import AccessError
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node import metrics as observing
 from tessera.node.agent import Agent, Surroundings
+from tessera.node.configuration.dump import changes
 from tessera.node.configuration.node_file import save_last_good
 from tessera.node.health.async_inventory import AskedInventory
 from tessera.node.health.call_thread import CallThread, NoAnswer
@@ -253,7 +254,10 @@ class Process:
         if not changed and not asked:
             await self._keep_node_file()
             return
-        log.info("configuration changed" if changed else "starting anew with the same configuration")
+        if changed:
+            log.info("configuration changed", settings=changes(found, since=old))
+        else:
+            log.info("starting anew with the same configuration")
         if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
             log.warning("another driver root takes effect when the agent is restarted")
         self.watch.use(found.settings)

@@ -7,7 +7,7 @@ read counts as not given, so that all problems come in one message. What values 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
@@ -122,16 +122,13 @@ def shared(table: type, name: str) -> Any:
 
 def rows_of(*tables: type) -> tuple[Setting, ...]:
     """The settings of some tables, with those of the tables inside them."""
-    return tuple(_rows(tables))
-
-
-def _rows(tables: Iterable[type]) -> Iterator[Setting]:
-    for table in tables:
-        for each in fields(table):
-            if _ROW in each.metadata:
-                yield each.metadata[_ROW]
-            elif _TABLE in each.metadata:
-                yield from _rows([each.metadata[_TABLE]])
+    found: list[Setting] = []
+    for each in (each for table in tables for each in fields(table)):
+        if _ROW in each.metadata:
+            found.append(each.metadata[_ROW])
+        elif _TABLE in each.metadata:
+            found.extend(rows_of(each.metadata[_TABLE]))
+    return tuple(found)
 
 
 def row_of(table: type, name: str) -> Setting:

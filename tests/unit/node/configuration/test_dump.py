@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -61,6 +62,16 @@ def test_at_start_only_what_is_unusual_is_said() -> None:
         "DP_DISABLE_HEALTHCHECKS",
         "DP_ENABLE_HEALTHCHECKS",
     }
+
+
+def test_after_a_reload_only_what_changed_is_said() -> None:
+    changed = replace(UNUSUAL, settings=replace(UNUSUAL.settings, gds=True, node=NodeSettings(mode="mps")))
+    assert changes(changed, since=UNUSUAL) == {
+        "gds-enabled": True,
+        "operatingmode": "mps",
+        "filterdevices": {"uuid": [], "index": []},
+    }
+    assert changes(UNUSUAL, since=UNUSUAL) == {}
 
 
 def test_no_flag_is_forgotten() -> None:
