@@ -22,7 +22,7 @@ from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
-from tessera.services.value_types import Kind
+from tessera.services.value_types import FlagKind
 from tessera.vendors.base import ResourceNames, Switches
 from tessera.vendors.registry import families
 from tessera.wire.device_config import dump_device_config
@@ -87,8 +87,10 @@ def resource_names() -> list[tuple[str, ResourceNames]]:
         for vendor in family.build(family.chart, Switches(ascend=True, iluvatar=True)):
             names = vendor.names
             if family.section in CHIP_SECTIONS:
-                each = (name.replace(vendor.key, "<chip>") for name in (names.count, names.memory, names.cores))
-                names = ResourceNames(*each)
+                count, memory, cores = (
+                    name.replace(vendor.key, "<chip>") for name in (names.count, names.memory, names.cores)
+                )
+                names = ResourceNames(count=count, memory=memory, cores=cores)
             found[CHIP_SECTIONS.get(family.section, family.section), names] = None
     return sorted(found, key=lambda each: each[0])
 
@@ -138,7 +140,7 @@ def flag_tables(settings: Sequence[Setting]) -> str:
 
 def flag_row(setting: Setting) -> tuple[str, str, str, str]:
     names = [f"--{name}" for name in setting.names] + ([f"-{setting.short}"] if setting.short else [])
-    written = names[0] if setting.type.kind is Kind.SWITCH else f"{names[0]} {setting.type.metavar}"
+    written = names[0] if setting.type.kind is FlagKind.SWITCH else f"{names[0]} {setting.type.metavar}"
     default = "needed" if setting.needed else setting.shown_default
     default = default if setting.default_text or setting.needed else code(default)
     meaning = setting.help.replace("|", "\\|").replace("*", "\\*")

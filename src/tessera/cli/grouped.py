@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from tessera.services.settings_table import PRINT_CONFIG, Flags, Group, Setting, SettingsError, Sources
-from tessera.services.value_types import Kind
+from tessera.services.value_types import FlagKind
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ def option(setting: Setting) -> click.Option:
     kind = setting.type.kind
     names = [f"--{name}" for name in setting.names] + ([f"-{setting.short}"] if setting.short else [])
     how: dict[str, Any] = {"metavar": setting.type.metavar, "help": setting.help_text, "hidden": setting.hidden}
-    if kind is Kind.SWITCH:
+    if kind is FlagKind.SWITCH:
         # With a value only behind `=`, or with none, as Go's flags are written.
         how |= {"is_flag": False, "flag_value": "true"}
-    return click.Option([*names, setting.dest], multiple=kind in (Kind.LIST, Kind.SET), default=None, **how)
+    return click.Option([*names, setting.dest], multiple=kind in (FlagKind.LIST, FlagKind.SET), default=None, **how)
 
 
 def flags_of_params(table: Sequence[Setting], params: Mapping[str, str | tuple[str, ...] | None]) -> Flags:

@@ -12,7 +12,7 @@ from tessera.inspect.state import InspectionError, Setup
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.settings import TABLE, Settings
 from tessera.services.settings_table import Group, SettingsError
-from tessera.services.value_types import Kind
+from tessera.services.value_types import FlagKind
 
 DEVICE_CONFIG = "device-config-file"
 
@@ -57,10 +57,10 @@ def deciding_flags(arguments: Sequence[str]) -> dict[str, str | tuple[str, ...]]
         if flag is None:
             continue
         if not equals:
-            value = "true" if flag.type.kind is Kind.SWITCH else (rest.pop(0) if rest else "")
+            value = "true" if flag.type.kind is FlagKind.SWITCH else (rest.pop(0) if rest else "")
         if flag.flag in DECIDING:
             before = found.get(flag.flag, ())
-            repeats = flag.type.kind in (Kind.LIST, Kind.SET) and not isinstance(before, str)
+            repeats = flag.type.kind in (FlagKind.LIST, FlagKind.SET) and not isinstance(before, str)
             found[flag.flag] = (*before, value) if repeats else value
     return found
 

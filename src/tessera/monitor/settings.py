@@ -19,7 +19,9 @@ from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWIT
 
 # fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(ClusterAccess):
+class MonitorSettings(ClusterAccess):
+    """Everything that the monitor needs to know."""
+
     node_name: str = shared(AgentSettings, "node_name")
     base: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/"),
         "The folder that holds `containers`, as a rule /usr/local/vgpu.", env=("HOOK_PATH",),
@@ -38,14 +40,14 @@ class Settings(ClusterAccess):
 # fmt: on
 
 
-TABLE: tuple[Setting, ...] = (*rows_of(Settings), *LOG_SETTINGS)
+TABLE: tuple[Setting, ...] = (*rows_of(MonitorSettings), *LOG_SETTINGS)
 """every flag of `tessera monitor`"""
 
 
-def build_settings(flags: Flags, environ: Mapping[str, str]) -> Settings:
+def build_settings(flags: Flags, environ: Mapping[str, str]) -> MonitorSettings:
     """What the monitor is told. Raises SettingsError with all problems."""
     sources = Sources(flags, environ)
-    settings = sources.load(Settings)
+    settings = sources.load(MonitorSettings)
     read_log_options(sources)
     sources.check()
     return replace(settings, warnings=tuple(sources.warnings))

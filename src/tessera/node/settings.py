@@ -26,7 +26,7 @@ from tessera.services.value_types import (
     FILE,
     RESOURCE,
     SWITCH,
-    Kind,
+    FlagKind,
     ValueType,
     choice,
     optional,
@@ -124,7 +124,7 @@ def _parse_discovery(text: str) -> InventoryKind:
 
 
 STRATEGIES: ValueType[frozenset[DeviceListStrategy]] = ValueType(
-    "STRATEGY,...", _parse_strategies, lambda found: ",".join(sorted(each.value for each in found)), Kind.LIST
+    "STRATEGY,...", _parse_strategies, lambda found: ",".join(sorted(each.value for each in found)), FlagKind.LIST
 )
 ONLY_ENVVAR = frozenset({DeviceListStrategy.ENVVAR})
 ID_STRATEGY = choice(DeviceIdStrategy)
@@ -297,7 +297,7 @@ class SharingFlags:
 
 
 IGNORED = (
-    Setting("imex-channel-ids", ValueType("NUMBER,...", str, kind=Kind.LIST), "", Group.IGNORED,
+    Setting("imex-channel-ids", ValueType("NUMBER,...", str, kind=FlagKind.LIST), "", Group.IGNORED,
         "No effect: channels never reach a container in HAMi either.", env=("IMEX_CHANNEL_IDS",)),
     Setting("imex-required", ANY_SWITCH, "", Group.IGNORED, "No effect.", env=("IMEX_REQUIRED",)),
 )

@@ -26,7 +26,7 @@ from tessera.services.value_types import (
     SECONDS,
     SPAN,
     SWITCH,
-    Kind,
+    FlagKind,
     ValueType,
     choice,
     parse_directory,
@@ -85,7 +85,7 @@ BURST: ValueType[int | None] = ValueType("NUMBER", lambda text: _above_zero(pars
 TIMEOUT = ValueType("SECONDS", lambda text: _above_zero(SECONDS.parse(text)) or KUBE_TIMEOUT_S, SECONDS.show)
 HOOK_PATH = ValueType("DIRECTORY", parse_directory)
 SCHEDULER_NAME = ValueType("NAME", parse_text)
-USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({parse_text(text)}), sorted, Kind.SET)
+USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({parse_text(text)}), sorted, FlagKind.SET)
 
 
 # fmt: off

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
-from tessera.services.value_types import FILE, NAME, SWITCH, Kind, ValueType, optional
+from tessera.services.value_types import FILE, NAME, SWITCH, FlagKind, ValueType, optional
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -257,7 +257,7 @@ class Sources:
     def _parse(self, setting: Setting, source: str, written: str | tuple[str, ...]) -> Any:
         parse = setting.type.parse
         texts = (written,) if isinstance(written, str) else written
-        if setting.type.kind is Kind.SET:
+        if setting.type.kind is FlagKind.SET:
             return frozenset().union(*(self._tried(source, text, parse, frozenset()) for text in texts))
         text = ",".join(texts)
         home = self.environ.get("HOME", "")

@@ -38,7 +38,7 @@ _MAX_LABEL = 63
 _HOST = re.compile(r"[A-Za-z0-9_.:%-]*\Z", re.ASCII)
 
 
-class Kind(Enum):
+class FlagKind(Enum):
     """How a flag is written."""
 
     TEXT = "text"
@@ -72,7 +72,7 @@ class ValueType(Generic[T]):
     metavar: str
     parse: Callable[[str], T]
     show: Callable[[T], Any] = show_plain
-    kind: Kind = Kind.TEXT
+    kind: FlagKind = FlagKind.TEXT
 
 
 # -- parsers
@@ -198,8 +198,8 @@ def optional(type: ValueType[T]) -> ValueType[T | None]:
     return ValueType(type.metavar, lambda text: type.parse(text) if text else None, kind=type.kind)
 
 
-SWITCH = ValueType("[BOOL]", parse_switch, kind=Kind.SWITCH)
-ANY_SWITCH = ValueType("[BOOL]", str, kind=Kind.SWITCH)
+SWITCH = ValueType("[BOOL]", parse_switch, kind=FlagKind.SWITCH)
+ANY_SWITCH = ValueType("[BOOL]", str, kind=FlagKind.SWITCH)
 """of a flag that is ignored, so that its value does not matter"""
 TEXT = ValueType("TEXT", str)
 FILE = ValueType("FILE", str)
@@ -216,7 +216,7 @@ LABELS: ValueType[Mapping[str, str]] = ValueType(
     "KEY=VALUE,...",
     parse_labels,
     lambda labels: ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
-    Kind.LIST,
+    FlagKind.LIST,
 )
 ADDRESS: ValueType[Address | None] = ValueType("ADDRESS", parse_address, lambda address: str(address or NONE))
 REQUIRED_ADDRESS = ValueType("ADDRESS", parse_required_address, str)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.monitor.settings import Settings, build_settings
+from tessera.monitor.settings import MonitorSettings, build_settings
 from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, read_log_options
 from tessera.services.settings_table import SettingsError, Sources
@@ -16,7 +16,7 @@ NEEDED = {"NODE_NAME": "n1", "HOOK_PATH": "/usr/local/vgpu"}
 
 def test_the_variables_of_hamis_monitor_are_enough() -> None:
     found = build_settings({}, NEEDED)
-    assert found == Settings(node_name="n1", base=Path("/usr/local/vgpu"))
+    assert found == MonitorSettings(node_name="n1", base=Path("/usr/local/vgpu"))
     assert (found.metrics, found.resync, found.legacy_metrics) == (Address("", 9394), 300.0, False)
 
 
@@ -31,7 +31,7 @@ def test_flags_win_over_variables() -> None:
         "kubeconfig": "file",
         "context": "c",
     }
-    assert build_settings(flags, {**NEEDED, "HAMI_RESYNC_INTERVAL": "nonsense"}) == Settings(
+    assert build_settings(flags, {**NEEDED, "HAMI_RESYNC_INTERVAL": "nonsense"}) == MonitorSettings(
         node_name="n2",
         base=Path("/x"),
         metrics=Address("127.0.0.1", 1),

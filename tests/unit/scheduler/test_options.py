@@ -20,7 +20,7 @@ from tessera.scheduler.settings import (
 from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import MAX_PROBLEMS, Flags, Group, SettingsError, Sources, given_in
-from tessera.services.value_types import Kind
+from tessera.services.value_types import FlagKind
 from tessera.vendors.base import Switches
 from tessera.vendors.pod_reader import PolicyDefaults
 
@@ -366,5 +366,5 @@ def test_every_flag_is_known_by_the_reader_of_its_value() -> None:
     free |= {"leader-elect-resource-namespace", "device-config-file", "scheduler-name", "trusted-user"}
     for row in TABLE:
         if row.group is not Group.IGNORED and row.flag not in free:
-            value = ("~?",) if row.type.kind in (Kind.LIST, Kind.SET) else "~?"
+            value = ("~?",) if row.type.kind in (FlagKind.LIST, FlagKind.SET) else "~?"
             assert any(f"--{row.flag}:" in text for text in problems({row.flag: value}, POD)), row.flag

@@ -22,7 +22,7 @@ from tessera.services.settings_table import (
     rows_of,
     shared,
 )
-from tessera.services.value_types import AMOUNT, DURATION, FILE, LABELS, SWITCH, TEXT, Kind
+from tessera.services.value_types import AMOUNT, DURATION, FILE, LABELS, SWITCH, TEXT, FlagKind
 
 ROWS = {row.flag: row for row in (*SCHEDULER, *DEVICE_PLUGIN, *MONITOR)}
 
@@ -147,6 +147,6 @@ def test_every_row_has_a_help_and_a_default_that_its_flag_can_say(row: Setting) 
     assert row.help.endswith(".")
     if row.default is not None and not row.needed:
         shown = row.type.show(row.default)
-        if row.type.kind is not Kind.SET and row.group is not Group.IGNORED:
+        if row.type.kind is not FlagKind.SET and row.group is not Group.IGNORED:
             text = str(shown).lower() if isinstance(shown, bool) else str(shown)
             assert row.type.parse(text) == row.default

@@ -42,7 +42,7 @@ def build_configuration(flags: Flags, environ: Mapping[str, str], read_file: Rea
     sources = Sources(flags, environ)
     file = sources.read(CONFIG_FILE)
     device_file = read_device_file(sources, file=file, read_file=read_file)
-    sources.from_file = device_file.plugin.flags
+    sources.from_file = device_file.flags
     paths = _read_paths(sources)
     node_path = sources.read(NODE_CONFIG_FILE)
     settings = sources.load(AgentSettings, paths=paths)

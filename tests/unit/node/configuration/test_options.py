@@ -26,7 +26,7 @@ from tessera.node.settings import (
 from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
-from tessera.services.value_types import Kind
+from tessera.services.value_types import FlagKind
 from tessera.wire.node_config import NodeSettings
 
 YAML = "device-config.yaml"
@@ -560,5 +560,5 @@ def test_no_two_flags_share_a_name_or_a_variable() -> None:
 def test_every_switch_is_read() -> None:
     """One that is not read would be accepted and do nothing."""
     for row in TABLE:
-        if row.type.kind is Kind.SWITCH and row.group is not Group.IGNORED:
+        if row.type.kind is FlagKind.SWITCH and row.group is not Group.IGNORED:
             assert problems(f"{row.flag}=neither"), row.flag
