@@ -140,7 +140,7 @@ def test_a_bad_configuration_is_one_message_and_nothing_is_started(service: Serv
     assert all(line.startswith("  ") for line in rest)
 
 
-def test_a_broken_node_file_stops_nobody_but_fails_a_check(
+def test_a_broken_node_file_does_not_stop_the_agent_but_fails_a_check(
     service: Service, files: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{")
@@ -159,7 +159,7 @@ def test_the_configuration_can_be_printed_instead_of_used(service: Service, file
     assert all(line.startswith("Warning: ") for line in result.stderr.splitlines())
 
 
-def test_a_flag_that_nobody_knows_is_answered_with_the_nearest(service: Service) -> None:
+def test_an_unknown_flag_is_answered_with_the_nearest(service: Service) -> None:
     result = agent("--hook-pth=/x")
     assert (result.exit_code, service.told) == (2, [])
     assert "--hook-path" in result.stderr

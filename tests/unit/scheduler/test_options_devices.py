@@ -328,7 +328,7 @@ def test_a_file_that_cannot_be_read_is_named(error: Exception, said: str) -> Non
     assert caught.value.problems == (f"--device-config-file: {said}",)
 
 
-def test_a_deployment_with_a_flag_that_nobody_knows_is_told_the_nearest() -> None:
+def test_a_deployment_with_an_unknown_flag_is_told_the_nearest() -> None:
     with pytest.raises(click.NoSuchOption) as caught:
         command.make_context("scheduler", ["--resource-men=a.com/b"])
     assert "'--resource-mem'" in caught.value.format_message()

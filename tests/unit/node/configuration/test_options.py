@@ -442,7 +442,7 @@ def test_a_mistake_in_another_vendors_section_does_not_stop_this_agent() -> None
 # -- the node's own file
 
 
-def test_a_missing_node_file_is_nothing_unusual_unless_somebody_named_it() -> None:
+def test_a_missing_node_file_is_nothing_unusual_unless_a_flag_names_it() -> None:
     assert told(yaml="nvidia: {deviceSplitCount: 1}").warnings == ()
     found = told("node-config-file=/n.json", yaml="nvidia: {deviceSplitCount: 1}")
     assert (found.files, found.node_config) == ((YAML, "/n.json"), "{}")
