@@ -23,7 +23,7 @@ from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind
-from tessera.vendors.base import ResourceNames, Switches
+from tessera.vendors.base import Family, ResourceNames, Switches
 from tessera.vendors.registry import families
 from tessera.wire.device_config import dump_device_config
 
@@ -77,11 +77,20 @@ def card_policies() -> list[str]:
 
 def chart_vendors() -> list[str]:
     """The vendors by the names of the chart's values."""
-    return sorted({CHIP_SECTIONS.get(family.section, family.section) for family in families()})
+    return sorted({chart_name(family) for family in families()})
+
+
+def chart_name(family: Family) -> str:
+    return CHIP_SECTIONS.get(family.section, family.section)
+
+
+def title_of(family: Family) -> str:
+    """The vendor's name for people: what its module's docstring begins with, up to the colon."""
+    return (sys.modules[family.build.__module__].__doc__ or "").partition(":")[0]
 
 
 def resource_names() -> list[tuple[str, ResourceNames]]:
-    """The names of every vendor, with its section; the chips of a section as one, called <chip>."""
+    """The names of every vendor, with its own name and its name in the chart; all chips as one, called <chip>."""
     found: dict[tuple[str, ResourceNames], None] = {}
     for family in families():
         for vendor in family.build(family.chart, Switches(ascend=True, iluvatar=True)):
@@ -91,7 +100,7 @@ def resource_names() -> list[tuple[str, ResourceNames]]:
                     name.replace(vendor.key, "<chip>") for name in (names.count, names.memory, names.cores)
                 )
                 names = ResourceNames(count=count, memory=memory, cores=cores)
-            found[CHIP_SECTIONS.get(family.section, family.section), names] = None
+            found[f"{title_of(family)} ({code(chart_name(family))})", names] = None
     return sorted(found, key=lambda each: each[0])
 
 
@@ -122,10 +131,10 @@ def yes(value: object) -> str:
 
 def resource_table() -> str:
     rows = [
-        (code(section), code(names.count), code(names.memory), code(names.cores), ", ".join(map(code, names.others)))
-        for section, names in resource_names()
+        (vendor, code(names.count), code(names.memory), code(names.cores), ", ".join(map(code, names.others)))
+        for vendor, names in resource_names()
     ]
-    return table(("vendor", "count", "memory", "cores", "other"), rows)
+    return table(("vendor (in the chart)", "count", "memory", "cores", "other"), rows)
 
 
 def flag_tables(settings: Sequence[Setting]) -> str:

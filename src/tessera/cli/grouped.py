@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from tessera.services.settings_table import PRINT_CONFIG, Flags, Group, Setting, SettingsError, Sources
+from tessera.services.common_settings import PRINT_CONFIG
+from tessera.services.settings_table import Flags, Group, Setting, SettingsError, Sources
 from tessera.services.value_types import FlagKind
 
 T = TypeVar("T")

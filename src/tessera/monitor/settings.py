@@ -1,7 +1,7 @@
 """Every setting of `tessera monitor`: flag, type, default, variables and help, and the value made from them.
 
 Everything that is wrong comes in one `SettingsError`, and nothing is started; only a bad HAMI_RESYNC_INTERVAL is a
-warning, as it is for HAMi. What agent and monitor have in common is declared once, in `node.settings`.
+warning, as it is for HAMi. What the agent has as well is in `services.common_settings`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tessera.node.settings import AgentSettings, Paths
 from tessera.services.addresses import Address
+from tessera.services.common_settings import ClusterAccess, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS, read_log_options
-from tessera.services.settings_table import ClusterAccess, Flags, Group, Setting, Sources, rows_of, shared
+from tessera.services.settings_table import Flags, Group, Setting, Sources, rows_of, shared
 from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWITCH
 
 
@@ -22,11 +22,11 @@ from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWIT
 class MonitorSettings(ClusterAccess):
     """Everything that the monitor needs to know."""
 
-    node_name: str = shared(AgentSettings, "node_name")
+    node_name: str = shared(NodeServiceSettings, "node_name")
     base: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/"),
         "The folder that holds `containers`, as a rule /usr/local/vgpu.", env=("HOOK_PATH",),
         needed="a DaemonSet sets HOOK_PATH")
-    driver_root: Path = shared(Paths, "driver_root_here")
+    driver_root: Path = shared(NodeServiceSettings, "driver_root_here")
     """without such a folder the linker looks for the driver"""
     resync: float = Group.FOLDERS("resync-interval", SPAN, 300.0,
         "How long the folder of an unknown pod stays.", env=("HAMI_RESYNC_INTERVAL",), env_warns=True)

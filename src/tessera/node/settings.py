@@ -1,7 +1,7 @@
 """Every setting of `tessera device-plugin`: flag, type, default, variables and help, and the values made from them.
 
 `configuration.options` reads the table and applies the rules between settings. Nothing heavy is imported here, so that
-`--help` stays quick. The monitor takes the rows that both have from here.
+`--help` stays quick. What the monitor has as well is in `services.common_settings`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.services.addresses import Address
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS
-from tessera.services.settings_table import PRINT_CONFIG, ClusterAccess, Group, Setting, nested, rows_of
+from tessera.services.settings_table import Group, Setting, nested, rows_of, shared
 from tessera.services.value_types import (
     ABSOLUTE_FILE,
     ADDRESS,
     AMOUNT,
     ANY_SWITCH,
     DIRECTORY,
-    DNS_NAME,
     FILE,
     RESOURCE,
     SWITCH,
@@ -173,9 +173,7 @@ class Paths:
     lock: Path = Group.FOLDERS("lock-dir", DIRECTORY, Path("/tmp/vgpulock"), "The enforcing library's lock folder.")
     driver_root: Path = Group.CARDS("nvidia-driver-root", DIRECTORY, Path("/"),
         "The host's folder that holds the driver's files.", env=("NVIDIA_DRIVER_ROOT",))
-    driver_root_here: Path = Group.FOLDERS("driver-root-ctr-path", DIRECTORY, Path("/driver-root"),
-        "Where this process sees the host's driver root.", aliases=("container-driver-root",),
-        env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"))
+    driver_root_here: Path = shared(NodeServiceSettings, "driver_root_here")
     dev_root: Path = Group.CARDS("dev-root", MAYBE_DIRECTORY, Path("/"),
         "The host's folder that holds dev/.", default_text="the driver root", aliases=("nvidia-dev-root",),
         env=("NVIDIA_DEV_ROOT",))
@@ -195,9 +193,7 @@ def _default_node_settings() -> NodeSettings:
 class AgentSettings:
     """One agent on one node."""
 
-    node_name: str = Group.CLUSTER("node-name", DNS_NAME, "",
-        "The node that is served.", env=("NODE_NAME", "NodeName"),
-        needed="a DaemonSet sets NODE_NAME from spec.nodeName")
+    node_name: str = shared(NodeServiceSettings, "node_name")
     node: NodeSettings = field(default_factory=_default_node_settings)
     fail_on_init_error: bool = Group.CARDS("fail-on-init-error", SWITCH, True,
         "Not ready (/readyz) until the cards were read once; false: ready without cards. The agent never ends over it "

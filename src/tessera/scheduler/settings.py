@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.scheduler.configuration.legacy_flags import IGNORED, OVERRIDES
 from tessera.services.addresses import Address
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess
 from tessera.services.logs import LOG_SETTINGS
-from tessera.services.settings_table import PRINT_CONFIG, ClusterAccess, Group, Setting, nested, rows_of
+from tessera.services.settings_table import Group, Setting, nested, rows_of
 from tessera.services.value_types import (
     ADDRESS,
     DNS_NAME,

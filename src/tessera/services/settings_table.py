@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, NamedTuple, TypeVar
 
-from tessera.services.value_types import FILE, NAME, SWITCH, FlagKind, ValueType, optional
+from tessera.services.value_types import FlagKind, ValueType
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -271,25 +271,6 @@ class Sources:
         except ValueError as error:
             self.problems.append(f"{source}: {error}")
             return default
-
-
-# -- what all services have
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterAccess:
-    """How a service reaches the apiserver."""
-
-    # fmt: off
-    kubeconfig: str | None = Group.CLUSTER("kubeconfig", optional(FILE), None,
-        "How to reach the apiserver.", default_text="KUBECONFIG, in-cluster, ~/.kube/config", expands_home=True)
-    context: str | None = Group.CLUSTER("context", optional(NAME), None, "Context of the kubeconfig.")
-    # fmt: on
-
-
-PRINT_CONFIG = Setting(
-    "print-config", SWITCH, False, Group.OPERATION, "Print the effective configuration as YAML and exit."
-)
 
 
 def given_in(group: Group, table: Iterable[Setting], flags: Flags) -> list[str]:

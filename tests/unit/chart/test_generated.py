@@ -34,7 +34,7 @@ def copy(tmp_path: Path) -> Path:
         ("charts/tessera/values.yaml", "  kunlun: {enabled: true"),
         ("charts/tessera/templates/_devices.tpl", "kunlun:"),
         ("README.md", "| `numa` |"),
-        ("README.md", "| `kunlun` |"),
+        ("README.md", "| Kunlun (`kunlun`) |"),
         ("docs/concepts.md", "| `numa` |"),
         ("docs/scheduler.md", "| `--node-lock "),
         ("docs/device-plugin.md", "| `--node-name "),

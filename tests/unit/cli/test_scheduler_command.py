@@ -151,9 +151,7 @@ def test_a_file_of_anything_else_is_a_bad_configuration(service: Service, tmp_pa
         (["extra"], "unexpected extra argument"),
     ],
 )
-def test_an_unknown_flag_is_answered_with_the_nearest(
-    service: Service, arguments: list[str], said: str
-) -> None:
+def test_an_unknown_flag_is_answered_with_the_nearest(service: Service, arguments: list[str], said: str) -> None:
     result = scheduler(*arguments)
     assert (result.exit_code, service.told) == (2, [])
     assert said in result.stderr

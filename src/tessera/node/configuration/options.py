@@ -30,8 +30,9 @@ from tessera.node.settings import (
     Paths,
     SharingFlags,
 )
+from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.logs import read_log_options
-from tessera.services.settings_table import PRINT_CONFIG, Flags, ReadFile, Sources, row_of
+from tessera.services.settings_table import Flags, ReadFile, Sources, row_of
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.wire.node_config import GlobalNodeSettings, MigStrategy, NodeOverride, NodeSettings, effective
 from tessera.wire.quotes import quoted

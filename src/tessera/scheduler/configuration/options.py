@@ -13,8 +13,9 @@ from tessera.scheduler.configuration.device_sections import names_ascend, read_d
 from tessera.scheduler.configuration.legacy_flags import IGNORED
 from tessera.scheduler.configuration.listeners import read_listeners_and_tls
 from tessera.scheduler.settings import LeaderElectionFlags, Leadership, Settings
+from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.logs import read_log_options
-from tessera.services.settings_table import PRINT_CONFIG, Flags, ReadFile, Sources
+from tessera.services.settings_table import Flags, ReadFile, Sources
 
 DEFAULT_BURST = 10
 """requests, as in HAMi; only where --kube-qps sets a limit"""
