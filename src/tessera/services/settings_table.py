@@ -258,14 +258,14 @@ class Sources:
         parse = setting.type.parse
         texts = (written,) if isinstance(written, str) else written
         if setting.type.kind is FlagKind.SET:
-            return frozenset().union(*(self._tried(source, text, parse, frozenset()) for text in texts))
+            return frozenset().union(*(self._try_parse(source, text, parse, frozenset()) for text in texts))
         text = ",".join(texts)
         home = self.environ.get("HOME", "")
         if setting.expands_home and home and (text == "~" or text.startswith("~/")):
             text = f"{home}{text[1:]}"
-        return self._tried(source, text, parse, setting.default)
+        return self._try_parse(source, text, parse, setting.default)
 
-    def _tried(self, source: str, text: str, parse: Callable[[str], Any], default: Any) -> Any:
+    def _try_parse(self, source: str, text: str, parse: Callable[[str], Any], default: Any) -> Any:
         try:
             return parse(text)
         except ValueError as error:
