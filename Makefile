@@ -39,7 +39,7 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages chart proto lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -60,11 +60,13 @@ else
 	@$(BIN)/python -m pytest $(PARALLEL) $(TESTED) $(addprefix --ignore=,$(COVERED))
 endif
 
-check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
+check: $(READY) ## what a commit must pass: format, lint, generated lists, types, layers, and a short fuzzing
 	$(call heading,format)
 	@$(BIN)/ruff format --check .
 	$(call heading,lint)
 	@$(BIN)/ruff check .
+	$(call heading,generated lists)
+	@$(BIN)/python -m tools.generate --check
 	@$(MAKE) types layers fuzz
 
 types: $(READY)
@@ -123,7 +125,10 @@ packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu,
 			echo "not installed:$$missing; what needs them is skipped, and says so"; \
 	fi
 
-chart: $(READY) ## judge the Helm chart on several versions of Kubernetes, and render deploy/ from it
+generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
+	@$(BIN)/python -m tools.generate
+
+chart: $(READY) ## check the Helm chart on several versions of Kubernetes, and render deploy/ from it
 	@$(BIN)/python -m tools.chart
 
 proto: $(READY) ## make the messages of kubelet's interfaces again, after a change of a .proto file

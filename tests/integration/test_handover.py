@@ -52,7 +52,7 @@ async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_p
 )
 async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 8, slots=64), agent=agent, shuffled=True)
-    async with product([node], tmp_path, injects_identity=injects) as cluster:
+    async with product([node], tmp_path, injects_downward_api=injects) as cluster:
         await run_all(cluster, mixed_pods(24))
         assert list(wrong_slices(cluster.plane)) == []
         assert len(cluster.writes()) == 24
@@ -92,7 +92,7 @@ async def test_pods_that_could_be_mixed_up_are_bound_one_after_the_other(tmp_pat
 async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 4), agent="hami")
     owners: list[str] = []
-    async with product([node], tmp_path, injects_identity=False) as cluster:
+    async with product([node], tmp_path, injects_downward_api=False) as cluster:
         plane = cluster.plane
 
         def note(_change: Change) -> None:

@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tessera.inspect.state import InspectionError, Setup
-from tessera.scheduler.configuration.flags import FLAGS, Group
-from tessera.scheduler.configuration.options import OptionsError, build_settings
-from tessera.scheduler.settings import Settings
-from tessera.services.flags import Kind
+from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.settings import TABLE, Settings
+from tessera.services.settings_table import Group, SettingsError
+from tessera.services.value_types import FlagKind
 
 DEVICE_CONFIG = "device-config-file"
 
-DECIDING = {flag.name: flag for flag in FLAGS if flag.group in (Group.PLACEMENT, Group.DEVICES, Group.OVERRIDES)} | {
-    flag.name: flag
-    for flag in FLAGS
-    if flag.name in ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity")
-}
+_ADMITTING = ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity")
+_PLACING = (Group.PLACEMENT, Group.DEVICES, Group.OVERRIDES)
+DECIDING = frozenset(row.flag for row in TABLE if row.group in _PLACING or row.flag in _ADMITTING)
 """flags that decide about pods, by first name"""
 
-_NAMES = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
+_NAMES = {name: row for row in TABLE for name in row.names}
 
 UNKNOWN = {"enable-ascend": "true", "enable-iluvatar": "true"}
 """what is assumed where nobody knows the flags"""
@@ -42,7 +40,7 @@ def settings_of(setup: Setup) -> Settings:
 
     try:
         return build_settings(flags, {}, read_file)
-    except OptionsError as error:
+    except SettingsError as error:
         raise InspectionError(
             f"the scheduler's configuration cannot be used: {error}\nTo go on with another: --device-config-file FILE"
         ) from error
@@ -59,10 +57,11 @@ def deciding_flags(arguments: Sequence[str]) -> dict[str, str | tuple[str, ...]]
         if flag is None:
             continue
         if not equals:
-            value = "true" if flag.kind is Kind.SWITCH else (rest.pop(0) if rest else "")
-        if flag.name in DECIDING:
-            before = found.get(flag.name, ())
-            found[flag.name] = (*before, value) if flag.kind is Kind.REPEATED and not isinstance(before, str) else value
+            value = "true" if flag.type.kind is FlagKind.SWITCH else (rest.pop(0) if rest else "")
+        if flag.flag in DECIDING:
+            before = found.get(flag.flag, ())
+            repeats = flag.type.kind in (FlagKind.LIST, FlagKind.SET) and not isinstance(before, str)
+            found[flag.flag] = (*before, value) if repeats else value
     return found
 
 
@@ -71,6 +70,6 @@ def given_flags(texts: Sequence[str]) -> Mapping[str, str | tuple[str, ...]]:
     for text in texts:
         name = text.lstrip("-").partition("=")[0]
         flag = _NAMES.get(name)
-        if flag is None or flag.name not in DECIDING:
+        if flag is None or flag.flag not in DECIDING:
             raise InspectionError(f"--scheduler-flag {text}: the scheduler has no flag {name} that decides placement")
     return deciding_flags([f"--{text.lstrip('-')}" for text in texts])

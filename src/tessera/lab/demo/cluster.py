@@ -129,7 +129,7 @@ async def _scheduler(plane: ControlPlane, folder: Path, listen: Callable[[], Non
     settings = Settings(
         listeners=Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK),
         tls=files,
-        switches=SWITCHES,
+        enable_ascend=SWITCHES.ascend,
         grace_seconds=GRACE_S,
     )
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})

@@ -42,7 +42,7 @@ def written(options: LogOptions, stream: io.StringIO | None = None) -> str:
     return stream.getvalue()
 
 
-def test_events_are_json_lines_where_nobody_watches() -> None:
+def test_events_are_json_lines_away_from_a_terminal() -> None:
     lines = [json.loads(line) for line in written(LogOptions()).splitlines()]
     placed, failed, foreign = lines
     assert placed.pop("timestamp").endswith("Z")

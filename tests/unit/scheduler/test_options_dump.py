@@ -19,16 +19,16 @@ from tessera.scheduler.settings import (
     TlsFiles,
 )
 from tessera.services.addresses import Address
-from tessera.vendors.base import Switches
-from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import dump_device_config, load_device_config
 
 EVERYTHING = Settings(
     scheduler_name="mine",
     force_overwrite_default_scheduler=False,
-    policies=PolicyDefaults("spread", "mutex,numa"),
-    switches=Switches(ascend=True, iluvatar=True),
+    node_policy="spread",
+    device_policy="mutex,numa",
+    enable_ascend=True,
+    enable_iluvatar=True,
     device_config_file="/f",
     node_selector={"gpu": "on", "a.b/c": ""},
     listeners=Listeners(Address("::1", 1), Address("", 2), Address("10.0.0.1", 3), client_ca="/ca", extender_tls=True),
@@ -44,7 +44,7 @@ EVERYTHING = Settings(
     node_lock_seconds=90.0,
     turn_seconds=10.5,
     privileged=PrivilegedMode.DENY,
-    injects_identity=False,
+    injects_downward_api=False,
     hook_path="/opt",
     allow_disable_control=True,
     legacy_metrics=True,
