@@ -1,7 +1,7 @@
 """Logging of the services: structured events on stderr, as JSON lines or as coloured text on a terminal.
 
-Log records of libraries have the same form. The process configures logging once; modules only get a logger. structlog is
-imported late, so that `--help` stays quick.
+Log records of libraries have the same form. The process configures logging once; modules only get a logger. structlog
+is imported late, so that `--help` stays quick.
 """
 
 from __future__ import annotations
