@@ -18,7 +18,6 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.vendors.pod_reader import PolicyDefaults
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]
@@ -77,8 +76,7 @@ async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tm
     many += [
         SimulatedNode(f"b-{number}", gpu_cards(f"b-{number}", 2, model="NVIDIA L4"), cpu="64") for number in (1, 2)
     ]
-    fragmentation = PolicyDefaults(node="fragmentation", device="fragmentation")
-    async with product(many, tmp_path, policies=fragmentation) as cluster:
+    async with product(many, tmp_path, node_policy="fragmentation", device_policy="fragmentation") as cluster:
         for manifest in LEARNED:
             await cluster.plane.create_pod(manifest)
         await cluster.running_pods(*(manifest["metadata"]["name"] for manifest in LEARNED))
