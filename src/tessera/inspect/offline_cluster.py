@@ -20,10 +20,10 @@ from tessera.core.ledger import Ledger
 from tessera.core.policies import looks_ahead
 from tessera.core.requests import HostAsk, PodRequest
 from tessera.inspect.demand import Learning, asked_before
+from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import settings_of
 from tessera.inspect.state import InspectionError, Json, State
-from tessera.lab.sandbox.scheduling.fit import SELECTOR, TAINTS, UNSCHEDULABLE, Needs, needs_of, room_of
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
@@ -32,9 +32,6 @@ from tessera.vendors.pod_reader import BadPod
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 
 T = TypeVar("T")
-
-STANDING_OFF = frozenset({UNSCHEDULABLE, TAINTS, SELECTOR})
-"""kube-scheduler's own refusals that follow from node and pod alone; cpu, memory and volumes are not known here"""
 
 
 class OfflineCluster:
@@ -128,17 +125,16 @@ class OfflineCluster:
 
     def candidates(self, document: Json) -> tuple[list[str], dict[str, str]]:
         """The nodes that kube-scheduler would ask about, sorted, and why it would not ask about the others."""
-        needs = Needs({}, *_wishes(needs_of(document)))
-        kept_off: dict[str, str] = {}
+        constraints = pod_constraints(document)
+        candidates: list[str] = []
+        filtered_out: dict[str, str] = {}
         for name, node in sorted(self.nodes.items()):
-            reasons = [reason for reason in room_of(node).misfits(needs) if reason in STANDING_OFF]
-            if reasons:
-                kept_off[name] = reasons[0]
-        return [name for name in sorted(self.nodes) if name not in kept_off], kept_off
-
-
-def _wishes(needs: Needs) -> tuple[Any, Any, Any]:
-    return needs.selector, needs.affinity, needs.tolerations
+            reason = node_traits(node).refusal(constraints)
+            if reason is None:
+                candidates.append(name)
+            else:
+                filtered_out[name] = reason
+        return candidates, filtered_out
 
 
 def _read(document: Json, kind: type[T]) -> T:

@@ -23,7 +23,6 @@ from tessera.inspect.request import Understood, understood
 from tessera.inspect.slices import Slice, slices_of
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import FitsNowhere, Group, judge
-from tessera.lab.sandbox.api.patches import apply_json_patch
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
@@ -31,6 +30,7 @@ from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.vendors.pod_reader import BadPod
 from tessera.wire.admission import Verdict
+from tessera.wire.json_patch import apply_json_patch
 from tessera.wire.objects import Pod
 
 MOST = 10_000

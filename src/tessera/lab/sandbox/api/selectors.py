@@ -6,16 +6,13 @@ Unknown fields and malformed texts are refused as kube-apiserver refuses them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.lab.sandbox.api.errors import bad_request
 from tessera.lab.sandbox.api.kinds import Json, Kind
 from tessera.lab.sandbox.api.shapes import LabelSelector
-
-Labels = Mapping[str, str]
-LabelTest = Callable[[Labels], bool]
+from tessera.wire.label_requirements import LabelRequirement
 
 _TERM = re.compile(
     r"\s*(?:(?P<absent>!\s*[^\s!=<>(),]+)"
@@ -24,28 +21,6 @@ _TERM = re.compile(
 )
 _FIELD_PART = re.compile(r"(?:[^,\\]|\\.)+")
 _FIELD_TERM = re.compile(r"(?P<field>[^=!]+)(?P<op>==|=|!=)(?P<value>.*)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class LabelTerm:
-    """One requirement on one label."""
-
-    key: str
-    operator: str
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Labels) -> bool:
-        found = labels.get(self.key)
-        match self.operator:
-            case "In":
-                return found in self.values
-            case "NotIn":
-                return found not in self.values
-            case "Exists":
-                return found is not None
-            case "DoesNotExist":
-                return found is None
-        return _compares(found, self.operator, next(iter(self.values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +39,7 @@ class FieldTerm:
 class Selector:
     """All that a list or a watch asks of an object."""
 
-    labels: tuple[LabelTerm, ...] = ()
+    labels: tuple[LabelRequirement, ...] = ()
     fields: tuple[FieldTerm, ...] = ()
 
     def __bool__(self) -> bool:
@@ -85,7 +60,7 @@ class Selector:
 EVERYTHING = Selector()
 
 
-def parse_labels(text: str) -> tuple[LabelTerm, ...]:
+def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     terms = []
     position = 0
     while position < len(text):
@@ -110,12 +85,12 @@ def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
     return tuple(terms)
 
 
-def of_structure(selector: LabelSelector) -> tuple[LabelTerm, ...]:
+def of_structure(selector: LabelSelector) -> tuple[LabelRequirement, ...]:
     """A `metav1.LabelSelector`; an empty one selects everything."""
-    plain = [LabelTerm(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
+    plain = [LabelRequirement(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
     return (
         *plain,
-        *(LabelTerm(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
+        *(LabelRequirement(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
     )
 
 
@@ -133,22 +108,14 @@ def field_text(content: Json, path: str) -> str:
     return str(found)
 
 
-def _label_term(found: re.Match[str]) -> LabelTerm:
+def _label_term(found: re.Match[str]) -> LabelRequirement:
     if found["absent"]:
-        return LabelTerm(found["absent"][1:].strip(), "DoesNotExist")
+        return LabelRequirement(found["absent"][1:].strip(), "DoesNotExist")
     key = found["key"]
     if found["set"]:
         values = frozenset(value.strip() for value in found["values"].split(","))
-        return LabelTerm(key, "In" if found["set"] == "in" else "NotIn", values)
+        return LabelRequirement(key, "In" if found["set"] == "in" else "NotIn", values)
     if not found["op"]:
-        return LabelTerm(key, "Exists")
-    operator = {"=": "In", "==": "In", "!=": "NotIn"}.get(found["op"], found["op"])
-    return LabelTerm(key, operator, frozenset((found["value"],)))
-
-
-def _compares(found: str | None, operator: str, bound: str) -> bool:
-    try:
-        left, right = int(found or ""), int(bound)
-    except ValueError:
-        return False
-    return left > right if operator == ">" else left < right
+        return LabelRequirement(key, "Exists")
+    operator = {"=": "In", "==": "In", "!=": "NotIn", ">": "Gt", "<": "Lt"}[found["op"]]
+    return LabelRequirement(key, operator, frozenset((found["value"],)))

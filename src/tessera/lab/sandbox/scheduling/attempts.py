@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import has_ended, is_leaving, name_of, node_of, uid_of
-from tessera.lab.sandbox.scheduling.fit import Needs, Room, asks_for, needs_of, room_of, signature_of
+from tessera.lab.sandbox.scheduling.fit import (
+    NodeCapacity,
+    PodNeeds,
+    asks_for,
+    node_capacity,
+    node_signature,
+    pod_needs,
+)
 from tessera.lab.sandbox.scheduling.queue import Queue
 
 _BESIDE = ("resourceVersion", "generation", "managedFields")
@@ -28,7 +35,7 @@ class Attempt:
     """One pod to find a node for."""
 
     pod: Json
-    needs: Needs
+    needs: PodNeeds
     candidates: tuple[str, ...]
     """nodes that pass kube-scheduler's own rules, sorted"""
     misfits: Reasons
@@ -48,13 +55,13 @@ class _Held:
     """A pod's place on a node."""
 
     node: str
-    needs: Needs
+    needs: PodNeeds
     assumed: bool
 
 
 @dataclass(slots=True)
 class _NodeSeen:
-    room: Room
+    capacity: NodeCapacity
     signature: object = field(default=None)
 
 
@@ -105,19 +112,19 @@ class Attempts:
             self.queue.happened(now)
 
     def node_seen(self, node: Json, now: float) -> None:
-        name, signature = name_of(node), signature_of(node)
+        name, signature = name_of(node), node_signature(node)
         before = self._nodes.get(name)
         if before is not None and before.signature == signature:
             return
-        room = room_of(node)
-        room.used = before.room.used if before is not None else self._lost.pop(name, Counter())
-        self._nodes[name] = _NodeSeen(room, signature)
+        capacity = node_capacity(node)
+        capacity.used = before.capacity.used if before is not None else self._lost.pop(name, Counter())
+        self._nodes[name] = _NodeSeen(capacity, signature)
         self.queue.happened(now)
 
     def node_gone(self, name: str) -> None:
         seen = self._nodes.pop(name, None)
         if seen is not None:
-            self._lost[name] = seen.room.used
+            self._lost[name] = seen.capacity.used
 
     # -- one attempt after the other
 
@@ -128,7 +135,7 @@ class Attempts:
         pod = self._waiting[uid]
         needs, misfits, candidates = self._needs(pod), {}, []
         for name in sorted(self._nodes):
-            reasons = self._nodes[name].room.misfits(needs)
+            reasons = self._nodes[name].capacity.misfits(needs)
             if reasons:
                 misfits[name] = reasons
             else:
@@ -139,7 +146,9 @@ class Attempts:
     def choose(self, attempt: Attempt, nodes: Iterable[str]) -> str | None:
         """The emptiest of these nodes; the seed decides between equals. None where none of them is there any more."""
         scores = {
-            name: self._nodes[name].room.emptiness(attempt.needs) for name in sorted(nodes) if name in self._nodes
+            name: self._nodes[name].capacity.least_allocated_score(attempt.needs)
+            for name in sorted(nodes)
+            if name in self._nodes
         }
         if not scores:
             return None
@@ -186,16 +195,16 @@ class Attempts:
         elif _essence(before) != _essence(pod):
             self.queue.changed(uid, now)
 
-    def _needs(self, pod: Json) -> Needs:
+    def _needs(self, pod: Json) -> PodNeeds:
         ignored = self._managed if self._profiles.get(pod["spec"].get("schedulerName", "")) else frozenset[str]()
-        return needs_of(pod, ignored=ignored)
+        return pod_needs(pod, ignored=ignored)
 
     def _hold(self, uid: str, held: _Held) -> None:
         self._release(uid)
         self._held[uid] = held
         seen = self._nodes.get(held.node)
         if seen is not None:
-            seen.room.take(held.needs.amounts)
+            seen.capacity.take(held.needs.amounts)
         else:
             used = self._lost.setdefault(held.node, Counter())
             used.update(held.needs.amounts)
@@ -207,7 +216,7 @@ class Attempts:
             return False
         seen = self._nodes.get(held.node)
         if seen is not None:
-            seen.room.give_back(held.needs.amounts)
+            seen.capacity.give_back(held.needs.amounts)
         elif held.node in self._lost:
             used = self._lost[held.node]
             used.subtract(held.needs.amounts)
