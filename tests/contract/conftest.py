@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ApiServer, Options
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tests.contract.speaking import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
 
 
@@ -37,7 +37,7 @@ async def kubeconfig() -> AsyncIterator[Json]:
     if given:
         yield read_kubeconfig(Path(given))
         return
-    async with ApiServer(Options(seed=1, tls=True, token="secret")) as server:
+    async with ApiServer(ServerOptions(seed=1, tls=True, token="secret")) as server:
         yield server.kubeconfig()
 
 

@@ -96,20 +96,20 @@ def command(
 
 def _show(world: OfflineCluster, wanted: Wanted, *, what: str, order: str, output: str) -> None:
     from tessera.inspect import usage
-    from tessera.inspect.render import usage as topped
     from tessera.inspect.render.lines import Line, Style
+    from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 
     width = None if output == "wide" else terminal_width()
     if what == "pods":
         pods = usage.pods_ordered(usage.pods_in_use(world, wanted), order)
-        lines = topped.pods_table(pods, width=width)
+        lines = pods_table(pods, width=width)
         found: object = pods
     elif what == "nodes":
         nodes = usage.ordered(usage.nodes_in_use(world, wanted), order)
-        lines, found = topped.nodes_table(nodes, width=width, ascii_only=ascii_only()), nodes
+        lines, found = nodes_table(nodes, width=width, ascii_only=ascii_only()), nodes
     else:
         cards = usage.ordered(usage.cards_in_use(world, wanted), order)
-        lines = topped.cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only())
+        lines = cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only())
         found = cards
     if output in ("json", "yaml"):
         print_document(f"{what.capitalize()}InUse", world.state, found, output)

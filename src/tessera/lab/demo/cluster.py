@@ -27,10 +27,10 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, PODS, RESOURCE
 from tessera.lab.demo.machines import demo_nodes
 from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.server import Options
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.objects import name_of, namespace_of
-from tessera.lab.sandbox.scheduling.loop import Profile
+from tessera.lab.sandbox.scheduling.loop import SchedulerProfile
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
@@ -103,7 +103,10 @@ async def demo_cluster(
     `listen` is called once the scheduler, which runs alone elsewhere, has taken the process's signals for itself."""
     managed = frozenset(name for vendor in build_vendors(None, SWITCHES).values() for name in vendor.names.all)
     plane = ControlPlane(
-        nodes=demo_nodes(folder), server=Options(port=port), profile=Profile(managed=managed), folder=folder
+        nodes=demo_nodes(folder),
+        server=ServerOptions(port=port),
+        profile=SchedulerProfile(managed=managed),
+        folder=folder,
     )
     try:
         await plane.__aenter__()

@@ -11,7 +11,7 @@ import yaml
 
 from tessera.lab.demo.agents import AgentNode, paths_in
 from tessera.lab.demo.ascend import AscendNode, ascend_chips
-from tessera.lab.sandbox.nodes.node import NodeSpec, SimulatedNode
+from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.node.inventory.simulated import simulated_hardware
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import Mode, NodeSettings
@@ -72,4 +72,4 @@ def _node(machine: Machine, folder: Path) -> AgentNode:
         paths=paths_in(folder),
     )
     hardware = simulated_hardware(file, node_name=machine.name)
-    return AgentNode(NodeSpec(machine.name, labels=machine.labels), settings, hardware)
+    return AgentNode(SimulatedNodeSpec(machine.name, labels=machine.labels), settings, hardware)

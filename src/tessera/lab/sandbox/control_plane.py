@@ -24,13 +24,13 @@ from tessera.lab.sandbox.api.kinds import EVENTS as EVENT_KIND
 from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tessera.lab.sandbox.api.store import Change
-from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera.lab.sandbox.api.store import StoreChange
+from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import phase_of
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
-from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, Profile, SchedulingLoop
+from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, SchedulerProfile, SchedulingLoop
 
 WAIT_S = 10.0
 """how long `wait_for` waits unless told"""
@@ -49,22 +49,22 @@ class ControlPlane:
         extender_ca: bytes | None = None,
         extender_insecure: bool = False,
         scheduler_name: str = HAMI_SCHEDULER,
-        profile: Profile | None = None,
-        server: Options | None = None,
+        profile: SchedulerProfile | None = None,
+        server: ServerOptions | None = None,
         folder: Path | None = None,
     ) -> None:
         """`folder`: where the kubeconfig goes; by default a temporary one that goes with the block."""
         self.server = ApiServer(server)
         self.scheduler_name = scheduler_name
         self.scheduling: SchedulingLoop | None = None
-        self._profile = replace(profile or Profile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
+        self._profile = replace(profile or SchedulerProfile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
         self._first_nodes = tuple(nodes)
         self._extender = (
             ExtenderAccess(extender_url, ca=extender_ca, insecure=extender_insecure) if extender_url else None
         )
         self._folder = folder
         self._client: KubeClient | None = None
-        self._fleet: Fleet | None = None
+        self._fleet: SimulatedFleet | None = None
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
         self._wanted: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
@@ -107,7 +107,7 @@ class ControlPlane:
         return self._kubeconfig
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> SimulatedFleet:
         if self._fleet is None:
             raise RuntimeError("the control plane is not running: use it in `async with`")
         return self._fleet
@@ -184,7 +184,7 @@ class ControlPlane:
                 access: Access = load_access(kubeconfig=str(path), environ={})
                 async with KubeClient(access) as client:
                     self._client, self._kubeconfig = client, path
-                    self._fleet = Fleet(
+                    self._fleet = SimulatedFleet(
                         client, self._first_nodes, now=self.server.options.now, on_change=self._changed.set
                     )
                     await self._fleet.register()
@@ -240,5 +240,5 @@ class ControlPlane:
             await self._main
             raise RuntimeError("the control plane has stopped")
 
-    def _hear(self, change: Change) -> None:
+    def _hear(self, change: StoreChange) -> None:
         self._changed.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import cast
 
 from tessera.lab.sandbox.api.kinds import Json
@@ -70,3 +71,8 @@ def condition_of(thing: Json, kind: str) -> Json | None:
         if condition.get("type") == kind:
             return cast(Json, condition)
     return None
+
+
+def format_timestamp(seconds: float) -> str:
+    """Unix seconds in the API's form: UTC, whole seconds."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

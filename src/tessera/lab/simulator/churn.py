@@ -14,29 +14,29 @@ from random import Random
 
 import numpy as np
 
-from tessera.lab.simulator.cluster import Cluster
-from tessera.lab.simulator.saturation import place
+from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.saturation import place_pod
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
-from tessera.lab.simulator.traces import Ask, Trace, TraceError, TraceNode
+from tessera.lab.simulator.traces import Trace, TraceError, TraceNode, TraceRequest
 
 SAMPLES = 200
 """points of the curve over time"""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChurnOptions:
     speed: float = 1.0
     """how many times faster pods arrive than in the trace"""
     shrink: int = 1
     """keep one node in so many: a trace that leaves most of its cluster idle makes nobody wait"""
 
 
-AS_RECORDED = Options()
+AS_RECORDED = ChurnOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChurnResult:
     """One replay; times in seconds, allocation in per cent."""
 
     allocation: float
@@ -57,12 +57,12 @@ class Result:
 class Arrival:
     at: float
     place: int
-    ask: Ask
+    ask: TraceRequest
     lasts: float
 
 
 @dataclass(slots=True)
-class Clock:
+class AllocationClock:
     """Card time used so far, and the curve."""
 
     began: float
@@ -81,19 +81,19 @@ class Clock:
             self.now = upto
 
 
-def replay(trace: Trace, policy: str, seed: int, options: Options = AS_RECORDED) -> Result:
+def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECORDED) -> ChurnResult:
     """One replay from an empty cluster. The seed only matters to policies that throw dice."""
     arrivals = _arrivals(trace, options.speed)
     trace = replace(trace, nodes=_kept(trace, options.shrink))
-    cluster = Cluster(trace.nodes)
+    cluster = SimulatedCluster(trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
     # Traces begin with a few pods long before the rest: the time until the first hundredth has come says nothing.
     began = arrivals[len(arrivals) // 100].at
-    clock = Clock(began, arrivals[-1].at, trace.capacity, began)
+    clock = AllocationClock(began, arrivals[-1].at, trace.capacity, began)
     curve: list[float] = []
     waits: list[tuple[int, float]] = []
     queue: list[Arrival] = []
-    running: list[tuple[float, int, int, str, Ask]] = []
+    running: list[tuple[float, int, int, str, TraceRequest]] = []
     left = iter(arrivals)
     coming = next(left, None)
     while coming is not None or running:
@@ -123,18 +123,18 @@ def _kept(trace: Trace, shrink: int) -> tuple[TraceNode, ...]:
 
 
 def _start(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     strategy: Strategy,
     pods: Sequence[Arrival],
     time: float,
-    running: list[tuple[float, int, int, str, Ask]],
+    running: list[tuple[float, int, int, str, TraceRequest]],
     waits: list[tuple[int, float]],
 ) -> list[Arrival]:
     """Try each once; those that fit nowhere. Equal asks fail together until something ends."""
     waiting: list[Arrival] = []
-    hopeless: set[Ask] = set()
+    hopeless: set[TraceRequest] = set()
     for pod in pods:
-        placed = None if pod.ask in hopeless else place(cluster, strategy, pod.ask)
+        placed = None if pod.ask in hopeless else place_pod(cluster, strategy, pod.ask)
         if placed is None:
             hopeless.add(pod.ask)
             waiting.append(pod)
@@ -154,12 +154,14 @@ def _arrivals(trace: Trace, speed: float) -> list[Arrival]:
     )
 
 
-def _result(clock: Clock, curve: list[float], waits: list[tuple[int, float]], queue: list[Arrival]) -> Result:
+def _result(
+    clock: AllocationClock, curve: list[float], waits: list[tuple[int, float]], queue: list[Arrival]
+) -> ChurnResult:
     """Pods that never started have waited until everything was over, which says too little: the backlog counts them."""
     times = np.array([wait for _, wait in waits] or [0.0])
     by_cards = {cards: [w for c, w in waits if c == cards] for cards in sorted({cards for cards, _ in waits})}
     span = max(clock.ends - clock.began, 1.0) * clock.capacity
-    return Result(
+    return ChurnResult(
         allocation=100.0 * clock.used / span,
         over_time=tuple(curve),
         wait_mean=float(times.mean()),

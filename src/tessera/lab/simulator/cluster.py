@@ -20,7 +20,7 @@ from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.requests import Constraint, ContainerAsk, HostAsk, PodRequest, Request, Role
-from tessera.lab.simulator.traces import WHOLE, Ask, TraceNode
+from tessera.lab.simulator.traces import WHOLE, TraceNode, TraceRequest
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors
 
@@ -42,7 +42,7 @@ def model_word(model: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def request_of(ask: Ask) -> PodRequest:
+def make_request(ask: TraceRequest) -> PodRequest:
     """What the core is asked; CPU-only pods ask for no devices."""
     requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=ask.milli // 10),) if ask.cards else ()
     models = tuple(model_word(model) for model in ask.models)
@@ -56,7 +56,7 @@ def _device(node: TraceNode, index: int) -> Device:
     return Device(uuid, NVIDIA, index, SLOTS, WHOLE, model=model, mode=HAMI_CORE)
 
 
-class Cluster:
+class SimulatedCluster:
     """Nodes, who runs on them, and which columns could take a pod."""
 
     def __init__(self, nodes: tuple[TraceNode, ...]) -> None:
@@ -76,7 +76,7 @@ class Cluster:
         self._evaluations: dict[Hashable, Evaluation] = {}
         self._uids = count()
 
-    def fitting(self, ask: Ask, within: Bools | None = None) -> Ints:
+    def fitting(self, ask: TraceRequest, within: Bools | None = None) -> Ints:
         """Columns that take the pod, host and cards; of those in `within` where it is given."""
         arrays = self.arrays
         fits: Bools = (arrays.free_cpu >= ask.cpu) & (arrays.free_memory >= ask.memory)
@@ -84,11 +84,11 @@ class Cluster:
             fits &= within
         fits = fits[: len(arrays.names)]
         if ask.cards:
-            evaluation = self.evaluation(request_of(ask))
+            evaluation = self.evaluation(make_request(ask))
             fits = fits & evaluation.possible
         return np.flatnonzero(fits)
 
-    def left_after(self, ask: Ask, rows: Ints) -> tuple[Floats, Floats]:
+    def left_after(self, ask: TraceRequest, rows: Ints) -> tuple[Floats, Floats]:
         """CPU and memory that would be free with the pod there, as parts of the host's own."""
         cpu: Floats = (self.arrays.free_cpu[rows] - ask.cpu) / self._cpu[rows]
         memory: Floats = (self.arrays.free_memory[rows] - ask.memory) / self._memory[rows]
@@ -102,19 +102,19 @@ class Cluster:
         known.catch_up()
         return known
 
-    def put(self, ask: Ask, row: int, placement: Placement | None) -> str:
+    def put(self, ask: TraceRequest, row: int, placement: Placement | None) -> str:
         """The pod runs there from now on; its uid."""
         uid = f"pod-{next(self._uids)}"
         name = self.arrays.names[row]
         if placement is not None:
-            request = request_of(ask)
+            request = make_request(ask)
             named = PodRequest(uid, request.namespace, uid, request.containers, request.constraints)
             self.ledger.reserve(named, placement, deadline=0.0)
         self._charge(name, row, HostAsk(ask.cpu, ask.memory))
         self.taken += ask.demand
         return uid
 
-    def end(self, ask: Ask, row: int, uid: str) -> None:
+    def end(self, ask: TraceRequest, row: int, uid: str) -> None:
         """The pod has ended."""
         self.ledger.release(uid)
         self._charge(self.arrays.names[row], row, HostAsk(-ask.cpu, -ask.memory))

@@ -16,8 +16,8 @@ import click
 from tessera.cli.sources import NoAnswer
 
 if TYPE_CHECKING:
-    from tessera.lab.simulator.churn import Options
-    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
     from tessera.lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -153,8 +153,8 @@ def command(
     Pods arrive in a random order, none leave, none are tried again; CPU and host memory count as kube-scheduler counts
     them. The figure is the part of all cards that is allocated. docs/packing.md explains protocol and policies.
     """
-    from tessera.lab.simulator.churn import Options
-    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
     from tessera.lab.simulator.traces import TraceError
 
     try:
@@ -162,9 +162,9 @@ def command(
         if folder is not None:
             _write(traces[0], folder)
             return
-        work = [Job(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
+        work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, Options(speed, shrink), jobs)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs)
         else:
             report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
     except TraceError as error:
@@ -182,11 +182,11 @@ def command(
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
-    from tessera.lab.simulator import synthetic as making
+    from tessera.lab.simulator.synthetic import make_trace
     from tessera.lab.simulator.traces import read_trace
 
     if synthetic is not None:
-        return [making.synthetic(nodes=synthetic)]
+        return [make_trace(nodes=synthetic)]
     if nodes is None or not pods:
         raise click.UsageError("name a cluster with --nodes and a trace with --pods, or use --synthetic")
     return [read_trace(nodes, path) for path in pods]
@@ -200,15 +200,21 @@ def _write(trace: Trace, folder: Path) -> None:
 
 
 def _saturations(
-    traces: list[Trace], work: list[Job], arrivals: list[float], jobs: int, *, shuffle_nodes: bool, sample: float
+    traces: list[Trace],
+    work: list[SimulationRun],
+    arrivals: list[float],
+    jobs: int,
+    *,
+    shuffle_nodes: bool,
+    sample: float,
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import curves, saturation_report
-    from tessera.lab.simulator.runs import saturations
-    from tessera.lab.simulator.saturation import Options
+    from tessera.lab.simulator.runs import run_saturations
+    from tessera.lab.simulator.saturation import SaturationOptions
 
-    options = Options(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
-    runs = _watched(saturations(traces, work, options, processes=jobs), len(work))
+    options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
+    runs = _watched(run_saturations(traces, work, options, processes=jobs), len(work))
 
     def drawn(trace: str) -> str:
         lines = {name: list(enumerate(points)) for name, points in curves(runs, traces)[trace].items()}
@@ -224,13 +230,13 @@ def _saturations(
 
 
 def _churns(
-    traces: list[Trace], work: list[Job], options: Options, jobs: int
+    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import churn_report
-    from tessera.lab.simulator.runs import churns
+    from tessera.lab.simulator.runs import run_churns
 
-    report = churn_report(_watched(churns(traces, work, options, processes=jobs), len(work)), traces)
+    report = churn_report(_watched(run_churns(traces, work, options, processes=jobs), len(work)), traces)
 
     def drawn(trace: str) -> str:
         return line_plot(

@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tessera.lab.simulator import churn
-from tessera.lab.simulator.saturation import Options, Result, saturate
+from tessera.lab.simulator.saturation import SaturationOptions, SaturationResult, saturate
 from tessera.lab.simulator.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulationRun:
     policy: str
     trace: int
     """place in the list of traces"""
     seed: int
 
 
-def _saturate(trace: Trace, job: Job, options: Options) -> Result:
+def _saturate(trace: Trace, job: SimulationRun, options: SaturationOptions) -> SaturationResult:
     return saturate(trace, job.policy, job.seed, options)
 
 
-def _churn(trace: Trace, job: Job, options: churn.Options) -> churn.Result:
+def _churn(trace: Trace, job: SimulationRun, options: churn.ChurnOptions) -> churn.ChurnResult:
     return churn.replay(trace, job.policy, job.seed, options)
 
 
@@ -37,18 +37,18 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def saturations(
-    traces: Sequence[Trace], jobs: Sequence[Job], options: Options, *, processes: int
-) -> Iterator[tuple[Job, Result]]:
+def run_saturations(
+    traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: SaturationOptions, *, processes: int
+) -> Iterator[tuple[SimulationRun, SaturationResult]]:
     """Every job with its result, as they are ready, in order."""
     with _pool(processes) as pool:
         found = pool.map(_saturate, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))
         yield from zip(jobs, found, strict=True)
 
 
-def churns(
-    traces: Sequence[Trace], jobs: Sequence[Job], options: churn.Options, *, processes: int
-) -> Iterator[tuple[Job, churn.Result]]:
+def run_churns(
+    traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: churn.ChurnOptions, *, processes: int
+) -> Iterator[tuple[SimulationRun, churn.ChurnResult]]:
     """The same for replays with departures."""
     with _pool(processes) as pool:
         found = pool.map(_churn, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))

@@ -36,7 +36,7 @@ class TraceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class TraceRequest:
     """What a pod asks for: equal asks are placed alike."""
 
     cpu: int = 0
@@ -58,7 +58,7 @@ class TracePod:
     """A pod, and when it comes and goes where the trace says so."""
 
     name: str
-    ask: Ask
+    ask: TraceRequest
     created: float | None = None
     """seconds"""
     deleted: float | None = None
@@ -118,7 +118,7 @@ def read_pods(path: Path) -> tuple[TracePod, ...]:
         milli = _number(path, place, row, "gpu_milli", WHOLE) if cards else 0
         if cards and not (0 < milli <= WHOLE and (milli == WHOLE or cards == 1)):
             raise TraceError(f"{path}, entry {place}: {cards} cards of {milli} thousandths cannot be asked for")
-        ask = Ask(
+        ask = TraceRequest(
             cpu=_number(path, place, row, "cpu_milli", 0),
             memory=_number(path, place, row, "memory_mib", 0),
             cards=cards,

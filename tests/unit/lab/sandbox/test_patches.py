@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.errors import ApiError
-from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, Kind
-from tessera.lab.sandbox.api.patches import MAX_OPERATIONS, apply_json_patch, merge
-from tessera.lab.sandbox.api.strategic import merge_strategic
+from tessera.lab.sandbox.api.errors import StatusError
+from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NODES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
+from tessera.lab.sandbox.api.patches import MAX_OPERATIONS, apply_json_patch, merge, merge_strategic
 
 
 @pytest.mark.parametrize(
@@ -28,15 +27,17 @@ def test_a_merge_patch_does_what_the_rfc_says(target: Any, patch: Any, result: A
 
 
 def test_a_json_patch_that_does_not_apply_is_refused_as_kube_apiserver_refuses_it() -> None:
-    with pytest.raises(ApiError, match="rejected our request due to an error in our request: missing value") as refusal:
+    with pytest.raises(
+        StatusError, match="rejected our request due to an error in our request: missing value"
+    ) as refusal:
         apply_json_patch({"a": 1}, [{"op": "remove", "path": "/b"}])
     assert refusal.value.code == 422
 
 
 def test_a_json_patch_is_a_list_of_bounded_length() -> None:
-    with pytest.raises(ApiError, match="list of operations"):
+    with pytest.raises(StatusError, match="list of operations"):
         apply_json_patch({}, {"op": "add"})
-    with pytest.raises(ApiError, match="at most"):
+    with pytest.raises(StatusError, match="at most"):
         apply_json_patch({}, [{}] * (MAX_OPERATIONS + 1))
 
 
@@ -147,7 +148,7 @@ def env(*names: str) -> list[Json]:
         ),
     ],
 )
-def test_a_strategic_patch_knows_the_lists(kind: Kind, target: Json, patch: Json, result: Json) -> None:
+def test_a_strategic_patch_knows_the_lists(kind: ResourceKind, target: Json, patch: Json, result: Json) -> None:
     assert merge_strategic(kind, target, patch) == result
 
 
@@ -162,6 +163,6 @@ def test_a_strategic_patch_knows_the_lists(kind: Kind, target: Json, patch: Json
     ],
 )
 def test_a_strategic_patch_that_makes_no_sense_is_refused(patch: Any) -> None:
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(StatusError) as refusal:
         merge_strategic(PODS, {}, patch)
     assert refusal.value.code in (400, 500)

@@ -17,11 +17,11 @@ from tessera.lab.sandbox.api.faults import Fail
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
-from tessera.lab.sandbox.scheduling.loop import Profile, SchedulingLoop
+from tessera.lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 
-SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
+SAMPLES = Path(__file__).parents[3] / "samples" / "extender"
 
 
 def nodes(count: int = 3, **more: Any) -> list[SimulatedNode]:
@@ -106,7 +106,7 @@ async def test_filter_calls_come_one_at_a_time_and_binds_together() -> None:
 
 @in_real_time
 async def test_the_number_of_binds_at_once_is_bounded() -> None:
-    async with cluster(extender := ScriptedExtender(), profile=Profile(parallel_binds=2)) as plane:
+    async with cluster(extender := ScriptedExtender(), profile=SchedulerProfile(parallel_binds=2)) as plane:
         for number in range(8):
             await plane.create_pod(gpu_pod(f"p{number}"))
         await plane.wait_for(lambda: all(bound_to(plane, f"p{number}") for number in range(8)))

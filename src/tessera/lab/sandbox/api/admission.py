@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from tessera.lab.sandbox.api import selectors
-from tessera.lab.sandbox.api.errors import ApiError, internal
-from tessera.lab.sandbox.api.intake import as_object, decode_json
-from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, Kind
+from tessera.lab.sandbox.api.errors import StatusError, internal
+from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, ResourceKind
 from tessera.lab.sandbox.api.patches import apply_json_patch
+from tessera.lab.sandbox.api.request_bodies import decode_json, read_object
 from tessera.lab.sandbox.api.shapes import Rule, Webhook, WebhookConfiguration
 from tessera.lab.sandbox.api.store import DECODE, ENCODE, Store
-from tessera.lab.sandbox.api.webhook_client import Answer, Caller, CallFailed
+from tessera.lab.sandbox.api.webhook_client import WebhookCallError, WebhookClient, WebhookResponse
 
 VERB_OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
 
 @dataclass(frozen=True, slots=True)
-class User:
+class ApiUser:
     """Who is asking."""
 
     username: str = "system:admin"
@@ -38,14 +38,14 @@ class Attributes:
     """One request, as admission sees it."""
 
     operation: str
-    kind: Kind
+    kind: ResourceKind
     namespace: str
     name: str
     content: Json | None
     old: Json | None = None
     subresource: str = ""
     dry_run: bool = False
-    user: User = User()
+    user: ApiUser = ApiUser()
     options: Json = field(default_factory=dict)
     subresource_kind: tuple[str, str] | None = None
     """group/version and kind of the body where it is not the resource's own"""
@@ -62,10 +62,10 @@ class Admitted:
 class Admission:
     """Reads the webhook configurations from the store; nothing is asked while there are none."""
 
-    def __init__(self, store: Store, caller: Caller) -> None:
+    def __init__(self, store: Store, caller: WebhookClient) -> None:
         self._store = store
         self._caller = caller
-        self._parsed: dict[Kind, tuple[int, tuple[Webhook, ...]]] = {}
+        self._parsed: dict[ResourceKind, tuple[int, tuple[Webhook, ...]]] = {}
 
     async def admit(self, attributes: Attributes, *, uid: str) -> Admitted:
         if attributes.kind in (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS):
@@ -81,10 +81,10 @@ class Admission:
                 await round_.ask(webhook, may_patch=False)
         return Admitted(round_.attributes.content, tuple(round_.warnings))
 
-    def _asked(self, configurations: Kind, attributes: Attributes) -> list[Webhook]:
+    def _asked(self, configurations: ResourceKind, attributes: Attributes) -> list[Webhook]:
         return [each for each in self._webhooks(configurations) if self._concerns(each, attributes)]
 
-    def _webhooks(self, configurations: Kind) -> tuple[Webhook, ...]:
+    def _webhooks(self, configurations: ResourceKind) -> tuple[Webhook, ...]:
         version, webhooks = self._parsed.get(configurations, (-1, ()))
         if version != self._store.touched(configurations):
             read = [msgspec.convert(each.object, WebhookConfiguration) for each in self._store.list(configurations)]
@@ -98,7 +98,7 @@ class Admission:
         return self._namespace_matches(webhook, attributes) and _object_matches(webhook, attributes)
 
     def _namespace_matches(self, webhook: Webhook, attributes: Attributes) -> bool:
-        terms = selectors.of_structure(webhook.namespace_selector)
+        terms = selectors.parse_label_selector(webhook.namespace_selector)
         if not terms:
             return True
         if attributes.kind is NAMESPACES:
@@ -114,7 +114,7 @@ class Admission:
 class _Round:
     """The questions about one request, and what they have changed so far."""
 
-    def __init__(self, caller: Caller, attributes: Attributes, uid: str) -> None:
+    def __init__(self, caller: WebhookClient, attributes: Attributes, uid: str) -> None:
         self.attributes = attributes
         self.warnings: list[str] = []
         self._caller = caller
@@ -137,7 +137,7 @@ class _Round:
         try:
             answer = await self._caller.call(webhook, _request(self.attributes, self._uid))
             content = self._patched(answer) if may_patch else self.attributes.content
-        except CallFailed as failure:
+        except WebhookCallError as failure:
             if webhook.failure_policy == "Ignore":
                 return
             message = f'failed calling webhook "{webhook.name}": failed to call webhook: {failure}'
@@ -147,23 +147,23 @@ class _Round:
             raise _denied(webhook, answer)
         self.attributes = replace(self.attributes, content=content)
 
-    def _patched(self, answer: Answer) -> Json | None:
+    def _patched(self, answer: WebhookResponse) -> Json | None:
         if not answer.patch or not answer.allowed:
             return self.attributes.content
         if self.attributes.content is None:
-            raise CallFailed("there is no object to patch")
+            raise WebhookCallError("there is no object to patch")
         try:
             operations = decode_json(base64.b64decode(answer.patch, validate=True))
             fresh = DECODE(ENCODE(self.attributes.content))
             patched = apply_json_patch(fresh, operations)
             if self.attributes.subresource_kind is None:
-                patched = as_object(self.attributes.kind, patched)
+                patched = read_object(self.attributes.kind, patched)
         except (binascii.Error, ValueError) as error:
-            raise CallFailed(f"the patch is not base64: {error}") from error
-        except ApiError as error:
-            raise CallFailed(f"the patch does not apply: {error.message}") from error
+            raise WebhookCallError(f"the patch is not base64: {error}") from error
+        except StatusError as error:
+            raise WebhookCallError(f"the patch does not apply: {error.message}") from error
         if not isinstance(patched, dict):
-            raise CallFailed("the patch leaves no object")
+            raise WebhookCallError("the patch leaves no object")
         return patched
 
 
@@ -195,7 +195,7 @@ def _request(attributes: Attributes, uid: str) -> Json:
     }
 
 
-def _denied(webhook: Webhook, answer: Answer) -> ApiError:
+def _denied(webhook: Webhook, answer: WebhookResponse) -> StatusError:
     """The webhook's own code and reason, but never one that means success."""
     status = answer.status
     message, reason, code = (status.get(key) for key in ("message", "reason", "code"))
@@ -207,7 +207,7 @@ def _denied(webhook: Webhook, answer: Answer) -> ApiError:
     else:
         text = f"{by} without explanation"
     refused = isinstance(code, int) and 400 <= code <= 599
-    return ApiError(code if refused and code else 400, reason if isinstance(reason, str) else "", text)
+    return StatusError(code if refused and code else 400, reason if isinstance(reason, str) else "", text)
 
 
 def _rule_matches(rule: Rule, attributes: Attributes) -> bool:
@@ -232,7 +232,7 @@ def _listed(wanted: tuple[str, ...], found: str) -> bool:
 
 
 def _object_matches(webhook: Webhook, attributes: Attributes) -> bool:
-    terms = selectors.of_structure(webhook.object_selector)
+    terms = selectors.parse_label_selector(webhook.object_selector)
     if not terms:
         return True
     for content in (attributes.content, attributes.old):

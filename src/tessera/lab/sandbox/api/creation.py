@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from tessera.lab.sandbox.api.defaults import containers
 from tessera.lab.sandbox.api.errors import forbidden
-from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, Kind
+from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import Store
 from tessera.wire.quantity import NotAQuantity, read
 
@@ -30,7 +30,7 @@ EVICTED_AFTER_S = 300
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
-class Identities:
+class IdentitySource:
     """Where uids and name suffixes come from; with a seed, the same ones every time."""
 
     def __init__(self, *, now: Callable[[], float], seed: int | None = None) -> None:
@@ -47,19 +47,19 @@ class Identities:
         return datetime.fromtimestamp(self._now() + after_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def admit(kind: Kind, content: Json, *, store: Store, identities: Identities) -> None:
+def run_builtin_admission(kind: ResourceKind, content: Json, *, store: Store, identities: IdentitySource) -> None:
     """The built-in admission of a pod: service account, tolerations, priority."""
     if kind is not PODS:
         return
     content["status"] = {}
     spec = content["spec"]
     _use_service_account(content, store, identities)
-    tolerate_short_outages(spec)
+    add_default_tolerations(spec)
     spec.setdefault("priority", PRIORITIES.get(spec.get("priorityClassName", ""), 0))
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
 
-def complete(kind: Kind, content: Json, *, identities: Identities) -> None:
+def assign_identity(kind: ResourceKind, content: Json, *, identities: IdentitySource) -> None:
     """Gives the object its identity; a name made from generateName is the caller's to retry."""
     metadata = content["metadata"]
     for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
@@ -77,7 +77,7 @@ def complete(kind: Kind, content: Json, *, identities: Identities) -> None:
         content["status"] = {}
 
 
-def generated_name(prefix: str, identities: Identities) -> str:
+def generate_name(prefix: str, identities: IdentitySource) -> str:
     return prefix[:MAX_GENERATED] + identities.suffix()
 
 
@@ -101,7 +101,7 @@ def _amount(amounts: Json, name: str) -> Fraction:
     return Fraction(0) if isinstance(found, NotAQuantity) else Fraction(found.value)
 
 
-def _use_service_account(content: Json, store: Store, identities: Identities) -> None:
+def _use_service_account(content: Json, store: Store, identities: IdentitySource) -> None:
     spec, namespace = content["spec"], content["metadata"]["namespace"]
     account = spec.setdefault("serviceAccountName", "default")
     spec["serviceAccount"] = account
@@ -114,7 +114,7 @@ def _use_service_account(content: Json, store: Store, identities: Identities) ->
         _mount_token(spec, identities)
 
 
-def _mount_token(spec: Json, identities: Identities) -> None:
+def _mount_token(spec: Json, identities: IdentitySource) -> None:
     without = [
         each
         for each in containers(spec)
@@ -135,7 +135,7 @@ def _mount_token(spec: Json, identities: Identities) -> None:
         container.setdefault("volumeMounts", []).append(mount)
 
 
-def tolerate_short_outages(spec: Json) -> None:
+def add_default_tolerations(spec: Json) -> None:
     """Adds the default tolerations where nothing covers them, on every write of a pod."""
     held = spec.setdefault("tolerations", [])
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api.cluster import ApiState, RequestContext
 from tessera.lab.sandbox.api.errors import forbidden, not_found
-from tessera.lab.sandbox.api.kinds import KINDS, NAMESPACES, PODS, Json, Kind
+from tessera.lab.sandbox.api.kinds import KINDS, NAMESPACES, PODS, Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import DeleteOptions
-from tessera.lab.sandbox.api.store import Stored, stored_from
+from tessera.lab.sandbox.api.store import Stored, make_stored
 from tessera.lab.sandbox.api.writes import check_precondition
 
 KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
@@ -32,7 +32,7 @@ class Deletion:
 
 
 async def delete(
-    cluster: Cluster, kind: Kind, namespace: str, name: str, *, options: DeleteOptions, call: Call
+    cluster: ApiState, kind: ResourceKind, namespace: str, name: str, *, options: DeleteOptions, call: RequestContext
 ) -> Deletion:
     """One object."""
     current = cluster.store.get(kind, namespace, name)
@@ -52,7 +52,7 @@ async def delete(
     return remove(cluster, current, options, dry_run=call.dry_run)
 
 
-def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
+def remove(cluster: ApiState, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
     """Takes the object out, or marks it where that has to wait."""
     if current.kind is NAMESPACES:
         return _remove_namespace(cluster, current, dry_run=dry_run)
@@ -68,7 +68,7 @@ def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run
     if marked is None:
         return Deletion(current, gone=False)
     if dry_run:
-        return Deletion(stored_from(current.kind, marked, current.version), gone=False)
+        return Deletion(make_stored(current.kind, marked, current.version), gone=False)
     return Deletion(cluster.store.put(current.kind, marked), gone=False)
 
 
@@ -84,7 +84,7 @@ def _grace_s(current: Stored, options: DeleteOptions) -> int:
     return asked if asked >= 0 else 1
 
 
-def _marked(cluster: Cluster, current: Stored, grace: int) -> Json | None:
+def _marked(cluster: ApiState, current: Stored, grace: int) -> Json | None:
     """The object with its end written down; None where that would change nothing."""
     pending = current.object["metadata"].get("deletionGracePeriodSeconds")
     if pending is not None and pending <= grace:
@@ -102,13 +102,13 @@ def _marked(cluster: Cluster, current: Stored, grace: int) -> Json | None:
     return marked
 
 
-def _remove_namespace(cluster: Cluster, current: Stored, *, dry_run: bool) -> Deletion:
+def _remove_namespace(cluster: ApiState, current: Stored, *, dry_run: bool) -> Deletion:
     marked = current.copy()
     if "deletionTimestamp" not in marked["metadata"]:
         marked["metadata"]["deletionTimestamp"] = cluster.identities.timestamp()
         marked["status"] = {"phase": "Terminating"}
     if dry_run:
-        return Deletion(stored_from(NAMESPACES, marked, current.version), gone=False)
+        return Deletion(make_stored(NAMESPACES, marked, current.version), gone=False)
     stored = cluster.store.put(NAMESPACES, marked)
     for kind in KINDS:
         if kind.namespaced:

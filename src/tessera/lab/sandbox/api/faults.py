@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.lab.sandbox.api.cluster import Cluster
-from tessera.lab.sandbox.api.kinds import Kind
+from tessera.lab.sandbox.api.cluster import ApiState
+from tessera.lab.sandbox.api.kinds import ResourceKind
 from tessera.lab.sandbox.api.watches import Watcher
 
 
@@ -62,10 +62,10 @@ class _Rule:
     left: int
 
 
-class Faults:
+class ApiFaults:
     """The faults still to come, and the ones that happen at once."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ApiState) -> None:
         self._cluster = cluster
         self._rules: list[_Rule] = []
 
@@ -86,15 +86,15 @@ class Faults:
                 return rule.fault
         return None
 
-    def cut_watches(self, kind: Kind | None = None, *, agent: str = "") -> int:
+    def cut_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> int:
         """Resets the connections of running watches; answers how many there were."""
         return self._stop_watches(kind, agent, abort=True)
 
-    def end_watches(self, kind: Kind | None = None, *, agent: str = "") -> int:
+    def end_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> int:
         """Ends running watches with a plain end of stream."""
         return self._stop_watches(kind, agent, abort=False)
 
-    def hold_watches(self, kind: Kind | None = None, *, agent: str = "") -> Callable[[], None]:
+    def hold_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> Callable[[], None]:
         """Running watches fall behind: nothing more reaches them until what is returned here is called."""
         held = self._watchers(kind, agent)
         for watcher in held:
@@ -110,11 +110,11 @@ class Faults:
         """Forgets the past: whoever comes back to watch or to page from an older version gets 410."""
         self._cluster.store.compact()
 
-    def _stop_watches(self, kind: Kind | None, agent: str, *, abort: bool) -> int:
+    def _stop_watches(self, kind: ResourceKind | None, agent: str, *, abort: bool) -> int:
         watchers = self._watchers(kind, agent)
         for watcher in watchers:
             watcher.end(abort=abort)
         return len(watchers)
 
-    def _watchers(self, kind: Kind | None, agent: str) -> list[Watcher]:
+    def _watchers(self, kind: ResourceKind | None, agent: str) -> list[Watcher]:
         return [watcher for watcher in self._cluster.hub.all(kind) if re.search(agent, watcher.agent)]

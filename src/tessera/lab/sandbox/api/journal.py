@@ -11,7 +11,7 @@ KEPT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LoggedRequest:
     """One request and its answer; status 0 is a connection that was cut."""
 
     method: str
@@ -26,19 +26,19 @@ class Seen:
         return self.method not in ("GET", "HEAD")
 
 
-class Journal:
+class RequestLog:
     """The last requests, oldest first. A watch is noted when it ends."""
 
     def __init__(self) -> None:
-        self._seen: deque[Seen] = deque(maxlen=KEPT)
+        self._seen: deque[LoggedRequest] = deque(maxlen=KEPT)
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: LoggedRequest) -> None:
         self._seen.append(seen)
 
     def clear(self) -> None:
         self._seen.clear()
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[LoggedRequest]:
         return iter(tuple(self._seen))
 
     def __len__(self) -> int:

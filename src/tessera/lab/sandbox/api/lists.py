@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.lab.sandbox.api.errors import bad_request, expired_page, too_large_version
-from tessera.lab.sandbox.api.kinds import Kind
-from tessera.lab.sandbox.api.selectors import EVERYTHING, Selector
+from tessera.lab.sandbox.api.kinds import ResourceKind
+from tessera.lab.sandbox.api.selectors import EVERYTHING, ObjectSelector
 from tessera.lab.sandbox.api.store import Store, Stored
 
 MAX_SNAPSHOTS = 32
@@ -22,7 +22,7 @@ MAX_SNAPSHOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ListPage:
     """Part of a list, or all of it."""
 
     items: list[Stored]
@@ -33,12 +33,12 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ListQuery:
     """What a client wants listed."""
 
-    kind: Kind
+    kind: ResourceKind
     namespace: str = ""
-    selector: Selector = EVERYTHING
+    selector: ObjectSelector = EVERYTHING
     limit: int = 0
     token: str = ""
     version: int | None = None
@@ -56,10 +56,10 @@ class Lister:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._snapshots: OrderedDict[int, tuple[Asked, list[Stored]]] = OrderedDict()
+        self._snapshots: OrderedDict[int, tuple[ListQuery, list[Stored]]] = OrderedDict()
         self._number = 0
 
-    def page(self, asked: Asked) -> Page:
+    def page(self, asked: ListQuery) -> ListPage:
         if asked.token:
             return self._continue(asked)
         current = self._store.version
@@ -69,14 +69,14 @@ class Lister:
             raise expired_page()
         items = [each for each in self._store.list(asked.kind, asked.namespace) if asked.selector.matches(each.object)]
         if not asked.limit or len(items) <= asked.limit:
-            return Page(items, current)
+            return ListPage(items, current)
         self._number += 1
         self._snapshots[self._number] = (asked, items)
         while len(self._snapshots) > MAX_SNAPSHOTS:
             self._snapshots.popitem(last=False)
         return self._cut(_Token(current, 0, self._number), items, asked)
 
-    def _continue(self, asked: Asked) -> Page:
+    def _continue(self, asked: ListQuery) -> ListPage:
         token = _read_token(asked.token)
         first, items = self._snapshots.get(token.number, (None, []))
         if first is None or token.version < self._store.oldest(asked.kind):
@@ -85,15 +85,15 @@ class Lister:
             raise bad_request("the continue token belongs to another list")
         return self._cut(token, items, asked)
 
-    def _cut(self, token: _Token, items: list[Stored], asked: Asked) -> Page:
+    def _cut(self, token: _Token, items: list[Stored], asked: ListQuery) -> ListPage:
         end = token.shown + asked.limit if asked.limit else len(items)
         shown = items[token.shown : end]
         if end >= len(items):
             # Kept until it is pushed out: a client that lost this answer may ask for the page again.
-            return Page(shown, token.version)
+            return ListPage(shown, token.version)
         remaining = None if asked.selector else len(items) - end
         following = _Token(token.version, end, token.number)
-        return Page(shown, token.version, _written(following), remaining)
+        return ListPage(shown, token.version, _written(following), remaining)
 
 
 def _written(token: _Token) -> str:

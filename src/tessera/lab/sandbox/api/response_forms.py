@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tessera.lab.sandbox.api.errors import ApiError
-from tessera.lab.sandbox.api.kinds import Json, Kind
-from tessera.lab.sandbox.api.lists import Page
+from tessera.lab.sandbox.api.errors import StatusError
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
+from tessera.lab.sandbox.api.lists import ListPage
 from tessera.lab.sandbox.api.store import ENCODE, Stored
 from tessera.lab.sandbox.api.tables import partial, table
 
@@ -15,7 +15,7 @@ _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ResponseForm:
     """One way to write objects."""
 
     shape: str = ""
@@ -31,7 +31,7 @@ class Form:
             return ENCODE(partial(stored, "PartialObjectMetadata"))
         return stored.whole
 
-    def many(self, kind: Kind, page: Page) -> bytes:
+    def many(self, kind: ResourceKind, page: ListPage) -> bytes:
         metadata: Json = {"resourceVersion": str(page.version)}
         if page.token:
             metadata["continue"] = page.token
@@ -47,7 +47,7 @@ class Form:
         return ENCODE(heading)[:-1] + b',"items":[' + b",".join(each.bare for each in page.items) + b"]}"
 
 
-def form_for(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> Form:
+def choose_form(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> ResponseForm:
     """The first form in `accept` that can be written here."""
     for part in accept.split(",") if accept else ("*/*",):
         media, *rest = (piece.strip() for piece in part.split(";"))
@@ -56,11 +56,11 @@ def form_for(accept: str, query: Mapping[str, str], now: Callable[[], float]) ->
         parameters = dict(piece.split("=", 1) for piece in rest if "=" in piece)
         shape = parameters.get("as", "")
         if not shape:
-            return Form()
+            return ResponseForm()
         if parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1"):
             if shape == "Table":
-                return Form("Table", query.get("includeObject", "Metadata"), now)
+                return ResponseForm("Table", query.get("includeObject", "Metadata"), now)
             if shape in _PARTIAL:
-                return Form("Partial", now=now)
+                return ResponseForm("Partial", now=now)
     message = "only the following media types are accepted: application/json"
-    raise ApiError(406, "NotAcceptable", message)
+    raise StatusError(406, "NotAcceptable", message)

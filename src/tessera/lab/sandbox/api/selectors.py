@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.lab.sandbox.api.errors import bad_request
-from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import LabelSelector
 from tessera.wire.label_requirements import LabelRequirement
 
@@ -24,7 +24,7 @@ _FIELD_TERM = re.compile(r"(?P<field>[^=!]+)(?P<op>==|=|!=)(?P<value>.*)", re.DO
 
 
 @dataclass(frozen=True, slots=True)
-class FieldTerm:
+class FieldRequirement:
     """One requirement on one field, which counts as empty where it is missing."""
 
     field: str
@@ -36,11 +36,11 @@ class FieldTerm:
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
+class ObjectSelector:
     """All that a list or a watch asks of an object."""
 
     labels: tuple[LabelRequirement, ...] = ()
-    fields: tuple[FieldTerm, ...] = ()
+    fields: tuple[FieldRequirement, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.fields)
@@ -57,7 +57,7 @@ class Selector:
         return next((term.value for term in self.fields if term.field == field and term.equal), None)
 
 
-EVERYTHING = Selector()
+EVERYTHING = ObjectSelector()
 
 
 def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
@@ -72,7 +72,7 @@ def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     return tuple(terms)
 
 
-def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
+def parse_fields(kind: ResourceKind, text: str) -> tuple[FieldRequirement, ...]:
     terms = []
     for part in _FIELD_PART.findall(text):
         found = _FIELD_TERM.fullmatch(part)
@@ -81,11 +81,11 @@ def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
         field = found["field"].strip()
         if field not in kind.fields and field not in ("metadata.name", "metadata.namespace"):
             raise bad_request(f"field label not supported: {field}")
-        terms.append(FieldTerm(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
+        terms.append(FieldRequirement(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
     return tuple(terms)
 
 
-def of_structure(selector: LabelSelector) -> tuple[LabelRequirement, ...]:
+def parse_label_selector(selector: LabelSelector) -> tuple[LabelRequirement, ...]:
     """A `metav1.LabelSelector`; an empty one selects everything."""
     plain = [LabelRequirement(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
     return (

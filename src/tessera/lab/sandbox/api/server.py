@@ -17,13 +17,13 @@ from types import TracebackType
 import yaml
 from aiohttp import web
 
-from tessera.lab.sandbox.api.admission import User
+from tessera.lab.sandbox.api.admission import ApiUser
 from tessera.lab.sandbox.api.certificates import Certificates, for_loopback
-from tessera.lab.sandbox.api.cluster import Cluster
-from tessera.lab.sandbox.api.faults import Faults
-from tessera.lab.sandbox.api.journal import Journal
+from tessera.lab.sandbox.api.cluster import ApiState
+from tessera.lab.sandbox.api.faults import ApiFaults
+from tessera.lab.sandbox.api.journal import RequestLog
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.rest import DEFAULT_PACE, Pace, Rest
+from tessera.lab.sandbox.api.rest import DEFAULT_TIMINGS, Rest, WatchTimings
 from tessera.lab.sandbox.api.verbs import Verbs
 from tessera.lab.sandbox.api.webhook_client import Resolver
 
@@ -35,21 +35,21 @@ SHUTDOWN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ServerOptions:
     """How to serve. Port 0 takes a free one. A token makes authentication required; kubectl sends it over TLS only."""
 
     host: str = "127.0.0.1"
     port: int = 0
     tls: bool = False
     token: str | None = None
-    users: Mapping[str, User] = field(default_factory=dict)
+    users: Mapping[str, ApiUser] = field(default_factory=dict)
     """further bearer tokens and who they stand for"""
     now: Callable[[], float] = time.time
     seed: int | None = None
     """makes uids and generated names repeat"""
     history_length: int = 5_000
     """changes remembered for each kind, about 10 KB each for pods; older watches get 410"""
-    pace: Pace = DEFAULT_PACE
+    pace: WatchTimings = DEFAULT_TIMINGS
     resolver: Resolver | None = None
     """where Services named by webhook configurations are served"""
 
@@ -57,17 +57,17 @@ class Options:
 class ApiServer:
     """One server. `verbs` reaches the same state without HTTP, `faults` breaks it, `journal` remembers requests."""
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
-        self.cluster = Cluster(
+    def __init__(self, options: ServerOptions | None = None) -> None:
+        self.options = options or ServerOptions()
+        self.cluster = ApiState(
             now=self.options.now,
             seed=self.options.seed,
             history_length=self.options.history_length,
             resolver=self.options.resolver,
         )
         self.verbs = Verbs(self.cluster)
-        self.faults = Faults(self.cluster)
-        self.journal = Journal()
+        self.faults = ApiFaults(self.cluster)
+        self.journal = RequestLog()
         self._certificates: Certificates | None = None
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -149,8 +149,8 @@ class ApiServer:
         with os.fdopen(descriptor, "w") as file:
             yaml.safe_dump(self.kubeconfig(), file, sort_keys=False)
 
-    def _users(self) -> dict[str, User] | None:
+    def _users(self) -> dict[str, ApiUser] | None:
         users = dict(self.options.users)
         if self.options.token:
-            users[self.options.token] = User()
+            users[self.options.token] = ApiUser()
         return users or None

@@ -6,14 +6,48 @@ Not here: rules about content, and who may write what.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from tessera.lab.sandbox.api.history import History
-from tessera.lab.sandbox.api.kinds import KINDS, Json, Kind
+from tessera.lab.sandbox.api.kinds import KINDS, Json, ResourceKind
+
+T = TypeVar("T")
+
+
+class History(Generic[T]):
+    """A bounded log with versions that only grow."""
+
+    def __init__(self, length: int) -> None:
+        self.oldest = 0
+        self._versions: deque[int] = deque()
+        self._entries: deque[T] = deque()
+        self._length = length
+
+    def append(self, version: int, entry: T) -> None:
+        self._versions.append(version)
+        self._entries.append(entry)
+        while len(self._entries) > self._length:
+            self.oldest = self._versions.popleft()
+            self._entries.popleft()
+
+    def since(self, version: int) -> Iterable[T] | None:
+        """What came after `version`; None when part of that is forgotten."""
+        if version < self.oldest:
+            return None
+        return islice(self._entries, bisect_right(self._versions, version), None)
+
+    def forget(self, version: int) -> None:
+        """Keeps nothing, and counts as complete only from `version` on."""
+        self.oldest = version
+        self._versions.clear()
+        self._entries.clear()
+
 
 ENCODE = msgspec.json.Encoder().encode
 DECODE = msgspec.json.Decoder().decode
@@ -23,7 +57,7 @@ DECODE = msgspec.json.Decoder().decode
 class Stored:
     """One object at one version."""
 
-    kind: Kind
+    kind: ResourceKind
     object: Json
     """read only; `copy` gives one to change"""
     bare: bytes
@@ -53,7 +87,7 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
+class StoreChange:
     """One write: `old` is missing for a new object, `removed` when `new` is the last state of one that is gone."""
 
     version: int
@@ -67,39 +101,39 @@ class Store:
 
     def __init__(self, *, history_length: int) -> None:
         self.version = 1
-        self._objects: dict[Kind, dict[str, dict[str, Stored]]] = {kind: {} for kind in KINDS}
-        self._history: dict[Kind, History[Change]] = {kind: History(history_length) for kind in KINDS}
-        self._touched: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self._listeners: list[Callable[[Change], None]] = []
+        self._objects: dict[ResourceKind, dict[str, dict[str, Stored]]] = {kind: {} for kind in KINDS}
+        self._history: dict[ResourceKind, History[StoreChange]] = {kind: History(history_length) for kind in KINDS}
+        self._touched: dict[ResourceKind, int] = dict.fromkeys(KINDS, 0)
+        self._listeners: list[Callable[[StoreChange], None]] = []
 
-    def listen(self, listener: Callable[[Change], None]) -> None:
+    def listen(self, listener: Callable[[StoreChange], None]) -> None:
         self._listeners.append(listener)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Stored | None:
+    def get(self, kind: ResourceKind, namespace: str, name: str) -> Stored | None:
         return self._objects[kind].get(namespace, {}).get(name)
 
-    def list(self, kind: Kind, namespace: str = "") -> list[Stored]:
+    def list(self, kind: ResourceKind, namespace: str = "") -> list[Stored]:
         """In the order of namespace and name; all namespaces when none is given."""
         held = self._objects[kind]
         if kind.namespaced and namespace:
             return _by_name(held.get(namespace, {}))
         return [stored for space in sorted(held) for stored in _by_name(held[space])]
 
-    def touched(self, kind: Kind) -> int:
+    def touched(self, kind: ResourceKind) -> int:
         """The version of the last change of this kind."""
         return self._touched[kind]
 
     def namespace_is_empty(self, namespace: str) -> bool:
         return not any(self._objects[kind].get(namespace) for kind in KINDS if kind.namespaced)
 
-    def put(self, kind: Kind, content: Json) -> Stored:
+    def put(self, kind: ResourceKind, content: Json) -> Stored:
         """Writes `content`, which the store owns from here on."""
         metadata = content["metadata"]
         space = self._objects[kind].setdefault(metadata.get("namespace", ""), {})
         old = space.get(metadata["name"])
         new = self._next(kind, content)
         space[metadata["name"]] = new
-        self._record(Change(new.version, old, new))
+        self._record(StoreChange(new.version, old, new))
         return new
 
     def remove(self, stored: Stored) -> Stored:
@@ -109,14 +143,14 @@ class Store:
         if not space:
             del self._objects[stored.kind][stored.namespace]
         last = self._next(stored.kind, stored.copy())
-        self._record(Change(last.version, stored, last, removed=True))
+        self._record(StoreChange(last.version, stored, last, removed=True))
         return last
 
-    def since(self, kind: Kind, version: int) -> Iterable[Change] | None:
+    def since(self, kind: ResourceKind, version: int) -> Iterable[StoreChange] | None:
         """The changes after `version`, or None when some of them are forgotten."""
         return self._history[kind].since(version)
 
-    def oldest(self, kind: Kind) -> int:
+    def oldest(self, kind: ResourceKind) -> int:
         """The oldest version that a watch may start from."""
         return self._history[kind].oldest
 
@@ -127,12 +161,12 @@ class Store:
         for history in self._history.values():
             history.forget(self.version)
 
-    def _next(self, kind: Kind, content: Json) -> Stored:
+    def _next(self, kind: ResourceKind, content: Json) -> Stored:
         self.version += 1
         content["metadata"]["resourceVersion"] = str(self.version)
-        return stored_from(kind, content, self.version)
+        return make_stored(kind, content, self.version)
 
-    def _record(self, change: Change) -> None:
+    def _record(self, change: StoreChange) -> None:
         kind = change.new.kind
         self._touched[kind] = change.version
         self._history[kind].append(change.version, change)
@@ -140,7 +174,7 @@ class Store:
             listener(change)
 
 
-def stored_from(kind: Kind, content: Json, version: int) -> Stored:
+def make_stored(kind: ResourceKind, content: Json, version: int) -> Stored:
     """`content` in the order of fields that the wire has."""
     ordered = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": content["metadata"]}
     ordered |= content
@@ -149,7 +183,7 @@ def stored_from(kind: Kind, content: Json, version: int) -> Stored:
     return Stored(kind, ordered, ENCODE(bare), version)
 
 
-def _heading(kind: Kind) -> bytes:
+def _heading(kind: ResourceKind) -> bytes:
     return b'{"kind":"%b","apiVersion":"%b",' % (kind.kind.encode(), kind.api_version.encode())
 
 

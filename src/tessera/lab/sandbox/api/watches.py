@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tessera.lab.sandbox.api.errors import ApiError, too_large_version, too_old
-from tessera.lab.sandbox.api.kinds import PODS, Json, Kind
-from tessera.lab.sandbox.api.selectors import EVERYTHING, Selector, field_text
-from tessera.lab.sandbox.api.store import ENCODE, Change, Store, Stored, stored_from
+from tessera.lab.sandbox.api.errors import StatusError, too_large_version, too_old
+from tessera.lab.sandbox.api.kinds import PODS, Json, ResourceKind
+from tessera.lab.sandbox.api.selectors import EVERYTHING, ObjectSelector, field_text
+from tessera.lab.sandbox.api.store import ENCODE, Store, StoreChange, Stored, make_stored
 
 MAX_PENDING = 20_000
 """events that a watcher may be behind"""
@@ -25,12 +25,12 @@ Represent = Callable[[Stored], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class WatchScope:
     """What a watcher wants to hear of, and how."""
 
-    kind: Kind
+    kind: ResourceKind
     namespace: str = ""
-    selector: Selector = EVERYTHING
+    selector: ObjectSelector = EVERYTHING
     represent: Represent = field(default=lambda stored: stored.whole)
 
     def holds(self, stored: Stored) -> bool:
@@ -42,7 +42,7 @@ class Scope:
 class Watcher:
     """Frames that one client has not been sent yet. `aborted` asks to cut the connection instead of ending it."""
 
-    def __init__(self, scope: Scope, *, agent: str = "") -> None:
+    def __init__(self, scope: WatchScope, *, agent: str = "") -> None:
         self.scope = scope
         self.agent = agent
         self.ended = False
@@ -74,7 +74,7 @@ class Watcher:
         """Until there is something to take or the watch is over."""
         await self._wake.wait()
 
-    def hear(self, change: Change) -> None:
+    def hear(self, change: StoreChange) -> None:
         """One change, as it looks through the selector: an object that stops matching counts as deleted."""
         if change.version <= self.live_from:
             return
@@ -93,7 +93,7 @@ class Watcher:
         self._frames.append(b'{"type":"%b","object":%b}\n' % (event.encode(), body))
         self._wake.set()
 
-    def fail(self, error: ApiError) -> None:
+    def fail(self, error: StatusError) -> None:
         """Tells the client why, as the last event."""
         self.push("ERROR", ENCODE(error.status()))
         self.end()
@@ -111,15 +111,15 @@ class Watcher:
         self._wake.set()
 
 
-class Hub:
+class WatchHub:
     """All watchers, found by kind; those of one node's pods also by that node, or a big cluster would wake them all."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._watchers: dict[tuple[Kind, str | None], dict[Watcher, None]] = defaultdict(dict)
+        self._watchers: dict[tuple[ResourceKind, str | None], dict[Watcher, None]] = defaultdict(dict)
         store.listen(self._tell)
 
-    def open(self, scope: Scope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
+    def open(self, scope: WatchScope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
         """A watcher that has heard everything since `version`, or the whole present when that is None or 0."""
         watcher = Watcher(scope, agent=agent)
         if version is not None and version > self._store.version:
@@ -139,7 +139,7 @@ class Hub:
         if not self._watchers[bucket]:
             del self._watchers[bucket]
 
-    def all(self, kind: Kind | None = None) -> list[Watcher]:
+    def all(self, kind: ResourceKind | None = None) -> list[Watcher]:
         return [each for (of, _), held in self._watchers.items() if kind in (None, of) for each in held]
 
     def _tell_present(self, watcher: Watcher, *, mark_end: bool) -> None:
@@ -158,17 +158,17 @@ class Hub:
         for change in past:
             watcher.hear(change)
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: StoreChange) -> None:
         for key in _buckets_of(change):
             for watcher in list(self._watchers.get(key, ())):
                 watcher.hear(change)
 
 
-def _bucket(scope: Scope) -> tuple[Kind, str | None]:
+def _bucket(scope: WatchScope) -> tuple[ResourceKind, str | None]:
     return scope.kind, scope.selector.demanded("spec.nodeName") if scope.kind is PODS else None
 
 
-def _buckets_of(change: Change) -> Iterator[tuple[Kind, str | None]]:
+def _buckets_of(change: StoreChange) -> Iterator[tuple[ResourceKind, str | None]]:
     kind = change.new.kind
     yield kind, None
     if kind is PODS:
@@ -177,9 +177,9 @@ def _buckets_of(change: Change) -> Iterator[tuple[Kind, str | None]]:
             yield kind, node
 
 
-def _gone(change: Change) -> Stored:
+def _gone(change: StoreChange) -> Stored:
     """The state that still matched, at the version that ended it."""
     assert change.old is not None
     last = change.old.copy()
     last["metadata"]["resourceVersion"] = str(change.version)
-    return stored_from(change.old.kind, last, change.version)
+    return make_stored(change.old.kind, last, change.version)

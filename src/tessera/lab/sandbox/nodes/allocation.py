@@ -38,7 +38,7 @@ class AllocateError(Exception):
     """Allocate answered with an error; the text is gRPC's description."""
 
 
-class Agent(Protocol):
+class SimulatedPlugin(Protocol):
     """What kubelet needs of a plugin, and the plugin of kubelet's PodResources."""
 
     async def allocate(self, device_ids: Sequence[str]) -> Mapping[str, str]:

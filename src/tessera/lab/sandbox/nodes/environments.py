@@ -16,7 +16,7 @@ _REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(annotations|labels)\['([^']*)'\]")
 
 
-def environment_of(pod: Json, container: Json, allocated: Mapping[str, str]) -> dict[str, str]:
+def container_environment(pod: Json, container: Json, allocated: Mapping[str, str]) -> dict[str, str]:
     """The variables of one container, after an Allocate that answered with `allocated`."""
     own: dict[str, str] = {}
     for entry in container.get("env") or ():
@@ -30,13 +30,13 @@ def _value(pod: Json, entry: Json, before: Mapping[str, str]) -> str | None:
     """None for what this sandbox cannot know."""
     source = entry.get("valueFrom")
     if not source:
-        return expanded(entry.get("value") or "", before)
+        return expand_references(entry.get("value") or "", before)
     if "fieldRef" not in source:
         return None
-    return field_of(pod, source["fieldRef"].get("fieldPath", ""))
+    return downward_api_field(pod, source["fieldRef"].get("fieldPath", ""))
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
+def expand_references(text: str, variables: Mapping[str, str]) -> str:
     """`$(NAME)` replaced where NAME is known and left alone where it is not; `$$` is one dollar."""
 
     def replaced(found: re.Match[str]) -> str:
@@ -47,7 +47,7 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replaced, text)
 
 
-def field_of(pod: Json, path: str) -> str | None:
+def downward_api_field(pod: Json, path: str) -> str | None:
     """A field of the downward API; an annotation or label that is missing is empty."""
     subscript = _SUBSCRIPT.fullmatch(path)
     if subscript is not None:

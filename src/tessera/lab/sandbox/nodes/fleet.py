@@ -21,7 +21,7 @@ from tessera.lab.sandbox.objects import key_of, node_of, uid_of, version_of
 REGISTERED_AT_ONCE = 16
 
 
-class Fleet:
+class SimulatedFleet:
     """The nodes by name."""
 
     def __init__(

@@ -22,12 +22,13 @@ from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes import pod_statuses
-from tessera.lab.sandbox.nodes.allocation import Agent, AllocateError
+from tessera.lab.sandbox.nodes.allocation import AllocateError, SimulatedPlugin
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable
-from tessera.lab.sandbox.nodes.environments import environment_of
+from tessera.lab.sandbox.nodes.environments import container_environment
 from tessera.lab.sandbox.objects import (
     annotations_of,
     containers_of,
+    format_timestamp,
     has_ended,
     is_leaving,
     is_sidecar,
@@ -36,7 +37,6 @@ from tessera.lab.sandbox.objects import (
     phase_of,
     uid_of,
 )
-from tessera.lab.sandbox.timestamps import stamp
 from tessera.wire.quantity import Whole, read
 
 RUN_SECONDS = "sandbox.tessera.io/run-seconds"
@@ -47,7 +47,7 @@ _RETRIES = Backoff(initial=0.1, cap=5.0)
 
 
 @dataclass(slots=True)
-class Pace:
+class KubeletTimings:
     """How fast things go on a node, in seconds. May be changed while it runs."""
 
     handover_s: float = 0.0
@@ -59,7 +59,7 @@ class Pace:
 
 
 @dataclass(slots=True)
-class Faults:
+class KubeletFaults:
     """What goes wrong on a node. Set and cleared by tests."""
 
     allocate_errors: int = 0
@@ -93,8 +93,8 @@ class Kubelet:
         *,
         ids: DeviceIds,
         resource: str,
-        pace: Pace,
-        faults: Faults,
+        pace: KubeletTimings,
+        faults: KubeletFaults,
         shuffled: bool,
         rng: random.Random,
         now: Callable[[], float],
@@ -158,7 +158,7 @@ class Kubelet:
         if life is not None and life.task is not None:
             life.task.cancel()
 
-    async def run(self, agent: Agent) -> None:
+    async def run(self, agent: SimulatedPlugin) -> None:
         """Admit and run pods, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
@@ -177,7 +177,7 @@ class Kubelet:
 
     # -- one pod
 
-    async def _admit(self, uid: str, agent: Agent) -> None:
+    async def _admit(self, uid: str, agent: SimulatedPlugin) -> None:
         """kubelet asks for all containers of a pod before any of them starts, and for no other pod in between."""
         life = self._lives[uid]
         pod = life.pod
@@ -204,17 +204,17 @@ class Kubelet:
         else:
             self._ids.release(uid)
 
-    async def _view(self, pod: Json, container: Json, agent: Agent, *, init: bool) -> ContainerView:
+    async def _view(self, pod: Json, container: Json, agent: SimulatedPlugin, *, init: bool) -> ContainerView:
         count = _devices(container, self._resource)
         if not count:
-            return ContainerView(environment_of(pod, container, {}), ())
+            return ContainerView(container_environment(pod, container, {}), ())
         once = init and not is_sidecar(container)
         ids = self._ids.take(uid_of(pod), count, resource=self._resource, prefer=agent.prefer, init=once)
         if self._faults.allocate_errors > 0:
             self._faults.allocate_errors -= 1
             raise AllocateError("injected fault")
         answer = await agent.allocate(ids)
-        return ContainerView(environment_of(pod, container, answer), ids)
+        return ContainerView(container_environment(pod, container, answer), ids)
 
     async def _start(self, life: _Life, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
@@ -281,7 +281,7 @@ class Kubelet:
             life.task = self._tasks.create_task(work)
 
     def _stamp(self) -> str:
-        return stamp(self._now())
+        return format_timestamp(self._now())
 
 
 def _devices(container: Json, resource: str) -> int:

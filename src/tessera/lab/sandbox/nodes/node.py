@@ -22,11 +22,11 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import Agent, TesseraAgent
+from tessera.lab.sandbox.nodes.allocation import SimulatedPlugin, TesseraAgent
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds
 from tessera.lab.sandbox.nodes.hami_plugin import HamiPlugin
-from tessera.lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Faults, Kubelet, Pace
-from tessera.lab.sandbox.timestamps import stamp
+from tessera.lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Kubelet, KubeletFaults, KubeletTimings
+from tessera.lab.sandbox.objects import format_timestamp
 from tessera.wire import keys
 from tessera.wire.handshake import encode_reported
 from tessera.wire.pair_scores import encode_pair_scores
@@ -47,7 +47,7 @@ _RETRIES = Backoff(initial=0.1, cap=5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
+class SimulatedNodeSpec:
     """What a simulated node is like."""
 
     name: str
@@ -77,17 +77,17 @@ class SimulatedNode:
 
     resource = RESOURCE  # nodes with other cards or a real agent override this, `registration` and `agent_of`
 
-    def __init__(self, name: str | NodeSpec, cards: Sequence[Device] = (), **more: Any) -> None:
+    def __init__(self, name: str | SimulatedNodeSpec, cards: Sequence[Device] = (), **more: Any) -> None:
         """A spec, or the fields of one."""
-        self.spec = name if isinstance(name, NodeSpec) else NodeSpec(name, tuple(cards), **more)
+        self.spec = name if isinstance(name, SimulatedNodeSpec) else SimulatedNodeSpec(name, tuple(cards), **more)
         self.cards = tuple(self.spec.cards)
-        self.pace = Pace()
-        self.faults = Faults()
+        self.pace = KubeletTimings()
+        self.faults = KubeletFaults()
         self.plugin_is_up = True
         self._rng = random.Random(f"{self.spec.seed}/{self.spec.name}")
         self._ids = DeviceIds(self._rng)
         self._kubelet: Kubelet | None = None
-        self._agent: Agent | None = None
+        self._agent: SimulatedPlugin | None = None
         self._client: KubeClient | None = None
         self._now: Callable[[], float] = time.time
 
@@ -120,7 +120,7 @@ class SimulatedNode:
         )
         self._agent = self.agent_of(client, kubelet)
 
-    def agent_of(self, client: KubeClient, kubelet: Kubelet) -> Agent:
+    def agent_of(self, client: KubeClient, kubelet: Kubelet) -> SimulatedPlugin:
         """The plugin that this node's kubelet asks."""
         if self.spec.agent == "hami":
             return HamiPlugin(client, self.name, rng=self._rng)
@@ -194,7 +194,7 @@ class SimulatedNode:
     def document(self) -> Json:
         """The Node object as kubelet and agent make it together."""
         spec = self.spec
-        at = stamp(self._now())
+        at = format_timestamp(self._now())
         return {
             "apiVersion": "v1",
             "kind": "Node",
@@ -276,7 +276,7 @@ class SimulatedNode:
         await self._report({"status": self._amounts()})
 
     async def _heartbeat(self) -> None:
-        await self._report({"status": {"conditions": [self._ready(stamp(self._now()))]}})
+        await self._report({"status": {"conditions": [self._ready(format_timestamp(self._now()))]}})
 
     async def _shake_hands(self) -> None:
         if self.plugin_is_up:

@@ -21,7 +21,7 @@ from tessera.lab.sandbox.scheduling.fit import (
     node_signature,
     pod_needs,
 )
-from tessera.lab.sandbox.scheduling.queue import Queue
+from tessera.lab.sandbox.scheduling.queue import SchedulingQueue
 
 _BESIDE = ("resourceVersion", "generation", "managedFields")
 """metadata whose change is no change of the pod"""
@@ -74,9 +74,9 @@ class Attempts:
         profiles: Mapping[str, bool],
         managed: frozenset[str],
         rng: random.Random | None = None,
-        queue: Queue | None = None,
+        queue: SchedulingQueue | None = None,
     ) -> None:
-        self.queue = queue or Queue()
+        self.queue = queue or SchedulingQueue()
         self._profiles = profiles
         self._managed = managed
         self._rng = rng or random.Random(0)

@@ -14,14 +14,13 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import condition_of, name_of, namespace_of, uid_of
-from tessera.lab.sandbox.timestamps import stamp
+from tessera.lab.sandbox.objects import condition_of, format_timestamp, name_of, namespace_of, uid_of
 
 SCHEDULED = "PodScheduled"
 
 
 @dataclass(frozen=True, slots=True)
-class Unscheduled:
+class UnscheduledReason:
     """Why a pod has no node."""
 
     reason: str
@@ -29,17 +28,17 @@ class Unscheduled:
     message: str
 
 
-class Conditions:
+class ConditionWriter:
     """Conditions still to be written."""
 
     def __init__(self, client: KubeClient, *, now: Callable[[], float]) -> None:
         self._client = client
         self._now = now
-        self._waiting: dict[str, tuple[Json, Unscheduled]] = {}
+        self._waiting: dict[str, tuple[Json, UnscheduledReason]] = {}
         self._some = asyncio.Event()
         self._writing: tuple[str, asyncio.Event] | None = None
 
-    def note(self, pod: Json, why: Unscheduled) -> None:
+    def note(self, pod: Json, why: UnscheduledReason) -> None:
         """Never blocks."""
         said = condition_of(pod, SCHEDULED) or {}
         uid = uid_of(pod)
@@ -73,7 +72,7 @@ class Conditions:
                     self._writing = None
                     done.set()
 
-    async def _write(self, pod: Json, why: Unscheduled) -> None:
+    async def _write(self, pod: Json, why: UnscheduledReason) -> None:
         said = condition_of(pod, SCHEDULED) or {}
         since = said.get("lastTransitionTime") if said.get("status") == "False" else None
         condition = {
@@ -82,7 +81,7 @@ class Conditions:
             "reason": why.reason,
             "message": why.message,
             "lastProbeTime": None,
-            "lastTransitionTime": since or stamp(self._now()),
+            "lastTransitionTime": since or format_timestamp(self._now()),
         }
         body = {"metadata": {"uid": uid_of(pod)}, "status": {"conditions": [condition]}}
         await self._client.patch(

@@ -22,9 +22,9 @@ from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import key_of, name_of, namespace_of, uid_of, version_of
 from tessera.lab.sandbox.scheduling.attempts import Attempt, Attempts, Reasons, fit_error
-from tessera.lab.sandbox.scheduling.conditions import Conditions, Unscheduled
+from tessera.lab.sandbox.scheduling.conditions import ConditionWriter, UnscheduledReason
 from tessera.lab.sandbox.scheduling.extender_client import Extender, ExtenderError, Filtered
-from tessera.lab.sandbox.scheduling.queue import Queue
+from tessera.lab.sandbox.scheduling.queue import SchedulingQueue
 
 HAMI_SCHEDULER = "hami-scheduler"
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -38,7 +38,7 @@ NO_NODES = "no nodes available to schedule pods"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SchedulerProfile:
     """What to schedule, and how."""
 
     names: Mapping[str, bool] = field(default_factory=lambda: {HAMI_SCHEDULER: True, DEFAULT_SCHEDULER: False})
@@ -59,22 +59,22 @@ class SchedulingLoop:
         client: KubeClient,
         extender: Extender | None,
         *,
-        profile: Profile | None = None,
+        profile: SchedulerProfile | None = None,
         now: Callable[[], float] = time.time,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """`on_change` hears of everything that the loop has learned."""
-        self.profile = profile or Profile()
+        self.profile = profile or SchedulerProfile()
         rng = random.Random(self.profile.seed)
         self.attempts = Attempts(
             profiles=self.profile.names if extender is not None else dict.fromkeys(self.profile.names, False),
             managed=self.profile.managed,
             rng=rng,
-            queue=Queue(early=self.profile.early_retries),
+            queue=SchedulingQueue(early=self.profile.early_retries),
         )
         self._client = client
         self._extender = extender
-        self._conditions = Conditions(client, now=now)
+        self._conditions = ConditionWriter(client, now=now)
         self._recorders = {
             name: EventBroadcaster(client, component=name, host="sandbox", rng=rng, now=now)
             for name in self.profile.names
@@ -137,9 +137,9 @@ class SchedulingLoop:
             chosen = await self._chosen(attempt)
         except ExtenderError as error:
             self.attempts.failed(attempt, self._time())
-            self._say(attempt, Unscheduled(SCHEDULER_ERROR, str(error)))
+            self._say(attempt, UnscheduledReason(SCHEDULER_ERROR, str(error)))
             return True
-        if isinstance(chosen, Unscheduled):
+        if isinstance(chosen, UnscheduledReason):
             self.attempts.refused(attempt, self._time())
             self._say(attempt, chosen)
             return True
@@ -164,10 +164,10 @@ class SchedulingLoop:
         self._wake.set()
         self._on_change()
 
-    async def _chosen(self, attempt: Attempt) -> str | Unscheduled:
+    async def _chosen(self, attempt: Attempt) -> str | UnscheduledReason:
         """The node for the pod, or why there is none."""
         if not attempt.nodes:
-            return Unscheduled(UNSCHEDULABLE, NO_NODES)
+            return UnscheduledReason(UNSCHEDULABLE, NO_NODES)
         answer = Filtered(attempt.candidates, {})
         if attempt.candidates and attempt.extended and self._extender is not None:
             answer = await self._extender.filter(attempt.pod, attempt.candidates)
@@ -175,7 +175,7 @@ class SchedulingLoop:
         if chosen is not None:
             return chosen
         misfits: Reasons = {**attempt.misfits, **{name: (text,) for name, text in answer.misfits.items()}}
-        return Unscheduled(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
+        return UnscheduledReason(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
 
     async def _bind(self, attempt: Attempt, node: str) -> None:
         pod = attempt.pod
@@ -189,12 +189,12 @@ class SchedulingLoop:
             except (ExtenderError, KubeError) as error:
                 if self.attempts.bind_failed(attempt, self._time()):
                     text = error.message if isinstance(error, ApiError) else str(error)
-                    self._say(attempt, Unscheduled(SCHEDULER_ERROR, text))
+                    self._say(attempt, UnscheduledReason(SCHEDULER_ERROR, text))
                 self.changed()
                 return
         self._record(pod, "Normal", "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")
 
-    def _say(self, attempt: Attempt, why: Unscheduled) -> None:
+    def _say(self, attempt: Attempt, why: UnscheduledReason) -> None:
         pod = self.attempts.waiting(attempt.uid)
         if pod is not None:
             self._conditions.note(pod, why)

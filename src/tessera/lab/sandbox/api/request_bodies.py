@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from tessera.lab.sandbox.api.errors import bad_request
-from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import SHAPES
 from tessera.lab.sandbox.api.store import DECODE
 from tessera.wire import documents, strict, yaml_source
@@ -42,7 +42,7 @@ def decode_yaml(body: bytes) -> Any:
         raise bad_request(f"the body is not valid YAML: {error}") from error
 
 
-def as_object(kind: Kind, body: Any) -> Json:
+def read_object(kind: ResourceKind, body: Any) -> Json:
     """A body meant to be an object of `kind`, without nulls and without what only the server writes."""
     if not isinstance(body, dict):
         raise bad_request(f"a {kind.kind} is a JSON object")
@@ -50,7 +50,7 @@ def as_object(kind: Kind, body: Any) -> Json:
         if body.get(key, wanted) not in (wanted, ""):
             raise bad_request(f"{body.get(key)!r} in {key} does not match the expected {wanted!r}")
     found: Json = without_nulls(body) | {"kind": kind.kind, "apiVersion": kind.api_version}
-    shaped(found, SHAPES[kind.kind])
+    convert(found, SHAPES[kind.kind])
     metadata = found.setdefault("metadata", {})
     for key in ("labels", "annotations", "finalizers", "ownerReferences", "resourceVersion"):
         if not metadata.get(key, True):
@@ -60,7 +60,7 @@ def as_object(kind: Kind, body: Any) -> Json:
     return found
 
 
-def shaped(body: Any, shape: type[S]) -> S:
+def convert(body: Any, shape: type[S]) -> S:
     """`body` as a value of `shape`."""
     try:
         return msgspec.convert(body, shape)
