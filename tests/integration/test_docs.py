@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tessera.inspect.description import describe
+from tessera.inspect.description import read_description
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
@@ -184,7 +184,7 @@ def test_what_is_no_object_is_read_by_its_reader(block: Block, tmp_path: Path) -
         assert load_description(tmp_path / "cards.yaml").cards
         return
     if "nodes" in document:
-        assert describe(block.text, file=block.place, now=0.0, setup=Setup()).nodes
+        assert read_description(block.text, file=block.place, now=0.0, setup=Setup()).nodes
         return
     if "groups" in document:
         check_alerts(document)

@@ -7,8 +7,8 @@
     namespaces:
       - {name: team-a, limits: {nvidia.com/gpumem: 40000}}
 
-Describes NVIDIA cards by model or by numbers; cards of other vendors are given as the node's own annotations and
-capacity. What is written but not known is refused, never passed over.
+NVIDIA cards are described by model or by numbers; cards of other vendors by the node's own annotations and capacity.
+Unknown fields are refused, never ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 import yaml
 
 from tessera.core.devices import HAMI_CORE, Device
-from tessera.inspect.state import InspectionError, Json, Setup, State
+from tessera.inspect.state import ClusterState, InspectionError, Json, Setup
 from tessera.node.inventory.simulated_models import MODELS
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.nvidia import Nvidia
@@ -62,7 +62,7 @@ class DescribedCards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class DescribedNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     count: int = 0
-    """0 = one node of this very name"""
+    """0 = one node of exactly this name"""
     cards: tuple[DescribedCards, ...] = ()
     labels: dict[str, str] = {}
     taints: tuple[dict[str, str], ...] = ()
@@ -75,15 +75,15 @@ class DescribedNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     limits: dict[str, str | int] = {}
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[DescribedNode, ...] = ()
     namespaces: tuple[DescribedNamespace, ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
-    """as the API shows them"""
+    """as the API has them"""
 
 
-def describe(text: str, *, file: str, now: float, setup: Setup) -> State:
-    """Raises InspectionError that names the file and what is wrong in it."""
+def read_description(text: str, *, file: str, now: float, setup: Setup) -> ClusterState:
+    """Raises InspectionError with the file and what is wrong in it."""
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
@@ -91,17 +91,17 @@ def describe(text: str, *, file: str, now: float, setup: Setup) -> State:
     objects: dict[str, list[Json]] = {kind: [] for kind in KINDS}
     for document in documents:
         if isinstance(document, dict) and "kind" in document:
-            _sort_in(document, objects, file)
+            _add_object(document, objects, file)
         else:
             _add_described(document, objects, file)
     if not objects["Node"]:
         raise InspectionError(f"{file}: describes no nodes")
     nodes, pods, quotas = (tuple(objects[kind]) for kind in KINDS)
-    return State(f"description {file}", now, nodes, with_uids(pods), quotas, setup)
+    return ClusterState(f"description {file}", now, nodes, with_uids(pods), quotas, setup)
 
 
 def with_uids(pods: Iterable[Json]) -> tuple[Json, ...]:
-    """Pods that nobody created have no uid; the ledger needs one."""
+    """Gives described pods a uid, which the ledger needs."""
     named = []
     for pod in pods:
         metadata = {"namespace": "default", **(pod.get("metadata") or {})}
@@ -110,22 +110,22 @@ def with_uids(pods: Iterable[Json]) -> tuple[Json, ...]:
     return tuple(named)
 
 
-def _sort_in(document: Json, objects: dict[str, list[Json]], file: str) -> None:
+def _add_object(document: Json, objects: dict[str, list[Json]], file: str) -> None:
     kind = str(document["kind"])
     if kind == "List" or kind.endswith("List"):
         for item in document.get("items") or ():
-            _sort_in({"kind": kind.removesuffix("List"), **item}, objects, file)
+            _add_object({"kind": kind.removesuffix("List"), **item}, objects, file)
     elif kind in objects:
         objects[kind].append(document)
     else:
-        raise InspectionError(f"{file}: {kind} is none of {', '.join(KINDS)} or a list of them")
+        raise InspectionError(f"{file}: {kind} is not supported; expected {', '.join(KINDS)} or a list of them")
 
 
 def _add_described(document: Any, objects: dict[str, list[Json]], file: str) -> None:
     try:
-        described = msgspec.convert(document, Description)
+        described = msgspec.convert(document, ClusterDescription)
     except msgspec.ValidationError as error:
-        raise InspectionError(f"{file}: {error}; tessera simulate pod --help shows a description") from error
+        raise InspectionError(f"{file}: {error}; tessera simulate pod --help shows an example") from error
     for node in described.nodes:
         names = [f"{node.name}-{number}" for number in range(1, node.count + 1)] if node.count else [node.name]
         objects["Node"].extend(_node(name, node, file) for name in names)

@@ -1,7 +1,7 @@
-"""kube-scheduler's filters that follow from one node and one pod alone: NodeUnschedulable, TaintToleration, NodeAffinity.
+"""The filters of kube-scheduler that need one node and one pod only: NodeUnschedulable, TaintToleration, NodeAffinity.
 
-They say which nodes Tessera is asked about at all. Reasons are kube-scheduler's own texts. Resources, ports, volumes,
-spreading and affinity between pods are not looked at: they depend on the other pods of the cluster.
+They decide which nodes Tessera is asked about. Reasons are kube-scheduler's own texts. Resources, ports, volumes,
+spreading and affinity between pods are left out: they depend on the other pods of the cluster.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class DemoCluster:
         """Wait for something that tells nobody when it changes. Raises DemoError."""
         await _until(predicate, what, within=STEP_S)
 
-    async def world(self) -> OfflineCluster:
+    async def offline_cluster(self) -> OfflineCluster:
         """The cluster as `tessera explain` sees it."""
         return OfflineCluster(await collect(self.plane.client, source="the demo", now=time.time))
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tessera.cli.sources import CONTEXT, NoAnswer, ascii_only, examples
+from tessera.cli.sources import CONTEXT, CommandError, ascii_only, help_epilog
 
 if TYPE_CHECKING:
     from tessera.lab.demo.runner import Draw, Plan
@@ -23,7 +23,7 @@ READING_S = 4.0
 @click.command(
     "demo",
     context_settings=CONTEXT,
-    epilog=examples(
+    epilog=help_epilog(
         [
             ("tessera demo", "the story, and then a cluster to play with until Ctrl-C"),
             ("tessera demo --once", "the story alone; good in pipes and checks"),
@@ -80,7 +80,7 @@ def command(
         # Whoever read has read enough; what is left of the output goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
-        raise NoAnswer(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _play(plan: Plan, screen: Screen, log: TextIO) -> None:
@@ -94,7 +94,7 @@ def _play(plan: Plan, screen: Screen, log: TextIO) -> None:
     try:
         asyncio.run(run(plan, screen))
     except CannotStart as error:
-        raise NoAnswer(str(error)) from error
+        raise CommandError(str(error)) from error
     except DemoError as error:
         raise _Failed(str(error)) from error
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tessera.inspect.render.documents import document, encode
+from tessera.inspect.render.documents import encode_document, make_document
 from tessera.inspect.render.lines import bar
 from tessera.lab.demo.view import CardView, View
 
@@ -112,9 +112,11 @@ class DocumentScreen:
         """The last document was the last step."""
 
     def _write(self, kind: str, content: dict[str, Any]) -> None:
-        made = document(kind, None, content)
+        made = make_document(kind, None, content)
         self._echo(
-            json.dumps(made, ensure_ascii=False) if self._form == "json" else f"---\n{encode(made, 'yaml')}".rstrip()
+            json.dumps(made, ensure_ascii=False)
+            if self._form == "json"
+            else f"---\n{encode_document(made, 'yaml')}".rstrip()
         )
 
 

@@ -135,7 +135,7 @@ async def _refused(cluster: DemoCluster, pod: Json) -> None:
 
 async def _why(cluster: DemoCluster, name: str) -> list[str]:
     """What comes nearest, and what would fit."""
-    found = explain(await cluster.world(), f"default/{name}")
+    found = explain(await cluster.offline_cluster(), f"default/{name}")
     if not isinstance(found.verdict, FitsNowhere):
         raise DemoError(f"{name} waits, but {found.status.value}")
     return [f"  {text}" for text in (found.verdict.near_miss, *(each.text for each in found.verdict.changes)) if text]

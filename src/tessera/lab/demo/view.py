@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.slices import holders_of
+from tessera.inspect.slices import card_holders
 from tessera.lab.demo.cluster import DemoCluster
 from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
 
@@ -72,7 +72,7 @@ def _cards(ledger: Ledger) -> tuple[CardView, ...]:
             device = card.device
             held = [
                 SliceView(short_name(one.namespace, one.name), one.memory_mib, one.cores)
-                for one in holders_of(ledger, name, device.uuid)
+                for one in card_holders(ledger, name, device.uuid)
             ]
             state = "" if device.healthy and not card.held else card.held or "unhealthy"
             found.append(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tessera.cli.sources import NoAnswer
+from tessera.cli.sources import CommandError
 
 if TYPE_CHECKING:
     from tessera.lab.simulator.churn import ChurnOptions
@@ -168,7 +168,7 @@ def command(
         else:
             report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
     except TraceError as error:
-        raise NoAnswer(str(error)) from error
+        raise CommandError(str(error)) from error
     if output == "json":
         click.echo(json.dumps(report, indent=2))
     else:
@@ -178,7 +178,7 @@ def command(
         try:
             plot.write_text(drawn(traces[0].name))
         except OSError as error:
-            raise NoAnswer(f"the plot cannot be written: {error}") from error
+            raise CommandError(f"the plot cannot be written: {error}") from error
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
