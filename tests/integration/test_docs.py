@@ -27,7 +27,7 @@ from tessera.kube.errors import ApiError
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS, Resource
 from tessera.lab.demo.cluster import SWITCHES, DemoCluster, demo_cluster
 from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import look
+from tessera.lab.demo.view import take_view
 from tessera.lab.sandbox.objects import condition_of, name_of
 from tessera.node.inventory.simulated_file import load_description
 from tessera.vendors.registry import build_vendors
@@ -119,7 +119,7 @@ async def apply(cluster: DemoCluster, block: Block) -> None:
             lambda: all(is_as_expected(cluster, pod, block.expected) for pod in pods), f"pods to be {block.expected}"
         )
     for name in PLACES.keys() & {name_of(pod) for pod in pods if block.place.startswith("docs/user-guide")}:
-        cards = [card for card in look(cluster).cards if name in [one.pod for one in card.slices]]
+        cards = [card for card in take_view(cluster).cards if name in [one.pod for one in card.slices]]
         assert {(card.node, card.index) for card in cards} == PLACES[name]
 
 

@@ -13,11 +13,11 @@ import click
 from tessera.cli.sources import CONTEXT, CommandError, ascii_only, help_epilog
 
 if TYPE_CHECKING:
-    from tessera.lab.demo.runner import Draw, Plan
+    from tessera.lab.demo.runner import DemoPlan, DrawPicture
     from tessera.lab.demo.screens import Screen
 
 READING_S = 4.0
-"""that a person on a terminal has for a step"""
+"""seconds that a person has to read a step on a terminal"""
 
 
 @click.command(
@@ -25,80 +25,89 @@ READING_S = 4.0
     context_settings=CONTEXT,
     epilog=help_epilog(
         [
-            ("tessera demo", "the story, and then a cluster to play with until Ctrl-C"),
-            ("tessera demo --once", "the story alone; good in pipes and checks"),
+            ("tessera demo", "the story, then a cluster to play with until Ctrl-C"),
+            ("tessera demo --once", "the story only; good for pipes and checks"),
             ("tessera demo --no-story --port 6443", "an empty cluster for kubectl, on a port of your choice"),
-            ("tessera demo --once --picture demo.svg", "what the terminal shows, as a picture"),
+            ("tessera demo --once --picture demo.svg", "a picture of the terminal"),
         ],
-        "  0  the story is over, or Ctrl-C\n"
-        "  1  a step of the story did not happen\n"
-        "  2  it cannot start: the port is taken, a file cannot be written, wrong flags",
+        "  0  the story ended, or Ctrl-C\n"
+        "  1  a step of the story failed\n"
+        "  2  it cannot start: the port is in use, a file cannot be written, wrong flags",
     ),
 )
-@click.option("--once", is_flag=True, help="End when the story is over.")
-@click.option("--no-story", is_flag=True, help="Start the cluster and do nothing to it.")
+@click.option("--once", is_flag=True, help="Exit when the story ends.")
+@click.option("--no-story", is_flag=True, help="Start the cluster without any pods.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Where the API is served."
+    "--port", type=click.IntRange(0, 65535), default=0, show_default="a free one", help="Port of the Kubernetes API."
 )
 @click.option(
     "--pause", type=click.FloatRange(min=0), default=None, metavar="SECONDS",
-    show_default=f"{READING_S:g} on a terminal, else 0", help="After each step of the story.",
+    show_default=f"{READING_S:g} on a terminal, else 0", help="Pause after each step of the story.",
 )  # fmt: skip
-@click.option("--picture", type=click.Path(dir_okay=False), metavar="FILE", help="Also draw the story as an SVG.")
+@click.option("--picture", type=click.Path(dir_okay=False), metavar="FILE", help="Also save a picture as SVG.")
 @click.option(
-    "--log-file", type=click.Path(dir_okay=False), metavar="FILE", help="Keep the services' logs, JSON lines."
+    "--log-file",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Write the services' logs here, as JSON lines.",
 )
 @click.option(
     "-o", "--output", type=click.Choice(["text", "json", "yaml"]), default="text", show_default=True,
-    help="Text for people, or a document for the start and for each step.",
+    help="Text, or one document for the start and for each step.",
 )  # fmt: skip
 def command(
-    once: bool, no_story: bool, port: int, pause: float | None, picture: str | None, log_file: str | None, output: str
+    once: bool,
+    no_story: bool,
+    port: int,
+    pause: float | None,
+    picture: str | None,
+    log_file: str | None,
+    output: str,
 ) -> None:
-    """Run Tessera with a control plane, six simulated GPU nodes and a story, all on this machine.
+    """Run Tessera on this machine, with a simulated cluster of six GPU nodes and a short story.
 
-    Webhook, extender, ledger and the NVIDIA nodes' Allocate are the real ones; the apiserver, kube-scheduler's loop,
-    kubelets, cards and the plugin of the Ascend node are simulated. kubectl works against it from another terminal.
-    Needs no root, no GPU and no fixed port; nothing is left behind.
+    Webhook, extender, ledger and the NVIDIA nodes' Allocate are real. The apiserver, kube-scheduler's loop, kubelets,
+    cards and the plugin of the Ascend node are simulated. You can use kubectl from another terminal. The demo needs no
+    root, no GPU and no fixed port, and leaves nothing behind.
     """
-    from tessera.lab.demo.runner import Plan
+    from tessera.lab.demo.runner import DemoPlan
 
     if picture and no_story:
-        raise click.UsageError("--picture shows the story: leave out --no-story")
+        raise click.UsageError("--picture needs the story: leave out --no-story")
     live = output == "text" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-    plan = Plan(
+    plan = DemoPlan(
         port=port,
         story=not no_story,
         once=once,
         pause_s=(READING_S if live else 0.0) if pause is None else pause,
-        draw=_drawing(picture) if picture else None,
+        draw=_picture_writer(picture) if picture else None,
     )
     try:
         with open(log_file or os.devnull, "w", encoding="utf-8") as log, _screen(output, live=live) as screen:
             _play(plan, screen, log)
     except BrokenPipeError:
-        # Whoever read has read enough; what is left of the output goes nowhere.
+        # The reader closed the pipe. Discard the rest of the output, or Python complains at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError as error:
         raise CommandError(str(error)) from error
 
 
-def _play(plan: Plan, screen: Screen, log: TextIO) -> None:
+def _play(plan: DemoPlan, screen: Screen, log: TextIO) -> None:
     import asyncio
 
     from tessera.lab.demo.cluster import CannotStart, DemoError
-    from tessera.lab.demo.runner import run
+    from tessera.lab.demo.runner import run_demo
     from tessera.services.logs import LogFormat, LogOptions, configure_logs
 
     configure_logs(LogOptions(format=LogFormat.JSON), log)
     try:
-        asyncio.run(run(plan, screen))
+        asyncio.run(run_demo(plan, screen))
     except CannotStart as error:
         raise CommandError(str(error)) from error
     except DemoError as error:
         raise _Failed(str(error)) from error
     except KeyboardInterrupt:
-        # While it was starting, or stopping: nothing is left to tell.
+        # Pressed while the demo was starting or stopping.
         pass
 
 
@@ -118,10 +127,10 @@ def _screen(output: str, *, live: bool) -> AbstractContextManager[Screen]:
     return nullcontext(DocumentScreen(click.echo, output))
 
 
-def _drawing(file: str) -> Draw:
-    from tessera.lab.demo.live import picture
+def _picture_writer(file: str) -> DrawPicture:
+    from tessera.lab.demo.live import draw_picture
 
     def draw(told: Any, view: Any) -> None:
-        Path(file).write_text(picture(told, view), encoding="utf-8")
+        Path(file).write_text(draw_picture(told, view), encoding="utf-8")
 
     return draw
