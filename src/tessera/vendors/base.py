@@ -18,7 +18,8 @@ from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
-from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
+from tessera.vendors.downward_api import DownwardApi
+from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 
@@ -122,6 +123,8 @@ class Vendor(Rules):
 
     names: ResourceNames
     keys: AnnotationKeys = AnnotationKeys()
+    downward_api: DownwardApi | None = None
+    """how slices reach a container from its own pod; None = through Allocate alone"""
 
     def __init__(self, names: ResourceNames = NO_NAMES) -> None:
         """Quotas limit memory and cores under the names by which pods ask for them."""
@@ -159,6 +162,10 @@ class Vendor(Rules):
         """The annotations that only this vendor's rules read, sorted: what neighbours on a card are told of a pod."""
         wanted = self.keys.settings
         return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
+
+    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
+        """The pod's constraint without cards that its containers cannot use, given its `PodReferences`."""
+        return pod.constraint(self.key)
 
     # -- nodes
 

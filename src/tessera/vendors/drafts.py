@@ -31,6 +31,15 @@ class BadRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class BadPod:
+    """A pod whose request cannot be honoured as written."""
+
+    container: str
+    """empty where the fault is in an annotation"""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Denied:
     """A pod that must not be admitted; `text` is what the user reads."""
 

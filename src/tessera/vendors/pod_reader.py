@@ -13,7 +13,7 @@ from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request, Role, Weights
 from tessera.vendors.base import Vendor
-from tessera.vendors.drafts import BadRequest, Resources
+from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
@@ -27,15 +27,6 @@ REMEMBERED = 1024
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 RUNNING = Span(Role.APP)
-
-
-@dataclass(frozen=True, slots=True)
-class BadPod:
-    """A pod whose request cannot be honoured as written."""
-
-    container: str
-    """empty where the fault is in an annotation"""
-    text: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,16 @@ import msgspec
 
 from tessera.core.quota import QuotaBook, bounds
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.env_injection import Injection, with_identity
+from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
 from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
 from tessera.scheduler.settings import PrivilegedMode
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
+from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import QUOTA_PREFIX
-from tessera.vendors.pod_reader import BadPod, pod_request
+from tessera.vendors.pod_reader import pod_request
 from tessera.wire import admission
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Container, Metadata, Pod
@@ -133,7 +134,9 @@ def _complete(
     if over:
         return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
     if settings.injection is not None:
-        changed = with_identity(changed, request, draft=draft, skipped=left_alone, injection=settings.injection)
+        changed = with_slice_env(
+            changed, request, vendors=vendors, draft=draft, skipped=left_alone, injection=settings.injection
+        )
     return _answer(document, changed, draft)
 
 

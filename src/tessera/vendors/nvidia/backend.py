@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.core.devices import Device
-from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.base import (
     AnnotationKeys,
     Bound,
     NodeProblem,
     Vendor,
 )
-from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import mig
+from tessera.vendors.nvidia.downward_api import CORE_POLICY, VISIBLE, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.nvidia.sharing_modes import narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
 from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.errors import WireError
@@ -29,8 +31,6 @@ from tessera.wire.pair_scores import decode_pair_scores
 from tessera.wire.quotes import shortened
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
-CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
-VISIBLE_ENV = "NVIDIA_VISIBLE_DEVICES"
 PAIR_SCORES = "hami.io/node-nvidia-score"
 INSTANCES = "nvidia.com/mig-"
 """what resources of MIG instances that are there already begin with; a plugin hands them out without a scheduler"""
@@ -58,6 +58,7 @@ class Nvidia(Vendor):
         mode="nvidia.com/vgpu-mode",
         lock=NODE_LOCK,
     )
+    downward_api = NvidiaDownwardApi()
 
     def __init__(self, section: NvidiaSection) -> None:
         mig.validate(section.mig_profile_allowlist)
@@ -78,7 +79,7 @@ class Nvidia(Vendor):
             )
         if not self._asks(container):
             if self.section.overwrite_env and not _asks_for_instances(container):
-                container.set_env(VISIBLE_ENV, "none")
+                container.set_env(VISIBLE, "none")
             return False
         priority = container.amount(self.priority, limits_only=True)
         if isinstance(priority, BadRequest):
@@ -126,7 +127,7 @@ class Nvidia(Vendor):
         effect = POLICY_EFFECTS.get(policy)
         if effect is None:
             return
-        container.set_env(CORE_POLICY_ENV, policy)
+        container.set_env(CORE_POLICY, policy)
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
 
@@ -154,6 +155,9 @@ class Nvidia(Vendor):
             percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY),
             cores=self.section.default_cores if cores is None else cores,
         )
+
+    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
+        return narrow_modes(pod, self.key, has_references=has_references)
 
     # -- nodes
 
