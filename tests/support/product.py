@@ -19,7 +19,7 @@ import trustme
 
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
-from tessera.lab.sandbox.api.journal import LoggedRequest
+from tessera.lab.sandbox.api.request_log import LoggedRequest
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient

@@ -1,4 +1,4 @@
-"""`pods/binding`: one write that puts a pod on a node together with the binding's annotations and labels.
+"""`pods/binding`: one write that sets the pod's node and adds the binding's annotations and labels.
 
 The uid in the binding is a precondition. Whether the node exists is not checked; kube-apiserver does not either.
 """
@@ -6,7 +6,7 @@ The uid in the binding is a precondition. Whether the node exists is not checked
 from __future__ import annotations
 
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import ApiState, RequestContext
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.errors import StatusError, bad_request, conflict, not_found, unknown_error
 from tessera.lab.sandbox.api.kinds import BINDING, PODS, Json
 from tessera.lab.sandbox.api.request_bodies import convert, without_nulls

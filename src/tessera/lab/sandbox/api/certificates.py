@@ -1,4 +1,4 @@
-"""A certificate authority and a serving certificate for loopback, made on the spot when the server is to speak TLS."""
+"""Makes a CA and a serving certificate for loopback, for a server with TLS."""
 
 from __future__ import annotations
 

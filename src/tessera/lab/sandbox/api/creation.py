@@ -1,6 +1,6 @@
-"""What an object gets because it is being created: the built-in admission steps, its identity, and its first status.
+"""What creation adds to an object: the built-in admission, its identity, and its first status.
 
-Same order as kube-apiserver: `admit` before the webhooks see the object, `complete` after them.
+The order is kube-apiserver's: `run_builtin_admission` before the webhooks, `assign_identity` after them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from tessera.lab.sandbox.api.store import Store
 from tessera.wire.quantity import NotAQuantity, read
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""of generated names: no vowels, so no words"""
+"""letters of generated names: without vowels, so that they form no words"""
 MAX_GENERATED = 63 - 5
 """characters kept of a generateName"""
 
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_SECONDS = 3607
 EVICTED_AFTER_S = 300
-"""default time that a pod stays on a node that is not ready"""
+"""seconds that a pod stays on a node that is not ready, by default"""
 
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
 class IdentitySource:
-    """Where uids and name suffixes come from; with a seed, the same ones every time."""
+    """Makes uids and name suffixes; with a seed, the same ones every time."""
 
     def __init__(self, *, now: Callable[[], float], seed: int | None = None) -> None:
         self._random = random.Random(seed)
@@ -60,7 +60,7 @@ def run_builtin_admission(kind: ResourceKind, content: Json, *, store: Store, id
 
 
 def assign_identity(kind: ResourceKind, content: Json, *, identities: IdentitySource) -> None:
-    """Gives the object its identity; a name made from generateName is the caller's to retry."""
+    """Sets uid, times and first status. The caller makes the name from generateName, and retries if it exists."""
     metadata = content["metadata"]
     for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
         metadata.pop(key, None)
@@ -82,7 +82,7 @@ def generate_name(prefix: str, identities: IdentitySource) -> str:
 
 
 def quality_of_service(spec: Json) -> str:
-    """The class that kubelet evicts by, from cpu and memory of all containers."""
+    """The pod's QoS class, from cpu and memory of all containers."""
     guaranteed, any_amount = True, False
     for container in containers(spec):
         resources = container.get("resources", {})
@@ -136,7 +136,7 @@ def _mount_token(spec: Json, identities: IdentitySource) -> None:
 
 
 def add_default_tolerations(spec: Json) -> None:
-    """Adds the default tolerations where nothing covers them, on every write of a pod."""
+    """Adds the default tolerations unless others cover them, on every write of a pod."""
     held = spec.setdefault("tolerations", [])
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         covered = any(

@@ -1,6 +1,7 @@
-"""What kube-apiserver fills in when it reads an object, before any webhook sees it.
+"""Defaults that kube-apiserver sets when it reads an object, before any webhook sees it.
 
-Idempotent: it runs again on what a webhook patched. Not here: what only the moment of creation decides (`creating`).
+Idempotent: they are set again after webhooks have patched the object. Quantities are rewritten in the one form that
+kube-apiserver stores: `3000` becomes `3k`, `0.1` `100m`, `1024Mi` `1Gi`. Defaults of creation only are in `creation`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FILE_MODE = 0o644
 
 
 def set_defaults(kind: ResourceKind, content: Json) -> None:
-    """Fills in what `content` leaves out."""
+    """Sets defaults for what `content` leaves out."""
     fill = _DEFAULTS.get(kind.kind)
     if fill is not None:
         fill(content)
@@ -171,7 +172,7 @@ _EXPONENT = re.compile(r"[0-9.][eE][+-]?[0-9]")
 
 
 def canonical_quantity(text: str | int | float) -> str | NotAQuantity:
-    """`text` as the API server writes amounts of resources back: rounded away from zero to thousandths."""
+    """A quantity as the API server writes it: rounded away from zero to thousandths."""
     found = read(text)
     if isinstance(found, NotAQuantity):
         return found

@@ -1,7 +1,7 @@
-"""What kubectl asks before it asks for anything: groups, resources, version, and as much OpenAPI as `apply` needs.
+"""What kubectl reads first: groups, resources, the version, and as much OpenAPI as `apply` needs.
 
-The OpenAPI documents say only that PATCH exists and which parameters it takes. Without schemas `kubectl explain`
-has nothing to show and field validation is not done.
+The OpenAPI documents only say that PATCH exists and which parameters it takes. They have no schemas, so
+`kubectl explain` shows nothing and fields are not validated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SUBRESOURCES: dict[str, tuple[Json, tuple[str, ...]]] = {
 
 
 def document(path: str) -> Json:
-    """The discovery document at `path`; raises where there is none."""
+    """The discovery document at `path`. Raises if there is none."""
     found = _documents().get(path.rstrip("/"))
     if found is None:
         raise no_such_path()

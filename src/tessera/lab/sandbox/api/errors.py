@@ -1,6 +1,6 @@
 """Refusals of the API as `metav1.Status` objects, with kube-apiserver's codes, reasons and texts.
 
-One exception for all of them: whoever answers a request turns it into the response, nobody else looks inside.
+All of them are one exception; only `rest` looks inside, to turn it into the response.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class FieldProblem:
 
 
 class StatusError(Exception):
-    """An answer that is not the object asked for."""
+    """A request that is answered with a Status instead of an object."""
 
     def __init__(
         self, code: int, reason: str, message: str, *, details: Json | None = None, retry_after_s: int | None = None
@@ -38,7 +38,7 @@ class StatusError(Exception):
         self.retry_after_s = retry_after_s
 
     def status(self) -> Json:
-        """The body of the answer."""
+        """The body of the response."""
         body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure"}
         body["message"] = self.message
         if self.reason:
@@ -52,7 +52,7 @@ class StatusError(Exception):
 
 
 def success(kind: ResourceKind, *, name: str, uid: str, code: int | None = None) -> Json:
-    """What a write answers that has no object to show."""
+    """The response to a write that returns no object."""
     body: Json = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
     if code is not None:
         return body | {"code": code}
@@ -143,7 +143,7 @@ def too_large_body() -> StatusError:
 
 
 def unknown_error(message: str) -> StatusError:
-    """What kube-apiserver makes of an error that nobody gave a status: 500 without a reason."""
+    """An error without a status of its own: kube-apiserver answers 500 without a reason."""
     return StatusError(500, "", message)
 
 
@@ -152,7 +152,7 @@ def internal(message: str) -> StatusError:
 
 
 def status_error(code: int, message: str = "injected fault", *, retry_after_s: int | None = None) -> StatusError:
-    """A refusal with only its code given, for faults on purpose."""
+    """A refusal with this code, for injected faults."""
     reasons = {
         400: "BadRequest",
         401: "Unauthorized",

@@ -1,7 +1,7 @@
-"""The table of resources that the embedded API server knows, and how each one differs from the others.
+"""The resources that the embedded API server serves, and how they differ.
 
-Adding a kind here is enough to store, list, watch and discover it; what is special about its content is in `defaults`,
-`validating` and `tables`.
+A kind that is added here can be stored, listed, watched and discovered. Rules about its content are in `defaults`,
+`validation` and `tables`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BINDING = "binding"
 EVICTION = "eviction"
 
 
-# Compared by identity: there is one of each, and it is the key of every look-up.
+# Compared by identity: there is one instance per kind, and it is the key of every lookup.
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceKind:
-    """One resource: its names on the wire and its rules."""
+    """One resource: its names and its rules."""
 
     kind: str
     plural: str
@@ -33,7 +33,7 @@ class ResourceKind:
     fields: tuple[str, ...] = ()
     """what a fieldSelector may name besides metadata.name and metadata.namespace"""
     unconditional_update: bool = True
-    """whether a PUT without resourceVersion overwrites; refused otherwise"""
+    """whether a PUT without resourceVersion overwrites the object; otherwise it is refused"""
     create_on_update: bool = False
     returns_deleted: bool = False
     """whether a DELETE answers with the object instead of a Status"""
@@ -150,7 +150,7 @@ BY_PATH: dict[tuple[str, str, str], ResourceKind] = {(each.group, each.version, 
 
 @dataclass(frozen=True, slots=True)
 class ReviewKind:
-    """A question that is answered and never stored."""
+    """A resource that is answered and never stored."""
 
     kind: str
     plural: str

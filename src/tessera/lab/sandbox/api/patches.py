@@ -1,6 +1,8 @@
-"""Applies what a PATCH carries: JSON merge patches (RFC 7386) and JSON patches (RFC 6902).
+"""Applies the body of a PATCH: JSON patches (RFC 6902), merge patches (RFC 7386) and strategic merge patches.
 
-A patch that does not apply is refused whole. Strategic merge patches are in `strategic`.
+A patch that does not apply is refused as a whole. A strategic merge patch merges lists by their merge key, where
+Kubernetes gives them one, unites sets of plain values and replaces all other lists. It knows the directives $patch,
+$retainKeys, $deleteFromPrimitiveList and $setElementOrder.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ def apply_json_patch(target: Any, operations: Any) -> Any:
 
 
 SET = ""
-"""instead of a merge key: the list holds plain values, each of them once"""
+"""in place of a merge key: the list is a set of plain values"""
 
 _DELETE_FROM = "$deleteFromPrimitiveList/"
 _ORDER = "$setElementOrder/"
@@ -151,7 +153,7 @@ class _Merger:
         return [each for each in current if each is not None]
 
     def _order(self, merged: Json, name: str, order: Any, path: str) -> None:
-        """Sorts the list as the patch says; what only the server has stays where it was among the others."""
+        """Sorts the list as the patch says; elements that only the server has keep their place among the others."""
         held = merged.get(name)
         if not isinstance(held, list) or not isinstance(order, list):
             return

@@ -1,6 +1,6 @@
-"""From the bytes of a request to an object that the rest may trust: of the right kind, with fields of the right types.
+"""Decodes the body of a request into an object of the right kind with fields of the right types.
 
-Null counts as absent, as in Go. Everything that cannot be read is a 400 with the place of the fault.
+Null counts as absent, as in Go. A body that cannot be read is a 400 that says where the fault is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tessera.wire import documents, strict, yaml_source
 from tessera.wire.errors import WireError
 
 MAX_DEPTH = 200
-"""levels of nesting; real objects have fewer than 20, and everything behind walks objects recursively"""
+"""levels of nesting; real objects have fewer than 20, and the rest of this server walks objects recursively"""
 
 S = TypeVar("S")
 
@@ -43,7 +43,7 @@ def decode_yaml(body: bytes) -> Any:
 
 
 def read_object(kind: ResourceKind, body: Any) -> Json:
-    """A body meant to be an object of `kind`, without nulls and without what only the server writes."""
+    """The body as an object of `kind`, without nulls and without fields that only the server sets."""
     if not isinstance(body, dict):
         raise bad_request(f"a {kind.kind} is a JSON object")
     for key, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
@@ -61,7 +61,7 @@ def read_object(kind: ResourceKind, body: Any) -> Json:
 
 
 def convert(body: Any, shape: type[S]) -> S:
-    """`body` as a value of `shape`."""
+    """`body` as a value of type `shape`."""
     try:
         return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:

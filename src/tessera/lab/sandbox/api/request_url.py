@@ -1,4 +1,4 @@
-"""What a URL path names: a kind, maybe a namespace, maybe one object, maybe a part of it."""
+"""Reads the URL of a request: the path names a kind, namespace, object and subresource; the query has parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.lab.sandbox.api.selectors import ObjectSelector, parse_fields, pars
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """The resource that a request is about; no name means the collection."""
+    """The resource that a request is about; without a name, the collection."""
 
     kind: ResourceKind
     namespace: str = ""
@@ -21,7 +21,7 @@ class RequestTarget:
 
 
 def resolve_path(path: str) -> RequestTarget | ReviewKind | None:
-    """The target of a path below /api or /apis; None for discovery documents; raises where nothing is served."""
+    """The target of a path below /api or /apis; None for discovery. Raises if nothing is served there."""
     head, *steps = path.strip("/").split("/")
     if head == "api" and len(steps) > 1:
         return _resource("", steps[0], steps[1:])
@@ -59,7 +59,7 @@ def parse_selector(kind: ResourceKind, query: Query) -> ObjectSelector:
 
 
 def parse_whole_number(query: Query, name: str) -> int | None:
-    """A number that is not negative, or None where it is not given."""
+    """A non-negative number, or None if it is absent."""
     text = query.get(name, "")
     if not text:
         return None
@@ -69,7 +69,7 @@ def parse_whole_number(query: Query, name: str) -> int | None:
 
 
 def parse_limit(query: Query) -> int:
-    """Items on a page; 0 and anything below means all."""
+    """Items per page; 0 or less means all."""
     text = query.get("limit", "")
     return 0 if text.startswith("-") and text[1:].isdecimal() else parse_whole_number(query, "limit") or 0
 

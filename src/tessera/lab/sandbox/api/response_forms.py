@@ -1,4 +1,4 @@
-"""How an answer is written: plain JSON, a table, or metadata only, whichever the Accept header asks for first."""
+"""The form of a response: plain JSON, a table, or metadata only, whichever the Accept header names first."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 
 @dataclass(frozen=True, slots=True)
 class ResponseForm:
-    """One way to write objects."""
+    """One form of objects."""
 
     shape: str = ""
     """empty for plain JSON, else "Table" or "Partial" """
@@ -48,7 +48,7 @@ class ResponseForm:
 
 
 def choose_form(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> ResponseForm:
-    """The first form in `accept` that can be written here."""
+    """The first form in `accept` that this server knows."""
     for part in accept.split(",") if accept else ("*/*",):
         media, *rest = (piece.strip() for piece in part.split(";"))
         if media not in ("application/json", "application/*", "*/*"):

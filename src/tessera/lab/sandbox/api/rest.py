@@ -1,6 +1,6 @@
-"""HTTP in front of the verbs: paths, methods, bodies, answers, watches.
+"""HTTP for the verbs: paths, methods, bodies, responses and watches.
 
-Every refusal leaves as a Status object; a fault in this server itself is a 500 that names it and is logged.
+Every refusal is answered with a Status object. A bug in this server is logged and answered with a 500 that names it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from tessera.lab.sandbox.api import discovery, protobuf, request_url
 from tessera.lab.sandbox.api.admission import ApiUser
-from tessera.lab.sandbox.api.cluster import RequestContext
+from tessera.lab.sandbox.api.api_state import RequestContext
 from tessera.lab.sandbox.api.errors import (
     StatusError,
     bad_request,
@@ -27,10 +27,10 @@ from tessera.lab.sandbox.api.errors import (
     unsupported_media,
 )
 from tessera.lab.sandbox.api.faults import ApiFaults, Delay, Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.lab.sandbox.api.journal import LoggedRequest, RequestLog
 from tessera.lab.sandbox.api.kinds import Json, ReviewKind
 from tessera.lab.sandbox.api.lists import ListQuery
 from tessera.lab.sandbox.api.request_bodies import convert, decode_json, decode_yaml, without_nulls
+from tessera.lab.sandbox.api.request_log import LoggedRequest, RequestLog
 from tessera.lab.sandbox.api.request_url import RequestTarget, resolve_path
 from tessera.lab.sandbox.api.response_forms import ResponseForm, choose_form
 from tessera.lab.sandbox.api.shapes import DeleteOptions
@@ -41,7 +41,7 @@ from tessera.lab.sandbox.api.watches import Watcher, WatchScope
 HEALTH = ("/healthz", "/livez", "/readyz")
 BODIES = ("application/json", "application/yaml", protobuf.MEDIA)
 MAX_WARNING = 1024
-"""characters of one warning; kube-apiserver cuts long ones too"""
+"""characters of a warning; kube-apiserver cuts long ones too"""
 
 _LOG = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ DEFAULT_TIMINGS = WatchTimings()
 
 
 class Rest:
-    """Answers requests. `users` maps bearer tokens to users; None lets everybody in."""
+    """Answers requests. `users` maps bearer tokens to users; None means no authentication."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Rest:
         except ConnectionError:
             raise
         except Exception as error:
-            _LOG.exception("a request was not answered: %s %s", request.method, request.path)
+            _LOG.exception("request failed: %s %s", request.method, request.path)
             return _refused(internal(f"{type(error).__name__}: {error}"))
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
@@ -182,7 +182,7 @@ class Rest:
         asked_s = request_url.parse_whole_number(query, "timeoutSeconds")
         version = request_url.parse_whole_number(query, "resourceVersion")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        # Headers go out only with the watch already open: nothing may happen unseen after the client sees them.
+        # The watch is opened before the headers are sent: the client must see every change from then on.
         hub = self._verbs.cluster.hub
         watcher = hub.open(
             scope,
@@ -288,7 +288,7 @@ async def _held(fault: Hold) -> None:
 
 
 def _cut(request: web.Request) -> web.StreamResponse:
-    """Ends the connection as a crash would; what is returned reaches nobody."""
+    """Cuts the connection as a crash would. The returned response is never sent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=500)

@@ -1,6 +1,6 @@
-"""Label and field selectors: the text of a query parameter, or the structure of a webhook, to a test of one object.
+"""Label and field selectors, from the text of a query parameter or the structure in a webhook configuration.
 
-Unknown fields and malformed texts are refused as kube-apiserver refuses them.
+Unknown fields and malformed texts are refused as by kube-apiserver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FIELD_TERM = re.compile(r"(?P<field>[^=!]+)(?P<op>==|=|!=)(?P<value>.*)", re.DO
 
 @dataclass(frozen=True, slots=True)
 class FieldRequirement:
-    """One requirement on one field, which counts as empty where it is missing."""
+    """One requirement on one field; a missing field counts as empty."""
 
     field: str
     equal: bool
@@ -37,7 +37,7 @@ class FieldRequirement:
 
 @dataclass(frozen=True, slots=True)
 class ObjectSelector:
-    """All that a list or a watch asks of an object."""
+    """What a list or a watch requires of an object."""
 
     labels: tuple[LabelRequirement, ...] = ()
     fields: tuple[FieldRequirement, ...] = ()
@@ -52,8 +52,8 @@ class ObjectSelector:
                 return False
         return all(term.matches(content) for term in self.fields)
 
-    def demanded(self, field: str) -> str | None:
-        """The one value that `field` must have, if there is one."""
+    def required_value(self, field: str) -> str | None:
+        """The value that `field` must have, if the selector names one."""
         return next((term.value for term in self.fields if term.field == field and term.equal), None)
 
 
@@ -95,7 +95,7 @@ def parse_label_selector(selector: LabelSelector) -> tuple[LabelRequirement, ...
 
 
 def field_text(content: Json, path: str) -> str:
-    """A field as selectors see it."""
+    """The field as selectors compare it."""
     found: Any = content
     for step in path.split("."):
         found = found.get(step) if isinstance(found, dict) else None

@@ -1,6 +1,6 @@
-"""The types of the fields that this server looks into: a body that has others is refused before anything reads it.
+"""The types of the fields that this server reads. A body with other types is refused.
 
-Partial on purpose: fields that nothing here looks at are stored as they come.
+Deliberately partial: fields that nothing here reads are stored as they come.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Maps = list[Json]
 
 
 class ApiStruct(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Base: camelCase on the wire, everything optional unless said otherwise."""
+    """Base class: camelCase on the wire, everything optional unless stated."""
 
 
 class Metadata(ApiStruct, frozen=True):

@@ -1,7 +1,7 @@
-"""What the API server knows: objects by kind, namespace and name, and one version that grows with every write.
+"""The API server's objects by kind, namespace and name, with one version that grows with every write.
 
-Invariant: an object in the store is never changed, only replaced: snapshots, watches and cached bytes stay true.
-Not here: rules about content, and who may write what.
+Invariant: a stored object is never changed, only replaced, so that snapshots, watches and cached bytes stay valid.
+Every change after `oldest` is kept; a reader that needs an older one is told so. Rules about content are elsewhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class History(Generic[T]):
-    """A bounded log with versions that only grow."""
+    """The past changes of one kind: a bounded log, newest last."""
 
     def __init__(self, length: int) -> None:
         self.oldest = 0
@@ -37,13 +37,13 @@ class History(Generic[T]):
             self._entries.popleft()
 
     def since(self, version: int) -> Iterable[T] | None:
-        """What came after `version`; None when part of that is forgotten."""
+        """What came after `version`; None if part of that is forgotten."""
         if version < self.oldest:
             return None
         return islice(self._entries, bisect_right(self._versions, version), None)
 
     def forget(self, version: int) -> None:
-        """Keeps nothing, and counts as complete only from `version` on."""
+        """Drops everything; the log is complete only from `version` on."""
         self.oldest = version
         self._versions.clear()
         self._entries.clear()
@@ -61,7 +61,7 @@ class Stored:
     object: Json
     """read only; `copy` gives one to change"""
     bare: bytes
-    """JSON without kind and apiVersion, as the items of a list have it"""
+    """JSON without kind and apiVersion, as in the items of a list"""
     version: int
 
     @property
@@ -88,7 +88,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoreChange:
-    """One write: `old` is missing for a new object, `removed` when `new` is the last state of one that is gone."""
+    """One write. `old` is None for a new object; with `removed`, `new` is the last state of a deleted one."""
 
     version: int
     old: Stored | None
@@ -97,7 +97,7 @@ class StoreChange:
 
 
 class Store:
-    """All objects. Listeners hear of every change before the writer goes on."""
+    """All objects. Listeners are called for every change before the write returns."""
 
     def __init__(self, *, history_length: int) -> None:
         self.version = 1
@@ -113,7 +113,7 @@ class Store:
         return self._objects[kind].get(namespace, {}).get(name)
 
     def list(self, kind: ResourceKind, namespace: str = "") -> list[Stored]:
-        """In the order of namespace and name; all namespaces when none is given."""
+        """Sorted by namespace and name; all namespaces if none is given."""
         held = self._objects[kind]
         if kind.namespaced and namespace:
             return _by_name(held.get(namespace, {}))
@@ -127,7 +127,7 @@ class Store:
         return not any(self._objects[kind].get(namespace) for kind in KINDS if kind.namespaced)
 
     def put(self, kind: ResourceKind, content: Json) -> Stored:
-        """Writes `content`, which the store owns from here on."""
+        """Stores `content`. The caller must not change it afterwards."""
         metadata = content["metadata"]
         space = self._objects[kind].setdefault(metadata.get("namespace", ""), {})
         old = space.get(metadata["name"])
@@ -137,7 +137,7 @@ class Store:
         return new
 
     def remove(self, stored: Stored) -> Stored:
-        """Takes the object out; the answer is its last state with the version of its removal."""
+        """Removes the object; returns its last state with the version of the removal."""
         space = self._objects[stored.kind][stored.namespace]
         del space[stored.name]
         if not space:
@@ -147,7 +147,7 @@ class Store:
         return last
 
     def since(self, kind: ResourceKind, version: int) -> Iterable[StoreChange] | None:
-        """The changes after `version`, or None when some of them are forgotten."""
+        """The changes after `version`, or None if some of them are forgotten."""
         return self._history[kind].since(version)
 
     def oldest(self, kind: ResourceKind) -> int:
@@ -155,8 +155,8 @@ class Store:
         return self._history[kind].oldest
 
     def compact(self) -> None:
-        """Forgets every past change, as etcd does from time to time: only the present can be watched from."""
-        # One version ahead of the last write, so that a client who has seen everything is too old as well.
+        """Forgets all past changes, as etcd does from time to time."""
+        # One version ahead of the last write, so that even a client that has seen everything is too old.
         self.version += 1
         for history in self._history.values():
             history.forget(self.version)
@@ -175,7 +175,7 @@ class Store:
 
 
 def make_stored(kind: ResourceKind, content: Json, version: int) -> Stored:
-    """`content` in the order of fields that the wire has."""
+    """Orders the fields of `content` as kube-apiserver writes them."""
     ordered = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": content["metadata"]}
     ordered |= content
     ordered |= {"kind": kind.kind, "apiVersion": kind.api_version}

@@ -1,6 +1,6 @@
-"""The tables of `kubectl get`: which columns a kind has and what its rows say.
+"""The tables of `kubectl get`: the columns of each kind and the cells of its rows.
 
-Cells come from the object alone and from the time; kinds without columns of their own get name and age.
+Cells depend only on the object and the time; kinds without their own columns show name and age.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Cells = Callable[[Json, float], list[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The columns of one kind; those in `wide` are shown with `-o wide` only."""
+    """The columns of one kind; those in `wide` appear only with `-o wide`."""
 
     columns: tuple[str, ...]
     cells: Cells
@@ -92,7 +92,7 @@ def _pod(content: Json, now: float) -> list[Any]:
 
 
 def pod_state(content: Json) -> str:
-    """The one word for how a pod is doing: the reason of the container in trouble where there is one."""
+    """The pod's status in one word: the reason of a failing container, if there is one."""
     status, metadata = content.get("status", {}), content["metadata"]
     word: str = status.get("reason") or status.get("phase") or UNKNOWN
     if content["spec"].get("schedulingGates") and word == "Pending":
@@ -230,7 +230,7 @@ UNKNOWN = "<unknown>"
 
 
 def format_age(timestamp: str | None, now: float) -> str:
-    """From an RFC 3339 time to now."""
+    """The time since an RFC 3339 timestamp."""
     if not timestamp:
         return UNKNOWN
     try:
@@ -241,7 +241,7 @@ def format_age(timestamp: str | None, now: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Two units while the number is small, one when it is large, as kubectl's users are used to."""
+    """As kubectl prints durations: two units while the number is small, else one."""
     whole = int(seconds)
     if whole < -1:
         return "<invalid>"

@@ -1,6 +1,6 @@
-"""Rules about content that matter to this product and its users: names, labels, sizes, amounts, what may not change.
+"""The rules about content that matter here: names, labels, sizes, amounts and immutable fields.
 
-Answers values: a list of problems, empty when all is well. Far fewer rules than kube-apiserver has.
+They return a list of problems, empty if there are none. kube-apiserver has far more rules.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from tessera.lab.sandbox.api.store import ENCODE
 from tessera.wire.quantity import NotAQuantity, NotWhole, read
 
 MAX_ANNOTATIONS = 256 * 1024
-"""bytes of all keys and values of an object together"""
+"""bytes of all keys and values of an object"""
 SHOWN = 80
-"""characters of a bad value that a message repeats"""
+"""characters of a bad value that a message quotes"""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -52,7 +52,7 @@ def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
 
 
 def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresource: str) -> list[FieldProblem]:
-    """What is wrong with a change, the object itself aside."""
+    """What is wrong with a change, besides the object itself."""
     if kind is PODS and subresource != STATUS:
         return [*_pod_change(old["spec"], new["spec"])]
     if old.get("immutable") and any(old.get(key) != new.get(key) for key in ("data", "binaryData", "immutable")):
@@ -152,7 +152,7 @@ def _request(name: str, text: str, limits: Json, where: str) -> Iterator[FieldPr
 
 
 def is_extended_resource(name: str) -> bool:
-    """Whether a resource is one that device plugins bring."""
+    """Whether the resource is an extended one, such as device plugins offer."""
     prefix, slash, _ = name.rpartition("/")
     return bool(slash) and not prefix.endswith("kubernetes.io") and not name.startswith("requests.")
 

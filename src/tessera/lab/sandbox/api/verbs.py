@@ -1,6 +1,6 @@
-"""The verbs of the API on a target, from decoded body to stored object: what `rest` speaks HTTP for.
+"""The verbs of the API on a target, from decoded body to stored object. `rest` serves them over HTTP.
 
-Tests and simulated parts in the same process may call these directly; every rule but authentication is below this line.
+Tests and simulated components in the same process may call them directly: only authentication is above this layer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tessera.lab.sandbox.api import binding, deletion, writes
-from tessera.lab.sandbox.api.cluster import ApiState, RequestContext
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.errors import (
     FieldProblem,
     StatusError,
@@ -36,7 +36,7 @@ PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
 class Verbs:
-    """All that can be asked of a cluster."""
+    """All verbs of the API."""
 
     def __init__(self, cluster: ApiState) -> None:
         self.cluster = cluster
@@ -54,7 +54,7 @@ class Verbs:
         return self._lister.page(asked)
 
     async def create(self, target: RequestTarget, body: Any, call: RequestContext) -> Stored | Json:
-        """A new object, or a binding or eviction, which answer with a Status."""
+        """Creates an object, or a binding or eviction, which return a Status."""
         if target.subresource == BINDING:
             await binding.bind(self.cluster, target.namespace, target.name, body, call=call)
             return success(target.kind, name=target.name, uid="", code=201)
@@ -67,7 +67,7 @@ class Verbs:
         return await writes.create(self.cluster, target.kind, target.namespace, content, call=call)
 
     async def replace(self, target: RequestTarget, body: Any, call: RequestContext) -> tuple[Stored, bool]:
-        """The object as it is now, and whether this made it."""
+        """The object afterwards, and whether it was created."""
         self._must_be_updatable(target)
         content = read_object(target.kind, body)
         missing = self.cluster.store.get(target.kind, target.namespace, target.name) is None
@@ -80,7 +80,7 @@ class Verbs:
         return await self._update(target, lambda _: read_object(target.kind, body), call), False
 
     async def patch(self, target: RequestTarget, media: str, body: Any, call: RequestContext) -> tuple[Stored, bool]:
-        """The object as it is now, and whether this made it (server-side apply only)."""
+        """The object afterwards, and whether it was created (server-side apply only)."""
         self._must_be_updatable(target)
         if media == MERGE_PATCH and not isinstance(body, dict):
             raise bad_request("a merge patch is an object")
@@ -94,7 +94,7 @@ class Verbs:
         return await self._update(target, _patcher(target, media, body), call), False
 
     async def delete(self, target: RequestTarget, options: DeleteOptions, call: RequestContext) -> Stored | Json:
-        """The object where its kind answers so or where it is still there; a Status otherwise."""
+        """The object if its kind returns it or it still exists; otherwise a Status."""
         if target.subresource:
             raise method_not_allowed()
         done = await deletion.delete(
@@ -107,7 +107,7 @@ class Verbs:
     async def delete_all(
         self, target: RequestTarget, selector: ObjectSelector, options: DeleteOptions, call: RequestContext
     ) -> ListPage:
-        """Everything that the selector matches."""
+        """Deletes everything that the selector matches."""
         page = self.list(ListQuery(target.kind, target.namespace, selector))
         deleted = []
         for each in page.items:
@@ -118,7 +118,7 @@ class Verbs:
         return ListPage(deleted, self.cluster.store.version)
 
     def review(self, review: ReviewKind, body: Any, call: RequestContext) -> Json:
-        """Everybody may do everything here."""
+        """Every user may do everything here."""
         content = without_nulls(body) if isinstance(body, dict) else {}
         heading = {"kind": review.kind, "apiVersion": f"{review.group}/{review.version}"}
         if review.kind == "SelfSubjectReview":
@@ -173,7 +173,7 @@ def _patcher(target: RequestTarget, media: str, body: Any) -> Callable[[Json], J
 
 
 def _checked(target: RequestTarget, patched: Any, uid: str) -> Json:
-    """What a patch leaves must be an object of the kind: here that is a 422, where a bad body is a 400."""
+    """Checks that the result of a patch is an object of the kind; if not, it is a 422, unlike a bad body (400)."""
     try:
         content = read_object(target.kind, patched)
     except StatusError as error:

@@ -1,6 +1,6 @@
-"""Calls one admission webhook over HTTPS and reads its answer.
+"""Calls an admission webhook over HTTPS and reads its response.
 
-Every way in which that can go wrong is one exception, which the caller weighs by the webhook's failurePolicy.
+Every failure is one exception; the caller handles it by the webhook's failurePolicy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tessera.lab.sandbox.api.shapes import ApiStruct, ServiceReference, Webhook
 from tessera.lab.sandbox.api.store import ENCODE
 
 Resolver = Callable[[ServiceReference], tuple[str, int] | None]
-"""where a Service is served on this machine: host and port"""
+"""host and port of a Service on this machine"""
 
 GROUP = "admission.k8s.io"
 MAX_CONTEXTS = 64
-"""TLS contexts kept, one for each caBundle; certificates rotate, so old ones go"""
+"""how many TLS contexts are kept, one per caBundle; certificates rotate, so old ones are dropped"""
 
 
 class WebhookResponse(ApiStruct, frozen=True):
@@ -42,11 +42,11 @@ class WebhookResponse(ApiStruct, frozen=True):
 
 
 class WebhookCallError(Exception):
-    """No answer that could be used."""
+    """There is no usable response."""
 
 
 class WebhookClient:
-    """A client for webhooks. Connections are kept, as kube-apiserver keeps them."""
+    """Keeps connections open, as kube-apiserver does."""
 
     def __init__(self, resolver: Resolver | None) -> None:
         self._resolver = resolver
@@ -59,7 +59,7 @@ class WebhookClient:
             self._session = None
 
     async def call(self, webhook: Webhook, request: Json) -> WebhookResponse:
-        """The answer to one review."""
+        """The response to one review."""
         version = f"{GROUP}/{next(v for v in webhook.admission_review_versions if v in ('v1', 'v1beta1'))}"
         review = {"kind": "AdmissionReview", "apiVersion": version, "request": request}
         try:

@@ -1,7 +1,7 @@
-"""Creating and changing objects, with optimistic concurrency.
+"""Creates and changes objects, with optimistic concurrency.
 
-Invariant: between the last look at the stored object and the write nothing is awaited; where admission was awaited in
-between and the object changed meanwhile, the change is made again on the new state or refused as a conflict.
+Invariant: nothing is awaited between the last read of the stored object and the write. If the object changed while
+admission was awaited, the change is applied again to the new state, or refused as a conflict.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tessera.lab.sandbox.api import creation, validation
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import ApiState, RequestContext
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.defaults import set_defaults
 from tessera.lab.sandbox.api.errors import (
     FieldProblem,
@@ -26,7 +26,7 @@ from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, STATUS, Json, Resour
 from tessera.lab.sandbox.api.store import Stored, make_stored
 
 MAX_ATTEMPTS = 8
-"""of a change that others keep overtaking, and of a generated name that keeps being taken"""
+"""tries of a change that keeps conflicting, and of a generated name that keeps existing already"""
 
 _FIXED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 """metadata that no update changes"""
@@ -92,7 +92,7 @@ async def update(
     subresource: str = "",
     call: RequestContext,
 ) -> Stored:
-    """Stores what `change` makes of a fresh copy of the object."""
+    """Stores the result of `change` on a fresh copy of the object."""
     for _ in range(MAX_ATTEMPTS):
         current = cluster.store.get(kind, namespace, name)
         if current is None:
@@ -109,7 +109,7 @@ async def update(
 
 
 def restore_fixed_fields(current: Stored, content: Json, subresource: str) -> None:
-    """Puts back what this request may not change, and fills in what it left out."""
+    """Restores what this request may not change, and sets defaults."""
     kind, old = current.kind, current.object
     metadata = content.setdefault("metadata", {})
     for key in _FIXED:

@@ -30,7 +30,7 @@ from tessera.lab.sandbox.objects import (
     containers_of,
     format_timestamp,
     has_ended,
-    is_leaving,
+    is_being_deleted,
     is_sidecar,
     name_of,
     namespace_of,
@@ -139,13 +139,13 @@ class Kubelet:
         life = self._lives.get(uid)
         if life is None:
             life = self._lives[uid] = _Life(pod)
-            if phase_of(pod) in ("", "Pending") and not is_leaving(pod):
+            if phase_of(pod) in ("", "Pending") and not is_being_deleted(pod):
                 self._waiting.append(uid)
                 self._some.set()
         life.pod = pod
         if has_ended(pod):
             self._ids.release(uid)
-        if is_leaving(pod) and not life.stopping:
+        if is_being_deleted(pod) and not life.stopping:
             life.stopping = True
             self._withdraw(uid)
             self._go_on(life, self._stop(life))

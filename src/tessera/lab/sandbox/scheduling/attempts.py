@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import has_ended, is_leaving, name_of, node_of, uid_of
+from tessera.lab.sandbox.objects import has_ended, is_being_deleted, name_of, node_of, uid_of
 from tessera.lab.sandbox.scheduling.fit import (
     NodeCapacity,
     PodNeeds,
@@ -183,7 +183,7 @@ class Attempts:
         return uid in self._held
 
     def _pending(self, uid: str, pod: Json, now: float) -> None:
-        if is_leaving(pod) or pod["spec"].get("schedulingGates"):
+        if is_being_deleted(pod) or pod["spec"].get("schedulingGates"):
             if self._waiting.pop(uid, None) is not None:
                 self.queue.forget(uid)
                 self._release(uid)

@@ -1,4 +1,4 @@
-"""What was asked of the server lately, for tests that count API calls and for the demo's traffic view."""
+"""The latest requests to the server, for tests that count API calls."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 KEPT = 10_000
-"""requests remembered"""
+"""how many requests are kept"""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedRequest:
-    """One request and its answer; status 0 is a connection that was cut."""
+    """One request and the status of its response; 0 if the connection was cut."""
 
     method: str
     path: str
     query: str
     status: int
     agent: str = ""
-    """who asked: the User-Agent"""
+    """the User-Agent"""
 
     @property
     def writes(self) -> bool:
@@ -27,7 +27,7 @@ class LoggedRequest:
 
 
 class RequestLog:
-    """The last requests, oldest first. A watch is noted when it ends."""
+    """The latest requests, oldest first. A watch is added when it ends."""
 
     def __init__(self) -> None:
         self._seen: deque[LoggedRequest] = deque(maxlen=KEPT)

@@ -1,4 +1,4 @@
-"""The pieces that every verb needs, put together: the store, its watches, admission, and where identities come from."""
+"""The state that every verb needs: the store, its watches, admission, and a source of uids and names."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FIRST_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request: who makes it, whether it only rehearses, and the warnings that its answer will carry."""
+    """One request: its user, whether it is a dry run, and the warnings of its response."""
 
     user: ApiUser = field(default_factory=ApiUser)
     dry_run: bool = False
     options: Json = field(default_factory=dict)
-    """of the verb, as webhooks are told them"""
+    """of the verb, as webhooks see them"""
     warnings: list[str] = field(default_factory=list)
 
 
 class ApiState:
-    """Holds the state. Namespaces get their service account, and go when they are terminating and empty."""
+    """Gives namespaces their service account, and removes terminating namespaces once they are empty."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class ApiState:
             self.store.put(NAMESPACES, self._new_namespace(name))
 
     async def admit(self, attributes: Attributes, call: RequestContext) -> Json | None:
-        """What admission leaves of the object; raises where it is refused."""
+        """The object after admission. Raises if it is refused."""
         admitted: Admitted = await self._admission.admit(attributes, uid=self.identities.uid())
         call.warnings += admitted.warnings
         return admitted.content
 
     def check_namespace(self, kind: ResourceKind, namespace: str, name: str) -> None:
-        """Refuses new objects where there is no namespace for them, or not for long."""
+        """Refuses new objects if their namespace is missing or terminating."""
         if not kind.namespaced:
             return
         held = self.store.get(NAMESPACES, "", namespace)
