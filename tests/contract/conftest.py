@@ -51,7 +51,7 @@ async def api(kubeconfig: Json) -> AsyncIterator[Client]:
 async def space(api: Client) -> AsyncIterator[Space]:
     name = f"contract-{uuid.uuid4().hex[:10]}"
     await api.made("/api/v1/namespaces", {"metadata": {"name": name}})
-    # Where no controller manager runs, nobody else makes the account that pods need.
+    # Without a controller manager, nothing else creates the service account that pods need.
     await api.post(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
     yield Space(name)
     await api.delete(f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0})

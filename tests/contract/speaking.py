@@ -167,7 +167,7 @@ def _pem(entry: Json, name: str) -> bytes | None:
 
 
 def close_loop_of_the_thread() -> None:
-    """Python 3.11 makes a loop for the main thread unasked; nobody closes it, and a later test fails for it."""
+    """Python 3.11 makes a loop for the main thread that is never closed, and a later test would fail because of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with suppress(RuntimeError):

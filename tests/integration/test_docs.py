@@ -5,7 +5,7 @@ Objects are applied: their pods, and those of workloads' templates, run. A comme
     <!-- expect: Pending -->            it is taken and fits nowhere
     <!-- expect: refused: TEXT -->      it is not taken, and the reason has TEXT
 
-What is no object of the API is read by whoever reads it in the product.
+A block that is not an API object is parsed by the code that reads it in the product.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ async def apply(cluster: DemoCluster, block: Block) -> None:
         elif kind == "KubeSchedulerConfiguration":
             check_scheduler_configuration(document)
         else:
-            assert kind == "Pod" or kind in WORKLOADS, f"nobody knows how to try a {kind}"
+            assert kind == "Pod" or kind in WORKLOADS, f"there is no way to try a {kind} here"
             (found,) = read_manifests(yaml.safe_dump(document), file=block.place, namespace="default", count=None)
             pods += [_numbered(found.pod, number) for number in range(found.count)]
     for pod in pods:

@@ -138,7 +138,7 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
         (asking("z", size=10), False),
         (asking("z", size=10).on("a"), False),
     ],
-    ids=["runs", "has ended", "nobody was asked about it yet", "another scheduler placed it"],
+    ids=["runs", "has ended", "the scheduler was not asked about it yet", "another scheduler placed it"],
 )
 async def test_pods_teach_once_somebody_was_asked_about_them(last: PodBuilder, counts: bool) -> None:
     pods = [*tenths("a", 4)[: LEARN - 1], last, asking()]

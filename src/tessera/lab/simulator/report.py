@@ -1,4 +1,4 @@
-"""Figures of many runs as plain data: means and standard deviations, ready for a table, JSON or a plot."""
+"""Results of many runs as plain data: means and standard deviations, for a table, JSON or a plot."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Many runs on all cores: one process a run, results in the order they were asked for.
+"""Runs many simulations on all cores, one per process, and returns results in order.
 
-A run is a policy on a trace under a seed, and knows nothing of the others; so neither the number of processes nor their
-order changes a figure.
+A run is one policy on one trace with one seed. Runs are independent, so neither the number of processes nor their order
+changes a result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tessera.lab.simulator.traces import Trace
 class SimulationRun:
     policy: str
     trace: int
-    """place in the list of traces"""
+    """index in the list of traces"""
     seed: int
 
 
@@ -40,7 +40,7 @@ def _pool(processes: int) -> ProcessPoolExecutor:
 def run_saturations(
     traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: SaturationOptions, *, processes: int
 ) -> Iterator[tuple[SimulationRun, SaturationResult]]:
-    """Every job with its result, as they are ready, in order."""
+    """Every run with its result, in order, as they finish."""
     with _pool(processes) as pool:
         found = pool.map(_saturate, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))
         yield from zip(jobs, found, strict=True)
@@ -49,7 +49,7 @@ def run_saturations(
 def run_churns(
     traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: churn.ChurnOptions, *, processes: int
 ) -> Iterator[tuple[SimulationRun, churn.ChurnResult]]:
-    """The same for replays with departures."""
+    """The same for churn replays."""
     with _pool(processes) as pool:
         found = pool.map(_churn, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))
         yield from zip(jobs, found, strict=True)

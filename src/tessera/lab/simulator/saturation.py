@@ -1,6 +1,7 @@
-"""The published saturation protocol: pods arrive one by one, none leave, none are tried again.
+"""The published saturation protocol: pods arrive one by one, none leaves, none is tried again.
 
-The figure is the part of all cards that is allocated when the pods that arrived ask for so much of the capacity.
+The result is the share of all cards that is allocated once the pods that arrived request a given share of the capacity.
+Pods arrive in a random order, followed by random repetitions; the same seed gives the same pods to every policy.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class SaturationOptions:
-    """What a run varies beside policy and seed."""
+    """What varies besides policy and seed."""
 
     until: float = 1.3
     shuffle_nodes: bool = False
-    """whether nodes get other names by the seed, which are what decides ties"""
+    """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
-    """part of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
 
 
 PUBLISHED = SaturationOptions()
@@ -37,12 +38,12 @@ PUBLISHED = SaturationOptions()
 
 @dataclass(frozen=True, slots=True)
 class SaturationResult:
-    """One run: per cent allocated by per cent arrived, and who was refused."""
+    """One run: per cent allocated by per cent arrived, and the refused pods."""
 
     curve: tuple[float, ...]
     """at arrivals of 0, 1, 2 ... per cent"""
     arrived: tuple[tuple[int, int], ...]
-    """pods by the number of cards they ask for"""
+    """pods by the number of cards they request"""
     refused: tuple[tuple[int, int], ...]
 
     def at(self, arrival: float) -> float:
@@ -76,7 +77,7 @@ def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = 
 def place_pod(
     cluster: SimulatedCluster, strategy: Strategy, ask: TraceRequest, within: Bools | None = None
 ) -> tuple[int, str] | None:
-    """Place a pod where the strategy wants it: its column and uid, or None where nothing fits."""
+    """Places a pod where the strategy wants it; returns its column and uid, or None if it does not fit."""
     rows = cluster.fitting(ask, within)
     if not len(rows):
         return None
@@ -107,7 +108,7 @@ def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
 
 
 def generate_arrivals(trace: Trace, seed: int, *, until: float) -> Iterator[TracePod]:
-    """Pods one by one until those yielded ask for `until` times the capacity."""
+    """Yields pods until those yielded request `until` times the capacity."""
     dice = Random(seed)
     pods = list(trace.pods)
     dice.shuffle(pods)

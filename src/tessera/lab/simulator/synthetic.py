@@ -1,7 +1,7 @@
-"""A trace for those who have none: plausible nodes and pods, the same for the same seed.
+"""Makes a synthetic trace: plausible nodes and pods, the same for the same seed.
 
-Sizes follow what sharing clusters report: most pods ask for a part of a card, half of the cards go to whole-card pods,
-a few pods take several. Written in the columns that `traces` reads.
+Sizes follow what sharing clusters report: most pods request part of a card, half of the cards go to whole-card pods,
+and a few pods take several. `write_trace` uses the columns that `traces` reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DAY = 86_400.0
 
 
 def make_trace(*, nodes: int, seed: int = 1, load: float = 1.0) -> Trace:
-    """So many nodes, and pods that ask for `load` times their cards."""
+    """A trace with this many nodes, and pods that request `load` times their cards."""
     dice = Random(seed)
     made = []
     for place in range(nodes):
@@ -52,7 +52,7 @@ def _ask(dice: Random) -> TraceRequest:
 
 
 def write_trace(trace: Trace, nodes: Path, pods: Path) -> None:
-    """Both files, as CSV."""
+    """Writes both files, as CSV."""
     with nodes.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("sn", "cpu_milli", "memory_mib", "gpu", "model"))

@@ -177,7 +177,7 @@ async def test_a_node_says_which_agent_it_has(agent: str, said: str | None) -> N
 
 
 def test_there_are_no_other_agents() -> None:
-    with pytest.raises(ValueError, match="'mps' is no kind of agent; there are env, answer, hami"):
+    with pytest.raises(ValueError, match="'mps' is not a kind of agent; choose one of env, answer, hami"):
         SimulatedNode("n", agent="mps")
 
 

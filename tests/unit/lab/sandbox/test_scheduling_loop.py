@@ -209,7 +209,7 @@ async def test_a_refused_pod_is_tried_again_when(something: Any) -> None:
     extender = ScriptedExtender(refuse())
     async with cluster(extender) as plane:
         await plane.create_pod(plain_pod("other", nodeName="n0"))
-        await plane.create_pod(plain_pod("foreign", schedulerName="somebody-elses"))
+        await plane.create_pod(plain_pod("foreign", schedulerName="another-scheduler"))
         await plane.wait_for(lambda: plane.phase("default", "other") == "Running")
         await plane.create_pod(gpu_pod("p"))
         await plane.wait_for(lambda: why(plane, "p")[0])
@@ -250,7 +250,7 @@ async def test_a_refused_pod_sleeps_five_minutes_when_nothing_happens() -> None:
             {"NodeNames": ["mars"]},
             'extender "{url}" claims a filtered node "mars" which is not found in the input node list',
         ),
-        ({"NodeNames": 7}, "the answer cannot be read: Expected `array | null`, got `int` - at `$.NodeNames`"),
+        ({"NodeNames": 7}, "the response cannot be read: Expected `array | null`, got `int` - at `$.NodeNames`"),
     ],
 )
 @in_fake_time

@@ -135,7 +135,7 @@ async def test_a_fault_of_the_server_itself_is_a_500(
     monkeypatch.setattr(server.verbs, "get", None)
     answer = await api.get(f"{PODS_PATH}/p")
     assert (answer.status, answer.reason) == (500, "InternalError")
-    assert "a request was not answered" in caplog.text
+    assert "request failed" in caplog.text
 
 
 async def test_the_next_requests_fail_and_then_no_more(server: ApiServer, api: Client) -> None:

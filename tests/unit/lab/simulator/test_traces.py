@@ -55,9 +55,9 @@ def test_a_cluster_that_cannot_be_used_says_why(tmp_path: Path, text: str, says:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("p,1,1,2,500", "cannot be asked for"),
-        ("p,1,1,1,1500", "cannot be asked for"),
-        ("p,1,1,0,0", "no pod asks for a card"),
+        ("p,1,1,2,500", "is not a valid request"),
+        ("p,1,1,1,1500", "is not a valid request"),
+        ("p,1,1,0,0", "no pod requests a card"),
     ],
 )
 def test_pods_that_cannot_be_used_say_why(tmp_path: Path, row: str, says: str) -> None:

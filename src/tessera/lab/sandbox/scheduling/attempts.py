@@ -1,6 +1,6 @@
-"""What kube-scheduler knows and does about one pod after the other, without any I/O: a core that can be stepped.
+"""kube-scheduler's state and decisions, one pod after the other and without I/O, so that tests can step through them.
 
-Watches tell it what they see; `next` answers the pod to try and the nodes it may use; the caller says what came of it.
+Watches report what they see; `next` returns the pod to try and the nodes it may use; the caller reports the result.
 A pod that was given a node counts there from that moment on (it is assumed), before any watch shows it.
 """
 
@@ -24,10 +24,10 @@ from tessera.lab.sandbox.scheduling.fit import (
 from tessera.lab.sandbox.scheduling.queue import SchedulingQueue
 
 _BESIDE = ("resourceVersion", "generation", "managedFields")
-"""metadata whose change is no change of the pod"""
+"""metadata whose change does not count as a change of the pod"""
 
 Reasons = Mapping[str, Collection[str]]
-"""by node: why not"""
+"""reasons by node"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Attempt:
     pod: Json
     needs: PodNeeds
     candidates: tuple[str, ...]
-    """nodes that pass kube-scheduler's own rules, sorted"""
+    """nodes that pass kube-scheduler's own filters, sorted"""
     misfits: Reasons
     """of the other nodes"""
     nodes: int
-    """all there are"""
+    """how many nodes there are"""
     extended: bool
-    """whether the extender decides about it"""
+    """whether the extender is asked about it"""
 
     @property
     def uid(self) -> str:
@@ -52,7 +52,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Held:
-    """A pod's place on a node."""
+    """A pod on a node."""
 
     node: str
     needs: PodNeeds
@@ -66,7 +66,7 @@ class _NodeSeen:
 
 
 class Attempts:
-    """The state. `profiles`: scheduler names served here, and whether their pods go to the extender."""
+    """`profiles`: the scheduler names served here, and whether their pods go to the extender."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class Attempts:
         """pods without a node, by uid"""
         self._held: dict[str, _Held] = {}
         self._lost: dict[str, Counter[str]] = {}
-        """what pods take on nodes that are not known (yet)"""
+        """what pods use on nodes that are not known (yet)"""
 
-    # -- what watches show
+    # -- the watches
 
     def pod_seen(self, pod: Json, now: float) -> None:
         uid = uid_of(pod)
@@ -105,7 +105,7 @@ class Attempts:
             self._pending(uid, pod, now)
 
     def pod_gone(self, uid: str, now: float) -> None:
-        """Deleted, or at its end."""
+        """The pod was deleted or has ended."""
         known = self._waiting.pop(uid, None) is not None
         self.queue.forget(uid)
         if self._release(uid) or known:
@@ -144,7 +144,7 @@ class Attempts:
         return Attempt(pod, needs, tuple(candidates), misfits, len(self._nodes), extended)
 
     def choose(self, attempt: Attempt, nodes: Iterable[str]) -> str | None:
-        """The emptiest of these nodes; the seed decides between equals. None where none of them is there any more."""
+        """The emptiest of these nodes; ties are random (seeded). None if none of them exists any more."""
         scores = {
             name: self._nodes[name].capacity.least_allocated_score(attempt.needs)
             for name in sorted(nodes)
@@ -162,12 +162,12 @@ class Attempts:
         self.queue.failed(attempt.uid, now)
 
     def assume(self, attempt: Attempt, node: str) -> None:
-        """The pod is on its way to `node`."""
+        """Counts the pod on `node` while it is being bound."""
         if attempt.uid in self._waiting:
             self._hold(attempt.uid, _Held(node, attempt.needs, assumed=True))
 
     def bind_failed(self, attempt: Attempt, now: float) -> bool:
-        """Whether the pod is still without a node, so that it is tried again."""
+        """Reports a failed bind; returns whether the pod is still pending, so that it is tried again."""
         held = self._held.get(attempt.uid)
         if held is not None and held.assumed:
             self._release(attempt.uid)
@@ -176,7 +176,7 @@ class Attempts:
         return attempt.uid in self._waiting
 
     def waiting(self, uid: str) -> Json | None:
-        """A pod without a node, as last seen."""
+        """A pending pod, as last seen."""
         return self._waiting.get(uid)
 
     def is_assumed(self, uid: str) -> bool:
@@ -225,13 +225,13 @@ class Attempts:
 
 
 def _essence(pod: Json) -> Json:
-    """The pod without what others keep writing into it."""
+    """The pod without metadata that changes with every write."""
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _BESIDE}
     return {"metadata": metadata, "spec": pod["spec"]}
 
 
 def fit_error(nodes: int, misfits: Reasons) -> str:
-    """kube-scheduler's sentence: equal reasons are counted together, and the entries are sorted as texts."""
+    """kube-scheduler's message: equal reasons are counted together, and the entries are sorted as texts."""
     counts = Counter(reason for reasons in misfits.values() for reason in reasons)
     entries = sorted(f"{count} {reason}" for reason, count in counts.items())
     return f"0/{nodes} nodes are available:" + (f" {', '.join(entries)}." if entries else "")

@@ -1,7 +1,7 @@
-"""Writes down why pods have no node: the condition PodScheduled=False, off the scheduling loop's path.
+"""Writes why pods have no node, as the condition PodScheduled=False, without holding up the scheduling loop.
 
-The latest condition of a pod wins, equal ones are written once, and none is written over a pod that is being bound:
-binding waits in `settled`. A write that fails is given up; the next refusal tries again.
+Only the latest condition of a pod is written, and only if it changed. None is written to a pod that is being bound:
+binding waits in `settled`. A failed write is dropped; the next refusal writes again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class UnscheduledReason:
 
 
 class ConditionWriter:
-    """Conditions still to be written."""
+    """Queues and writes conditions."""
 
     def __init__(self, client: KubeClient, *, now: Callable[[], float]) -> None:
         self._client = client
@@ -39,7 +39,7 @@ class ConditionWriter:
         self._writing: tuple[str, asyncio.Event] | None = None
 
     def note(self, pod: Json, why: UnscheduledReason) -> None:
-        """Never blocks."""
+        """Queues the condition; never blocks."""
         said = condition_of(pod, SCHEDULED) or {}
         uid = uid_of(pod)
         if (said.get("status"), said.get("reason"), said.get("message")) == ("False", why.reason, why.message):
@@ -49,7 +49,7 @@ class ConditionWriter:
             self._some.set()
 
     async def settled(self, uid: str) -> None:
-        """Forget what is still to be said about a pod, and wait for what is just being said."""
+        """Drops the pod's queued condition, and waits for one that is being written."""
         self._waiting.pop(uid, None)
         if self._writing is not None and self._writing[0] == uid:
             await self._writing[1].wait()
@@ -66,7 +66,7 @@ class ConditionWriter:
                 try:
                     await self._write(pod, why)
                 except KubeError:
-                    # The pod may be gone; where it is not, it is refused again and says so then.
+                    # The pod may be gone; if not, it will be refused and written again.
                     pass
                 finally:
                     self._writing = None

@@ -1,12 +1,12 @@
-"""kube-scheduler's queue as a plain data structure: who is tried next, and who waits for what.
+"""kube-scheduler's queue as a plain data structure: which pod is tried next, and which pods wait for what.
 
     added --> active --popped--> in flight --forgotten (bound, gone)-->
                 ^                  |  |  +-- failed: an error ------------------------> back-off, served in full
                 |                  |  +----- refused while something happened --------> back-off
                 |                  +-------- refused ---------------------------------> asleep
-                +-- back-off over, or nobody else is active <-- back-off <-- something happened --+
+                +-- back-off over, or no pod is active <------- back-off <-- something happened --+
 
-No I/O and no clock: every call says what time it is. Which changes count as something is the caller's to say.
+No I/O and no clock: every call passes the time. The caller decides which changes count as an event.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from enum import Enum
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 10.0
 ASLEEP_S = 300.0
-"""after which a refused pod is tried again without a reason; all three are kube-scheduler's defaults"""
+"""seconds after which a refused pod is tried again without an event; all three are kube-scheduler's defaults"""
 
 NEVER = -1
 """a number of events that is never current"""
@@ -40,7 +40,7 @@ class _Entry:
     priority: int
     place: QueuePosition
     turn: int
-    """grows with every move; the older of two is served first, and heap items with another one are stale"""
+    """grows with every move; lower is served first, and heap items with another turn are stale"""
     refusals: int = 0
     errors: int = 0
     """in a row"""
@@ -52,7 +52,7 @@ class _Entry:
 
 
 class SchedulingQueue:
-    """Pods that wait for a node. `early`: a refused pod's back-off ends when nobody else is active (since v1.33)."""
+    """Pending pods. `early`: a refused pod's back-off ends when no pod is active (since v1.33)."""
 
     def __init__(self, *, early: bool = True) -> None:
         self._early = early
@@ -77,7 +77,7 @@ class SchedulingQueue:
         return entry.place if entry is not None else None
 
     def add(self, uid: str, *, priority: int = 0) -> None:
-        """A new pod; one that is known stays where it is."""
+        """Adds a new pod; a known one stays where it is."""
         if uid not in self._entries:
             entry = self._entries[uid] = _Entry(uid, priority, QueuePosition.ACTIVE, 0)
             self._activate(entry)
@@ -99,7 +99,7 @@ class SchedulingQueue:
         return entry.uid
 
     def refused(self, uid: str, now: float) -> None:
-        """No node would have it."""
+        """The pod fits on no node."""
         entry = self._landed(uid)
         if entry is None:
             return
@@ -114,7 +114,7 @@ class SchedulingQueue:
             self._asleep[uid] = entry
 
     def failed(self, uid: str, now: float) -> None:
-        """The attempt itself went wrong, which events cannot mend: it serves its back-off."""
+        """The attempt itself failed. Events cannot help, so the pod waits for its whole back-off."""
         entry = self._landed(uid)
         if entry is not None:
             entry.errors += 1
@@ -122,7 +122,7 @@ class SchedulingQueue:
             self._back_off(entry, QueuePosition.ERROR_BACKOFF)
 
     def changed(self, uid: str, now: float) -> None:
-        """The pod itself was changed, so that its refusal means nothing any more."""
+        """The pod was changed, so its refusal no longer counts."""
         entry = self._entries.get(uid)
         if entry is None:
             return
@@ -131,13 +131,13 @@ class SchedulingQueue:
             self._wake(entry, now)
 
     def happened(self, now: float) -> None:
-        """Something that may have made room: every refused pod is worth another try."""
+        """Something happened that may make a refused pod fit: all of them are tried again."""
         self._events += 1
         for entry in list(self._asleep.values()):
             self._wake(entry, now)
 
     def next_at(self, now: float) -> float | None:
-        """When `pop` will have something, if nothing happens before; None where that is never."""
+        """When `pop` will return a pod if nothing happens before; None if never."""
         self._settle(now)
         if self._peek_active() or (self._early and self._peek_backoff(QueuePosition.BACKOFF)):
             return now
@@ -148,7 +148,7 @@ class SchedulingQueue:
         return min(times, default=None)
 
     def _settle(self, now: float) -> None:
-        """Carry out what time alone does."""
+        """Moves pods whose time has come."""
         for place in self._backoff:
             while (entry := self._peek_backoff(place)) is not None and entry.until <= now:
                 heapq.heappop(self._backoff[place])

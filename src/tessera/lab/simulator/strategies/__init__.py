@@ -1,4 +1,4 @@
-"""Strategies by the names that users write."""
+"""Strategies by name."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ STRATEGIES: Mapping[str, StrategyFactory] = MappingProxyType(
         "spread-spread": partial(_hami, "spread", "spread"),
     }
 )
-"""the last four are HAMi's, node policy and device policy, with ties left to chance; `binpack-spread` is its default"""
+"""the last four are HAMi's node and device policies, with random ties; `binpack-spread` is its default"""

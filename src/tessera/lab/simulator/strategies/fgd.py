@@ -1,8 +1,9 @@
-"""Fragmentation gradient descent, as published: the baseline to beat.
+"""Fragmentation gradient descent (FGD), as published: the baseline to beat.
 
-A pod goes to the node and card where what `typical` calls lost falls most, by a score of whole numbers from 0 to 100;
-ties by name, and on a node by the first card. It knows the whole trace beforehand. Scores are remembered by what they
-depend on (CPU, cards and their parts) and worked out again where a column changed.
+A pod goes to the node and card where the lost capacity shrinks most, by a score of whole numbers from 0 to 100; ties go
+to the first name, and on a node to the first card. FGD knows the trace in advance: the most frequent requests that
+cover 95 % of it count as typical (host memory aside). For one of them a node loses all of its idle cards if that pod
+cannot run there, else the free parts that are too small for it.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from tessera.lab.simulator.strategies.base import (
 from tessera.lab.simulator.traces import WHOLE, Trace, TraceRequest
 
 COVERED = 0.95
-"""part of the pods whose asks count"""
+"""share of the pods whose requests count"""
 
 
 class TypicalRequest(NamedTuple):
-    """An ask as it is counted; of equally frequent ones the larger counts first."""
+    """A request as it is counted; of equally frequent ones the larger counts first."""
 
     cpu: int
     milli: int
@@ -40,12 +41,12 @@ class TypicalRequest(NamedTuple):
 
 
 class GroupRooms(NamedTuple):
-    """Columns as the groups see them, (columns, groups) each."""
+    """Free cards as each group of equal requests sees them; both have shape (columns, groups)."""
 
     enough: Ints
-    """cards with room for one part"""
+    """cards that one part fits on"""
     small: Ints
-    """thousandths on cards with less room than that"""
+    """thousandths on cards that it does not fit on"""
 
 
 class TypicalPods:
@@ -59,7 +60,7 @@ class TypicalPods:
         self._models = {model: number for number, model in enumerate(models)}
         self._cpu: Ints = np.array(sorted({shape.cpu for shape in chosen}), dtype=np.int64)
         self._runs: Floats = np.zeros((len(models), len(self._cpu) + 1, len(groups)))
-        """by model, place of the free CPU in `_cpu`, and group: the popularity of the asks that could run"""
+        """by model, position of the free CPU in `_cpu`, and group: the popularity of the requests that could run"""
         for shape, count in chosen.items():
             accepted = [number for number, model in enumerate(models) if not shape.models or model in shape.models]
             if shape.cards and accepted:
@@ -67,11 +68,11 @@ class TypicalPods:
                 self._runs[accepted, level:, groups.index((shape.milli, shape.cards))] += count / total
 
     def model(self, name: str) -> int:
-        """The number of a node's model."""
+        """The index of a node's model."""
         return self._models[name]
 
     def rooms(self, parts: Ints) -> GroupRooms:
-        """From the free parts of cards, (cards, columns); below 0 where there is none."""
+        """From the free parts of cards, shape (cards, columns); below 0 if there is no card."""
         shape = parts.shape[1], len(self.milli)
         enough, small = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
         for part in np.maximum(parts, 0):
@@ -82,14 +83,14 @@ class TypicalPods:
         return GroupRooms(enough, small)
 
     def without(self, rooms: GroupRooms, parts: Ints, milli: int) -> GroupRooms:
-        """The rooms after so much was taken from one card of each column, with these free parts."""
+        """The rooms after `milli` was taken from one card of each column; `parts` are those cards' free parts."""
         before, after = parts[:, None], parts[:, None] - milli
         fitted, fits = before >= self.milli, after >= self.milli
         enough = rooms.enough - fitted + fits
         return GroupRooms(enough, rooms.small + np.where(fits, 0, after) - np.where(fitted, 0, before))
 
     def lost(self, rooms: GroupRooms, idle: Ints, cpu: Ints, models: Ints) -> Floats:
-        """By column: thousandths of cards lost, on the average over the asks. Pods without cards lose all idle ones."""
+        """By column: thousandths of cards lost, averaged over the requests. Pods without cards lose all idle cards."""
         popularity = self._runs[models, np.searchsorted(self._cpu, cpu, side="right")]
         useful = np.where(rooms.enough >= self.cards, idle[:, None] - rooms.small, 0)
         lost: Floats = idle - np.einsum("ij,ij->i", useful, popularity)
@@ -108,13 +109,13 @@ def _chosen(trace: Trace) -> Counter[TypicalRequest]:
 
 
 def whole_taken(rooms: GroupRooms, cards: int) -> GroupRooms:
-    """The rooms after so many idle cards were taken."""
+    """The rooms after `cards` idle cards were taken."""
     return GroupRooms(rooms.enough - cards, rooms.small)
 
 
 def loss_score(fall: Floats, best: int) -> Floats:
-    """A fall of what is lost as a whole number up to `best`: coarse, so that nearly equal nodes are equal."""
-    # Rounded first: noise of floating point must not push a fall of nothing below the middle.
+    """How much the loss shrinks, as a whole number up to `best`: coarse, so that nearly equal nodes are equal."""
+    # Rounded first, so that floating-point noise does not push an unchanged loss below the middle.
     rounded = np.round(fall / WHOLE, 9)
     score: Floats = np.floor(best / (1.0 + np.exp(-rounded)))
     return score
@@ -122,7 +123,7 @@ def loss_score(fall: Floats, best: int) -> Floats:
 
 @dataclass(slots=True)
 class CachedScores:
-    """Scores of one ask on all columns, and the card that gave each."""
+    """Scores of one request on all columns, and the card behind each."""
 
     epoch: int
     position: int
@@ -139,7 +140,7 @@ class FragmentationGradientDescent:
         self._seen: dict[tuple[int, int, int], CachedScores] = {}
 
     def arrived(self, ask: TraceRequest) -> None:
-        """Knows the trace already."""
+        """Nothing to learn: the trace is known."""
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         return self._up_to_date(ask).scores[rows]
@@ -165,7 +166,7 @@ class FragmentationGradientDescent:
         return seen
 
     def _score(self, ask: TraceRequest, columns: Ints) -> tuple[Floats, Ints]:
-        """The score and the card of the columns with room; the others get a number nobody reads."""
+        """Score and card of the columns where the request fits; the others get zeros that are never read."""
         parts = free_card_parts(self._cluster, columns)
         room = (parts >= max(ask.milli, 1)).sum(axis=0) >= ask.cards
         room &= self._cluster.arrays.free_cpu[columns] >= ask.cpu
@@ -194,7 +195,7 @@ class FragmentationGradientDescent:
 
 
 def _choices(parts: Ints, milli: int) -> Bools:
-    """Cards with room; of those of a node with equal parts the first is enough."""
+    """Cards that fit; of a node's cards with equal parts only the first."""
     fits: Bools = parts >= milli
     for card in range(1, len(parts)):
         fits[card] &= ~(parts[:card] == parts[card]).any(axis=0)

@@ -1,7 +1,7 @@
-"""GPU packing and GPU clustering: use what is in use, or what has neighbours of the same size.
+"""GPU packing and GPU clustering: prefer cards in use, or nodes with pods of the same size.
 
-Whole numbers in bands, as published: the band says what is used, the number inside how full it is. Both look at cards
-alone, so pods without cards find all nodes equal and go to the first by name.
+Scores are whole numbers in bands, as published: the band says what is used, the number inside how full it is. Both look
+only at cards, so a pod without cards goes to the first node by name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tessera.lab.simulator.strategies.base import MAX_SCORE, Floats, free_card_p
 from tessera.lab.simulator.traces import WHOLE, Trace, TraceRequest
 
 NODE_IN_USE = MAX_SCORE // 2
-"""top of the band of nodes that have cards in use but none of them takes the pod"""
+"""top of the band of nodes with cards in use, none of which fits the pod"""
 NODE_IDLE = MAX_SCORE // 3
 """top of the band of idle nodes, and the floor of the band above"""
 QUARTER = MAX_SCORE // 4
@@ -52,9 +52,9 @@ class GpuPacking:
 
 
 class GpuClustering:
-    """Nodes that run pods of the same kind alone, then among others, then idle nodes; the fullest first.
+    """Nodes that run only pods of the same kind first, then mixed nodes with that kind, then idle nodes; fullest first.
 
-    A kind is how many whole cards a pod asks for, or that it asks for a part of one.
+    The kind is the number of whole cards that a pod requests, or that it requests part of one.
     """
 
     def __init__(self, cluster: SimulatedCluster, trace: Trace, dice: Random) -> None:
@@ -63,7 +63,7 @@ class GpuClustering:
         self._running: dict[int, Ints] = {}
 
     def arrived(self, ask: TraceRequest) -> None:
-        """Learns where pods are when it places them."""
+        """Nothing to learn here: `cards` counts the pods that it places."""
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         if not ask.cards:

@@ -1,8 +1,7 @@
-"""Policies as the scheduler has them: the core ranks the nodes and chooses the cards.
+"""The scheduler's own policies: the core ranks the nodes and chooses the cards.
 
-The scheduler does not place pods without devices. Here a policy that looks ahead places them by the same growth of
-loss, as every policy of the published protocol places all pods; under the others they go where kube-scheduler's
-default scoring would put them.
+The scheduler does not place pods without devices, but the published protocol does. A policy that looks ahead places
+them by the same growth of loss; under the others they go where kube-scheduler's default scores would put them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tessera.lab.simulator.traces import TraceRequest
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of one ask under the current outlook."""
+    """What is cached for one request under the current forecast."""
 
     request: PodRequest
     memo: dict[str, object]
@@ -74,7 +73,10 @@ class Shipped:
 
 
 def kube_scheduler_scores(cluster: SimulatedCluster, ask: TraceRequest, rows: Ints) -> Floats:
-    """Least allocated plus balanced allocation, in whole numbers as there."""
+    """kube-scheduler's default scores: least allocated plus balanced allocation, in whole numbers.
+
+    Affinity, images and taints do not occur in traces.
+    """
     cpu, memory = cluster.left_after(ask, rows)
     least = np.floor((np.floor(MAX_SCORE * cpu) + np.floor(MAX_SCORE * memory)) / 2.0)
     balanced: Floats = np.floor(MAX_SCORE * (1.0 - np.abs(cpu - memory)))
@@ -82,7 +84,7 @@ def kube_scheduler_scores(cluster: SimulatedCluster, ask: TraceRequest, rows: In
 
 
 class RandomTieBreak:
-    """A strategy whose ties are decided by chance instead of by name."""
+    """A strategy whose ties are random, as in kube-scheduler, instead of decided by name."""
 
     def __init__(self, strategy: Strategy, dice: Random) -> None:
         self._strategy = strategy

@@ -1,7 +1,7 @@
-"""Strategies that look at one number a node: chance, the first name, the least room, the smallest product.
+"""Strategies with one number per node: a random one, the first name, the least free, the smallest product.
 
-Best fit and the dot product score in whole numbers from 0 to 100 against the largest node, as published: nodes that are
-nearly alike are equal, and equal nodes are decided by name.
+Best fit and dot product use whole numbers from 0 to 100 relative to the largest node, as published: nearly equal nodes
+are equal, and ties are decided by name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class FirstFit:
         return place_on_cards(self._cluster, ask, row, lambda card: card.device.index)
 
     def _free(self, rows: Ints) -> tuple[Floats, Floats]:
-        """CPU and cards, as parts of the largest node."""
+        """Free CPU and cards, as shares of the largest node."""
         cards = np.maximum(free_card_parts(self._cluster, rows), 0).sum(axis=0)
         return self._cluster.arrays.free_cpu[rows] / self._most_cpu, cards / self._most_cards
 
@@ -51,7 +51,7 @@ class FirstFit:
 
 
 class RandomChoice(FirstFit):
-    """Any node, any cards."""
+    """Any node and any cards."""
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         return np.array([self._dice.random() for _ in range(len(rows))])
@@ -61,7 +61,7 @@ class RandomChoice(FirstFit):
 
 
 class BestFit(FirstFit):
-    """The node with the least left of CPU and cards, and its tightest cards."""
+    """The node with the least CPU and cards left, and its tightest cards."""
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         (cpu, cards), (asked_cpu, asked_cards) = self._free(rows), self._asked(ask)
@@ -73,7 +73,7 @@ class BestFit(FirstFit):
 
 
 class DotProduct(BestFit):
-    """The node whose free CPU and cards, weighed by what the pod asks of each, are least; its tightest cards."""
+    """The node with the smallest product of free and requested CPU and cards, and its tightest cards."""
 
     def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         (cpu, cards), (asked_cpu, asked_cards) = self._free(rows), self._asked(ask)
