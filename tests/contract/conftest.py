@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tests.contract.speaking import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
+from tests.contract.client import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
 
 
 @dataclass(frozen=True)

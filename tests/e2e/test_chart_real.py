@@ -23,7 +23,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
-from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
+from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane, Tell
 from tests.e2e.control_plane import ACCOUNTS

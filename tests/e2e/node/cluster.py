@@ -23,7 +23,7 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.objects import containers_of, uid_of
-from tests.contract.speaking import client, read_kubeconfig
+from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent
 from tests.e2e.node.image import END

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tests.contract.speaking import Client, client, close_loop_of_the_thread
+from tests.contract.client import Client, client, close_loop_of_the_thread
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""

@@ -15,8 +15,8 @@ from aiohttp import web
 from tessera.lab.sandbox.api.kinds import PODS
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.lab.sandbox.api.shapes import ServiceReference
-from tests.contract.building import binding, pod
-from tests.contract.speaking import Client, Json, client
+from tests.contract.client import Client, Json, client
+from tests.contract.manifests import binding, pod
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"

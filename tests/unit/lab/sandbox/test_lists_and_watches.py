@@ -12,8 +12,8 @@ import yaml
 from tessera.lab.sandbox.api.kinds import NODES, PODS
 from tessera.lab.sandbox.api.rest import WatchTimings
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tests.contract.building import pod
-from tests.contract.speaking import TABLE, Client, client
+from tests.contract.client import TABLE, Client, client
+from tests.contract.manifests import pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 MAPS_PATH = "/api/v1/namespaces/default/configmaps"

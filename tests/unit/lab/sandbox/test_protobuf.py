@@ -6,7 +6,7 @@ import pytest
 
 from tessera.lab.sandbox.api.errors import StatusError
 from tessera.lab.sandbox.api.protobuf import MAGIC, MEDIA, decode
-from tests.contract.speaking import Client
+from tests.contract.client import Client
 
 
 def varint(number: int) -> bytes:

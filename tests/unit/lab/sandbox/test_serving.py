@@ -16,8 +16,8 @@ from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.lab.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
 from tessera.lab.sandbox.api.kinds import NAMESPACES
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
-from tests.contract.building import binding, pod
-from tests.contract.speaking import Client, Json, client
+from tests.contract.client import Client, Json, client
+from tests.contract.manifests import binding, pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 MAPS_PATH = "/api/v1/namespaces/default/configmaps"

@@ -22,7 +22,7 @@ MAX_SNAPSHOTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class ListPage:
+class StoredPage:
     """Part of a list, or all of it."""
 
     items: list[Stored]
@@ -59,7 +59,7 @@ class Lister:
         self._snapshots: OrderedDict[int, tuple[ListQuery, list[Stored]]] = OrderedDict()
         self._number = 0
 
-    def page(self, query: ListQuery) -> ListPage:
+    def page(self, query: ListQuery) -> StoredPage:
         if query.token:
             return self._continue(query)
         current = self._store.version
@@ -69,14 +69,14 @@ class Lister:
             raise expired_page()
         items = [each for each in self._store.list(query.kind, query.namespace) if query.selector.matches(each.object)]
         if not query.limit or len(items) <= query.limit:
-            return ListPage(items, current)
+            return StoredPage(items, current)
         self._number += 1
         self._snapshots[self._number] = (query, items)
         while len(self._snapshots) > MAX_SNAPSHOTS:
             self._snapshots.popitem(last=False)
         return self._cut(_Token(current, 0, self._number), items, query)
 
-    def _continue(self, query: ListQuery) -> ListPage:
+    def _continue(self, query: ListQuery) -> StoredPage:
         token = _read_token(query.token)
         first, items = self._snapshots.get(token.number, (None, []))
         if first is None or token.version < self._store.oldest(query.kind):
@@ -85,15 +85,15 @@ class Lister:
             raise bad_request("the continue token belongs to another list")
         return self._cut(token, items, query)
 
-    def _cut(self, token: _Token, items: list[Stored], query: ListQuery) -> ListPage:
+    def _cut(self, token: _Token, items: list[Stored], query: ListQuery) -> StoredPage:
         end = token.shown + query.limit if query.limit else len(items)
         shown = items[token.shown : end]
         if end >= len(items):
             # Kept until it is pushed out: a client that lost this response may ask for the page again.
-            return ListPage(shown, token.version)
+            return StoredPage(shown, token.version)
         remaining = None if query.selector else len(items) - end
         following = _Token(token.version, end, token.number)
-        return ListPage(shown, token.version, _encode_token(following), remaining)
+        return StoredPage(shown, token.version, _encode_token(following), remaining)
 
 
 def _encode_token(token: _Token) -> str:

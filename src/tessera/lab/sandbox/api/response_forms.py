@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tessera.lab.sandbox.api.errors import StatusError
 from tessera.lab.sandbox.api.kinds import Json, ResourceKind
-from tessera.lab.sandbox.api.lists import ListPage
+from tessera.lab.sandbox.api.lists import StoredPage
 from tessera.lab.sandbox.api.store import ENCODE, Stored
 from tessera.lab.sandbox.api.tables import partial, table
 
@@ -31,7 +31,7 @@ class ResponseForm:
             return ENCODE(partial(stored, "PartialObjectMetadata"))
         return stored.whole
 
-    def many(self, kind: ResourceKind, page: ListPage) -> bytes:
+    def many(self, kind: ResourceKind, page: StoredPage) -> bytes:
         metadata: Json = {"resourceVersion": str(page.version)}
         if page.token:
             metadata["continue"] = page.token

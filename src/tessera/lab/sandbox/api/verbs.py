@@ -20,7 +20,7 @@ from tessera.lab.sandbox.api.errors import (
     success,
 )
 from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, Json, ReviewKind
-from tessera.lab.sandbox.api.lists import Lister, ListPage, ListQuery
+from tessera.lab.sandbox.api.lists import Lister, StoredPage, ListQuery
 from tessera.lab.sandbox.api.patches import apply_json_patch, merge, merge_strategic
 from tessera.lab.sandbox.api.request_bodies import convert, read_object, without_nulls
 from tessera.lab.sandbox.api.request_url import RequestTarget
@@ -50,7 +50,7 @@ class Verbs:
             raise not_found(target.kind, target.name)
         return stored
 
-    def list(self, asked: ListQuery) -> ListPage:
+    def list(self, asked: ListQuery) -> StoredPage:
         return self._lister.page(asked)
 
     async def create(self, target: RequestTarget, body: Any, call: RequestContext) -> Stored | Json:
@@ -106,7 +106,7 @@ class Verbs:
 
     async def delete_all(
         self, target: RequestTarget, selector: ObjectSelector, options: DeleteOptions, call: RequestContext
-    ) -> ListPage:
+    ) -> StoredPage:
         """Deletes everything that the selector matches."""
         page = self.list(ListQuery(target.kind, target.namespace, selector))
         deleted = []
@@ -115,7 +115,7 @@ class Verbs:
                 continue
             done = await deletion.delete(self.cluster, each.kind, each.namespace, each.name, options=options, call=call)
             deleted.append(done.stored)
-        return ListPage(deleted, self.cluster.store.version)
+        return StoredPage(deleted, self.cluster.store.version)
 
     def review(self, review: ReviewKind, body: Any, call: RequestContext) -> Json:
         """Every user may do everything here."""
