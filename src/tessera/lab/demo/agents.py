@@ -1,10 +1,10 @@
-"""NVIDIA nodes of the demo: the sandbox's kubelet asks the real node agent, which works on simulated cards.
+"""NVIDIA nodes of the demo: the sandbox's kubelet calls the real node agent, which works on simulated cards.
 
     simulated cards --> HardwareWatch --> NodeRegistrar --> annotations of the node
     kubelet's Allocate --> SliceAllocator --> SharingMode --> what the container gets
 
-Only the sockets between kubelet and agent are left out: calls are made in the process. Library files that a real node
-has from an image are empty files in the node's own folder.
+Only the sockets between kubelet and agent are left out: calls stay in the process. The library files that a real node
+gets from an image are empty files in the node's own folder.
 """
 
 from __future__ import annotations

@@ -18,10 +18,10 @@ _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 class ResponseForm:
     """One form of objects."""
 
+    now: Callable[[], float]
     shape: str = ""
     """empty for plain JSON, else "Table" or "Partial" """
     include: str = "Metadata"
-    now: Callable[[], float] = lambda: 0.0
 
     def one(self, stored: Stored) -> bytes:
         if self.shape == "Table":
@@ -56,11 +56,11 @@ def choose_form(accept: str, query: Mapping[str, str], now: Callable[[], float])
         parameters = dict(piece.split("=", 1) for piece in rest if "=" in piece)
         shape = parameters.get("as", "")
         if not shape:
-            return ResponseForm()
+            return ResponseForm(now)
         if parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1"):
             if shape == "Table":
-                return ResponseForm("Table", query.get("includeObject", "Metadata"), now)
+                return ResponseForm(now, "Table", query.get("includeObject", "Metadata"))
             if shape in _PARTIAL:
-                return ResponseForm("Partial", now=now)
+                return ResponseForm(now, "Partial")
     message = "only the following media types are accepted: application/json"
     raise StatusError(406, "NotAcceptable", message)

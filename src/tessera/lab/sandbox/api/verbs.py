@@ -20,7 +20,7 @@ from tessera.lab.sandbox.api.errors import (
     success,
 )
 from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, Json, ReviewKind
-from tessera.lab.sandbox.api.lists import Lister, StoredPage, ListQuery
+from tessera.lab.sandbox.api.lists import Lister, ListQuery, StoredPage
 from tessera.lab.sandbox.api.patches import apply_json_patch, merge, merge_strategic
 from tessera.lab.sandbox.api.request_bodies import convert, read_object, without_nulls
 from tessera.lab.sandbox.api.request_url import RequestTarget

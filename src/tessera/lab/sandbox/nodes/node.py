@@ -126,9 +126,9 @@ class SimulatedNode:
             return HamiPlugin(client, self.name, rng=self._rng)
         return TesseraAgent(
             self.name,
-            by_environment=self.spec.agent == "env",
+            downward_api=self.spec.agent == "env",
             pods=kubelet.waiting_pods,
-            everybody=kubelet.pods,
+            all_pods=kubelet.pods,
             wrong_pod=lambda: self.faults.wrong_pod,
             rng=self._rng,
         )
