@@ -119,8 +119,7 @@ def code(text: str) -> str:
 
 def policy_table() -> str:
     rows = [
-        (code(name), yes(policy.nodes), yes(policy.cards), str(policy.summary))
-        for name, policy in POLICIES.items()
+        (code(name), yes(policy.nodes), yes(policy.cards), str(policy.summary)) for name, policy in POLICIES.items()
     ]
     return table(("policy", "for nodes", "for cards", "what it does"), rows)
 

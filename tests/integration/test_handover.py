@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.store import Change
+from tessera.lab.sandbox.api.store import StoreChange
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import annotations_of
@@ -95,7 +95,7 @@ async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Pa
     async with product([node], tmp_path, injects_downward_api=False) as cluster:
         plane = cluster.plane
 
-        def note(_change: Change) -> None:
+        def note(_change: StoreChange) -> None:
             text = lock_of(cluster, "n1")
             if text is not None and text not in owners[-1:]:
                 owners.append(text)

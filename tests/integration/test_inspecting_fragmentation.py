@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.collector import collect, overridden
+from tessera.inspect.collector import apply_overrides, collect
 from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspect.state import State
+from tessera.inspect.state import ClusterState
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -26,14 +26,14 @@ FLAGS = {"node-scheduler-policy": "fragmentation", "gpu-scheduler-policy": "frag
 """of the scheduler, which no Deployment shows here"""
 
 
-async def state_of(cluster: Product) -> State:
+async def state_of(cluster: Product) -> ClusterState:
     access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
     async with KubeClient(access, user_agent="tessera-inspecting") as client:
         return await collect(
             client,
             source="sandbox",
             now=time.time,
-            override=lambda setup: overridden(setup, device_config=None, flags=FLAGS),
+            override=lambda setup: apply_overrides(setup, device_config=None, flags=FLAGS),
         )
 
 

@@ -1,4 +1,4 @@
-"""What was asked of the server lately, for tests that count API calls and for the demo's traffic view."""
+"""The latest requests to the server, for tests that count API calls."""
 
 from __future__ import annotations
 
@@ -7,38 +7,38 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 KEPT = 10_000
-"""requests remembered"""
+"""how many requests are kept"""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One request and its answer; status 0 is a connection that was cut."""
+class LoggedRequest:
+    """One request and the status of its response; 0 if the connection was cut."""
 
     method: str
     path: str
     query: str
     status: int
     agent: str = ""
-    """who asked: the User-Agent"""
+    """the User-Agent"""
 
     @property
     def writes(self) -> bool:
         return self.method not in ("GET", "HEAD")
 
 
-class Journal:
-    """The last requests, oldest first. A watch is noted when it ends."""
+class RequestLog:
+    """The latest requests, oldest first. A watch is added when it ends."""
 
     def __init__(self) -> None:
-        self._seen: deque[Seen] = deque(maxlen=KEPT)
+        self._seen: deque[LoggedRequest] = deque(maxlen=KEPT)
 
-    def note(self, seen: Seen) -> None:
+    def note(self, seen: LoggedRequest) -> None:
         self._seen.append(seen)
 
     def clear(self) -> None:
         self._seen.clear()
 
-    def __iter__(self) -> Iterator[Seen]:
+    def __iter__(self) -> Iterator[LoggedRequest]:
         return iter(tuple(self._seen))
 
     def __len__(self) -> int:

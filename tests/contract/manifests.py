@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.contract.speaking import Json
+from tests.contract.client import Json
 
 
 def pod(name: str = "p", **metadata: Any) -> Json:

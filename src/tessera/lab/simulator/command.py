@@ -1,6 +1,6 @@
-"""`tessera simulate trace`: place a trace's pods under one or several policies and compare what they allocate.
+"""`tessera simulate trace`: places the pods of a trace under one or several policies and compares the results.
 
-Only reads arguments and writes answers; `tessera.lab.simulator` does the work. Progress goes to standard error.
+It reads arguments and prints results; progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from tessera.cli.sources import NoAnswer
+from tessera.cli.sources import CommandError
 
 if TYPE_CHECKING:
-    from tessera.lab.simulator.churn import Options
-    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
     from tessera.lab.simulator.traces import Trace
 
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -64,7 +64,7 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     names = list(STRATEGIES) if value == "all" else [word.strip() for word in value.split(",")]
     unknown = [name for name in names if name not in STRATEGIES]
     if unknown:
-        raise click.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join(STRATEGIES)}, and all")
+        raise click.BadParameter(f"unknown {', '.join(unknown)}; choose from {', '.join(STRATEGIES)}, or all")
     return names
 
 
@@ -76,21 +76,21 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd,best-fit --seeds 42-51
           the published saturation protocol: mean allocation at 100 % and 130 % arrival
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --shuffle-nodes --sample 0.4
-          whether the answer depends on names, or on seeing every node
+          whether the result depends on names, or on seeing every node
       tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
-          pods come and go: waiting times and backlog
+          pods arrive and leave: waiting times and backlog
       tessera simulate trace --synthetic 100 --policy all --plot allocation.svg
-          without a trace of your own
+          all policies on a generated trace
     """,
 )
-@click.option("--nodes", type=FILE, help="Cluster: CSV (sn, cpu_milli, memory_mib, gpu, model) or YAML.")
-@click.option("--pods", type=FILE, multiple=True, help="Pods: CSV or YAML; several times for several traces.")
-@click.option("--synthetic", type=click.IntRange(1), metavar="NODES", help="Make up a cluster and a trace instead.")
+@click.option("--nodes", type=FILE, help="The cluster, as CSV (sn, cpu_milli, memory_mib, gpu, model) or YAML.")
+@click.option("--pods", type=FILE, multiple=True, help="The pods, as CSV or YAML; may be repeated for several traces.")
+@click.option("--synthetic", type=click.IntRange(1), metavar="NODES", help="Generate a cluster and a trace instead.")
 @click.option(
     "--write",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
-    help="With --synthetic: write nodes.csv and pods.csv there and stop.",
+    help="With --synthetic: write nodes.csv and pods.csv to this folder and exit.",
 )
 @click.option(
     "--policy",
@@ -98,7 +98,7 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     default="fragmentation",
     callback=_policies,
     show_default=True,
-    help="One, several behind commas, or all.",
+    help="One policy, several separated by commas, or all.",
 )
 @click.option(
     "--arrival",
@@ -106,29 +106,31 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     type=Parts(),
     default="1.0,1.3",
     show_default=True,
-    help="Cards asked for, as parts of the capacity.",
+    help="Requested cards, as shares of the capacity.",
 )
-@click.option("--seeds", type=Numbers(), default="42-51", show_default=True, help="Orders of arrival.")
-@click.option("--shuffle-nodes", is_flag=True, help="Name the nodes by chance: ties are decided by name.")
+@click.option("--seeds", type=Numbers(), default="42-51", show_default=True, help="Seeds for the order of arrival.")
+@click.option("--shuffle-nodes", is_flag=True, help="Give nodes random names: ties are decided by name.")
 @click.option(
     "--sample",
     type=click.FloatRange(0.01, 1.0),
     default=1.0,
     show_default=True,
-    help="Part of the nodes that each pod is offered.",
+    help="Share of the nodes that each pod is offered.",
 )
-@click.option("--churn", is_flag=True, help="Replay the trace's times: pods wait, end and leave.")
+@click.option("--churn", is_flag=True, help="Replay the trace with its times: pods wait, run and leave.")
 @click.option(
     "--speed",
     type=click.FloatRange(0.01),
     default=1.0,
     show_default=True,
-    help="With --churn: how many times faster pods arrive.",
+    help="With --churn: pods arrive this many times faster.",
 )
 @click.option(
-    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep one node in so many."
+    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep only every n-th node."
 )
-@click.option("--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Processes; default: all cores.")
+@click.option(
+    "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
+)
 @click.option("--plot", "plot", type=FILE, help="Write the curves of the first trace as SVG.")
 @click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def command(
@@ -150,11 +152,11 @@ def command(
 ) -> None:
     """Place the pods of a trace on a cluster under one or several policies.
 
-    Pods arrive in a random order, none leave, none are tried again; CPU and host memory count as kube-scheduler counts
-    them. The figure is the part of all cards that is allocated. docs/packing.md explains protocol and policies.
+    Pods arrive in a random order, none leaves, none is tried again; CPU and host memory count as in kube-scheduler. The
+    result is the share of all cards that is allocated. docs/packing.md explains the protocol and the policies.
     """
-    from tessera.lab.simulator.churn import Options
-    from tessera.lab.simulator.runs import Job
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
     from tessera.lab.simulator.traces import TraceError
 
     try:
@@ -162,33 +164,33 @@ def command(
         if folder is not None:
             _write(traces[0], folder)
             return
-        work = [Job(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
+        work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
         if churn:
-            report, drawn = _churns(traces, work, Options(speed, shrink), jobs)
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs)
         else:
             report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
     except TraceError as error:
-        raise NoAnswer(str(error)) from error
+        raise CommandError(str(error)) from error
     if output == "json":
         click.echo(json.dumps(report, indent=2))
     else:
         _print(report, [] if churn else arrivals)
-    # After the figures: minutes of work must not be lost to a folder that is not there.
+    # After the results: minutes of work must not be lost because a folder is missing.
     if plot is not None:
         try:
             plot.write_text(drawn(traces[0].name))
         except OSError as error:
-            raise NoAnswer(f"the plot cannot be written: {error}") from error
+            raise CommandError(f"cannot write the plot: {error}") from error
 
 
 def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
-    from tessera.lab.simulator import synthetic as making
+    from tessera.lab.simulator.synthetic import make_trace
     from tessera.lab.simulator.traces import read_trace
 
     if synthetic is not None:
-        return [making.synthetic(nodes=synthetic)]
+        return [make_trace(nodes=synthetic)]
     if nodes is None or not pods:
-        raise click.UsageError("name a cluster with --nodes and a trace with --pods, or use --synthetic")
+        raise click.UsageError("give a cluster with --nodes and a trace with --pods, or use --synthetic")
     return [read_trace(nodes, path) for path in pods]
 
 
@@ -200,23 +202,29 @@ def _write(trace: Trace, folder: Path) -> None:
 
 
 def _saturations(
-    traces: list[Trace], work: list[Job], arrivals: list[float], jobs: int, *, shuffle_nodes: bool, sample: float
+    traces: list[Trace],
+    work: list[SimulationRun],
+    arrivals: list[float],
+    jobs: int,
+    *,
+    shuffle_nodes: bool,
+    sample: float,
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import curves, saturation_report
-    from tessera.lab.simulator.runs import saturations
-    from tessera.lab.simulator.saturation import Options
+    from tessera.lab.simulator.runs import run_saturations
+    from tessera.lab.simulator.saturation import SaturationOptions
 
-    options = Options(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
-    runs = _watched(saturations(traces, work, options, processes=jobs), len(work))
+    options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
+    runs = _watched(run_saturations(traces, work, options, processes=jobs), len(work))
 
     def drawn(trace: str) -> str:
         lines = {name: list(enumerate(points)) for name, points in curves(runs, traces)[trace].items()}
         return line_plot(
             {name: [(float(x), y) for x, y in points] for name, points in lines.items()},
-            title=f"{trace}: cards allocated by cards asked for",
-            x_label="cards asked for, % of capacity",
-            y_label="cards allocated, %",
+            title=f"{trace}: allocated cards by requested cards",
+            x_label="requested cards, % of capacity",
+            y_label="allocated cards, %",
             y_from=80.0,
         )
 
@@ -224,13 +232,13 @@ def _saturations(
 
 
 def _churns(
-    traces: list[Trace], work: list[Job], options: Options, jobs: int
+    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int
 ) -> tuple[dict[str, Any], Callable[[str], str]]:
     from tessera.lab.simulator.plot import line_plot
     from tessera.lab.simulator.report import churn_report
-    from tessera.lab.simulator.runs import churns
+    from tessera.lab.simulator.runs import run_churns
 
-    report = churn_report(_watched(churns(traces, work, options, processes=jobs), len(work)), traces)
+    report = churn_report(_watched(run_churns(traces, work, options, processes=jobs), len(work)), traces)
 
     def drawn(trace: str) -> str:
         return line_plot(
@@ -238,16 +246,16 @@ def _churns(
                 name: [(i / 2.0, y) for i, y in enumerate(by_trace[trace]["allocation_over_time"])]
                 for name, by_trace in report.items()
             },
-            title=f"{trace}: cards allocated over time",
+            title=f"{trace}: allocated cards over time",
             x_label="time, % of the span of arrivals",
-            y_label="cards allocated, %",
+            y_label="allocated cards, %",
         )
 
     return report, drawn
 
 
 def _watched(runs: Iterable[Found], total: int) -> list[Found]:
-    """All of them, with a bar on standard error where somebody looks."""
+    """All results, with a progress bar on standard error if it is a terminal."""
     from rich.console import Console
     from rich.progress import track
 

@@ -1,6 +1,6 @@
-"""From the bytes of a request to an object that the rest may trust: of the right kind, with fields of the right types.
+"""Decodes the body of a request into an object of the right kind with fields of the right types.
 
-Null counts as absent, as in Go. Everything that cannot be read is a 400 with the place of the fault.
+Null counts as absent, as in Go. A body that cannot be read is a 400 that says where the fault is.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from tessera.lab.sandbox.api.errors import bad_request
-from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import SHAPES
 from tessera.lab.sandbox.api.store import DECODE
 from tessera.wire import documents, strict, yaml_source
 from tessera.wire.errors import WireError
 
 MAX_DEPTH = 200
-"""levels of nesting; real objects have fewer than 20, and everything behind walks objects recursively"""
+"""levels of nesting; real objects have fewer than 20, and the rest of this server walks objects recursively"""
 
 S = TypeVar("S")
 
@@ -42,15 +42,15 @@ def decode_yaml(body: bytes) -> Any:
         raise bad_request(f"the body is not valid YAML: {error}") from error
 
 
-def as_object(kind: Kind, body: Any) -> Json:
-    """A body meant to be an object of `kind`, without nulls and without what only the server writes."""
+def read_object(kind: ResourceKind, body: Any) -> Json:
+    """The body as an object of `kind`, without nulls and without fields that only the server sets."""
     if not isinstance(body, dict):
         raise bad_request(f"a {kind.kind} is a JSON object")
     for key, wanted in (("kind", kind.kind), ("apiVersion", kind.api_version)):
         if body.get(key, wanted) not in (wanted, ""):
             raise bad_request(f"{body.get(key)!r} in {key} does not match the expected {wanted!r}")
     found: Json = without_nulls(body) | {"kind": kind.kind, "apiVersion": kind.api_version}
-    shaped(found, SHAPES[kind.kind])
+    convert(found, SHAPES[kind.kind])
     metadata = found.setdefault("metadata", {})
     for key in ("labels", "annotations", "finalizers", "ownerReferences", "resourceVersion"):
         if not metadata.get(key, True):
@@ -60,8 +60,8 @@ def as_object(kind: Kind, body: Any) -> Json:
     return found
 
 
-def shaped(body: Any, shape: type[S]) -> S:
-    """`body` as a value of `shape`."""
+def convert(body: Any, shape: type[S]) -> S:
+    """`body` as a value of type `shape`."""
     try:
         return msgspec.convert(body, shape)
     except msgspec.ValidationError as error:

@@ -1,34 +1,34 @@
-"""The pieces that every verb needs, put together: the store, its watches, admission, and where identities come from."""
+"""The state that every verb needs: the store, its watches, admission, and a source of uids and names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tessera.lab.sandbox.api.admission import Admission, Admitted, Attributes, User
-from tessera.lab.sandbox.api.creation import Identities
+from tessera.lab.sandbox.api.admission import Admission, Admitted, ApiUser, Attributes
+from tessera.lab.sandbox.api.creation import IdentitySource
 from tessera.lab.sandbox.api.errors import forbidden, not_found
-from tessera.lab.sandbox.api.kinds import NAMESPACES, SERVICE_ACCOUNTS, Json, Kind
-from tessera.lab.sandbox.api.store import Change, Store
-from tessera.lab.sandbox.api.watches import Hub
-from tessera.lab.sandbox.api.webhook_client import Caller, Resolver
+from tessera.lab.sandbox.api.kinds import NAMESPACES, SERVICE_ACCOUNTS, Json, ResourceKind
+from tessera.lab.sandbox.api.store import Store, StoreChange
+from tessera.lab.sandbox.api.watches import WatchHub
+from tessera.lab.sandbox.api.webhook_client import Resolver, WebhookClient
 
 FIRST_NAMESPACES = ("default", "kube-node-lease", "kube-public", "kube-system")
 
 
 @dataclass(slots=True)
-class Call:
-    """One request: who makes it, whether it only rehearses, and the warnings that its answer will carry."""
+class RequestContext:
+    """One request: its user, whether it is a dry run, and the warnings of its response."""
 
-    user: User = field(default_factory=User)
+    user: ApiUser = field(default_factory=ApiUser)
     dry_run: bool = False
     options: Json = field(default_factory=dict)
-    """of the verb, as webhooks are told them"""
+    """of the verb, as webhooks see them"""
     warnings: list[str] = field(default_factory=list)
 
 
-class Cluster:
-    """Holds the state. Namespaces get their service account, and go when they are terminating and empty."""
+class ApiState:
+    """Gives namespaces their service account, and removes terminating namespaces once they are empty."""
 
     def __init__(
         self,
@@ -39,23 +39,23 @@ class Cluster:
         resolver: Resolver | None = None,
     ) -> None:
         self.store = Store(history_length=history_length)
-        self.hub = Hub(self.store)
-        self.identities = Identities(now=now, seed=seed)
-        self.caller = Caller(resolver)
+        self.hub = WatchHub(self.store)
+        self.identities = IdentitySource(now=now, seed=seed)
+        self.caller = WebhookClient(resolver)
         self.now = now
         self._admission = Admission(self.store, self.caller)
         self.store.listen(self._follow_namespaces)
         for name in FIRST_NAMESPACES:
             self.store.put(NAMESPACES, self._new_namespace(name))
 
-    async def admit(self, attributes: Attributes, call: Call) -> Json | None:
-        """What admission leaves of the object; raises where it is refused."""
+    async def admit(self, attributes: Attributes, call: RequestContext) -> Json | None:
+        """The object after admission. Raises if it is refused."""
         admitted: Admitted = await self._admission.admit(attributes, uid=self.identities.uid())
         call.warnings += admitted.warnings
         return admitted.content
 
-    def check_namespace(self, kind: Kind, namespace: str, name: str) -> None:
-        """Refuses new objects where there is no namespace for them, or not for long."""
+    def check_namespace(self, kind: ResourceKind, namespace: str, name: str) -> None:
+        """Refuses new objects if their namespace is missing or terminating."""
         if not kind.namespaced:
             return
         held = self.store.get(NAMESPACES, "", namespace)
@@ -65,7 +65,7 @@ class Cluster:
             why = f"unable to create new content in namespace {namespace} because it is being terminated"
             raise forbidden(kind, name, why)
 
-    def _follow_namespaces(self, change: Change) -> None:
+    def _follow_namespaces(self, change: StoreChange) -> None:
         changed = change.new
         if changed.kind is NAMESPACES and change.old is None:
             self.store.put(SERVICE_ACCOUNTS, self._new_service_account(changed.name))
