@@ -18,8 +18,8 @@ import uvloop
 
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tests.support.ledger_replay import wrong_slices
 from tests.support.product import mixed_pods, product
-from tests.support.replaying import wrong_slices
 
 MOST_SECONDS = 5.0
 

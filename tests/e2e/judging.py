@@ -21,7 +21,7 @@ from tessera.vendors.pod_reader import pod_facts
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
-from tests.support.seen_order import as_seen
+from tests.support.visible_devices import as_seen
 
 MIB = 2**20
 RESOURCES = ("gpu", "gpumem", "gpumem-percentage", "gpucores")

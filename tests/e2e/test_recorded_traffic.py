@@ -25,7 +25,7 @@ from tessera.lab.sandbox.nodes.node import REGISTER, SimulatedNode
 from tessera.wire.registration import encode_registration_json
 from tests.support.commands import scheduler
 from tests.support.json_patches import patched
-from tests.support.serving import Caller, calling, trusting, write_pair
+from tests.support.scheduler_process import Caller, calling, trusting, write_pair
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -22,7 +22,7 @@ from tests.e2e.control_plane import ACCOUNTS, ControlPlane, renamed
 from tests.e2e.judging import replayed
 from tests.e2e.replica import SECRET, SERVICE, FromFiles, Replica, SelfMade, until
 from tests.support.product import container, gpu_pod, pod
-from tests.support.serving import shown_certificate, trusting
+from tests.support.scheduler_process import shown_certificate, trusting
 
 COUNT = 40
 

@@ -10,8 +10,8 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
 from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_IN_A_RUSH, RUSH, audited_at_once
 from tessera.scheduler.settings import Settings
-from tests.support.looping import on_uvloop
-from tests.support.serving import EXTENDER_ONLY, running, until
+from tests.support.event_loops import on_uvloop
+from tests.support.scheduler_process import EXTENDER_ONLY, running, until
 
 NODES = ["n1", "n2", "n3"]
 

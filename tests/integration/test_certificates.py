@@ -30,10 +30,10 @@ from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, SelfManaged, Settings, TlsFiles
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener
+from tests.support.event_loops import on_uvloop
 from tests.support.logs import captured
-from tests.support.looping import on_uvloop
 from tests.support.product import gpu_pod
-from tests.support.serving import LOOPBACK, running, shown_certificate, trusting, until, write_pair
+from tests.support.scheduler_process import LOOPBACK, running, shown_certificate, trusting, until, write_pair
 
 OWN = SelfManaged("kube-system", "tessera-tls", "tessera", "tessera-webhook")
 LISTENERS = Listeners(extender=None, webhook=LOOPBACK, metrics=None)

@@ -20,7 +20,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, ended, scheduler
 from tests.support.product import gpu_pod
-from tests.support.serving import calling, trusting, write_pair
+from tests.support.scheduler_process import calling, trusting, write_pair
 
 V2_4_0 = (
     "--resource-name=nvidia.com/gpu",

@@ -16,8 +16,8 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tessera.scheduler import binder as binding
+from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Product, gpu_pod, product
-from tests.support.replaying import wrong_slices
 
 BINDING = "/pods/p/binding$"
 POD = "/pods/p$"

@@ -15,8 +15,8 @@ from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
+from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar
-from tests.support.replaying import wrong_slices
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 GPU_POLICY = "hami.io/gpu-scheduler-policy"

@@ -15,8 +15,8 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import annotations_of
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
+from tests.support.ledger_replay import wrong_slices
 from tests.support.product import Json, Product, container, gpu_pod, mixed_pods, pod, product
-from tests.support.replaying import wrong_slices
 
 
 def names(pods: Iterable[Json]) -> list[str]:

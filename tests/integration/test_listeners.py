@@ -25,9 +25,9 @@ from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener
 from tests.support.admission import SAMPLES
-from tests.support.looping import in_fake_time, on_uvloop
+from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod
-from tests.support.serving import LOOPBACK, calling, running, trusting, write_authority, write_pair
+from tests.support.scheduler_process import LOOPBACK, calling, running, trusting, write_authority, write_pair
 
 ANYWHERE = Address("0.0.0.0", 0)
 SEPARATE = Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK)

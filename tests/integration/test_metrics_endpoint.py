@@ -23,10 +23,10 @@ from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tests.support.event_loops import on_uvloop
 from tests.support.logs import Logs, captured
-from tests.support.looping import on_uvloop
 from tests.support.product import Product, gpu_pod, product
-from tests.support.serving import EXTENDER_ONLY, Caller, calling, running, until
+from tests.support.scheduler_process import EXTENDER_ONLY, Caller, calling, running, until
 
 MIB = 2**20
 ZERO = {"tessera_devices_overallocated": 0, "tessera_ledger_drift": 0}

@@ -23,7 +23,7 @@ from tessera.monitor.settings import MonitorSettings
 from tessera.node.inventory.cards import InventoryError
 from tessera.services.addresses import Address
 from tests.support.commands import started
-from tests.support.serving import calling
+from tests.support.scheduler_process import calling
 from tests.unit.monitor.building import GPU_A, Slot, good, region
 
 NODE = "node-a"

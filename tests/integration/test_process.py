@@ -16,7 +16,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tests.support.commands import OWN_PORTS, Command, scheduler
 from tests.support.product import gpu_pod
-from tests.support.serving import Caller, calling, until
+from tests.support.scheduler_process import Caller, calling, until
 
 ATTEMPTS = 1000
 """connections tried until a port that is being closed is closed"""

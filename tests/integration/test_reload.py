@@ -21,10 +21,10 @@ from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
 from tessera.services import file_watch
 from tests.support.commands import OWN_PORTS, scheduler
+from tests.support.event_loops import on_uvloop
 from tests.support.logs import Logs, captured
-from tests.support.looping import on_uvloop
 from tests.support.product import gpu_pod
-from tests.support.serving import Caller, calling, running, until
+from tests.support.scheduler_process import Caller, calling, running, until
 
 CHANGED = "device configuration changed"
 NOT_READ = "configuration not read again, the old one stays"

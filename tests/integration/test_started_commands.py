@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import Command, started
-from tests.support.looping import in_real_time
+from tests.support.event_loops import in_real_time
 
 REASON = "error while loading shared libraries: libpython3.so"
 

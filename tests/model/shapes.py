@@ -14,7 +14,7 @@ import msgspec
 from tessera.scheduler.filter import Filter
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.builders import CORES, GPU, MEMORY, PERCENT, PodBuilder, pod
-from tests.support.scheduling import carrying
+from tests.support.stepwise_scheduler import carrying
 
 MLU = "cambricon.com/vmlu"
 MLU_MEMORY = "cambricon.com/mlu.smlu.vmemory"

@@ -12,9 +12,9 @@ from tessera.scheduler.binder import LANDED
 from tessera.scheduler.unschedulable_pods import LOOKS_UNSEEN
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer
-from tests.support.looping import in_fake_time
-from tests.support.scheduling import LOCK, World, by_environment, carrying
+from tests.support.stepwise_scheduler import LOCK, World, by_environment, carrying
 
 POD = carrying(gpu_pod("p", mem=1000, cores=10))
 KEY = "default/p"

@@ -19,7 +19,7 @@ from tessera.lab.sandbox.objects import annotations_of, containers_of, name_of
 from tessera.wire import keys
 from tests.support.agent import AgentNode, agent_node
 from tests.support.agent_api import REGISTER
-from tests.support.kubelet.admitting import Admission
+from tests.support.kubelet.pod_admission import Admission
 from tests.support.product import Product, scheduler_on
 
 Json = dict[str, Any]

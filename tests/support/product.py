@@ -27,7 +27,7 @@ from tessera.scheduler.process import Process
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
-from tests.support.replaying import unrest
+from tests.support.ledger_replay import unrest
 from tests.support.replica import Replica
 
 LOOPBACK = Address("127.0.0.1", 0)

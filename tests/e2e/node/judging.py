@@ -10,7 +10,7 @@ from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.objects import containers_of, key_of, uid_of
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
-from tests.support.seen_order import as_seen
+from tests.support.visible_devices import as_seen
 
 Environment = Mapping[str, str]
 Seen = Mapping[tuple[str, str], Environment]

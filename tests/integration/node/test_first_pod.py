@@ -10,7 +10,7 @@ import pytest
 
 from tessera.wire.registration_json import devices_from_json
 from tests.support.agent import SPLIT, TO_ALLOCATE, agent_node
-from tests.support.serving import calling
+from tests.support.scheduler_process import calling
 
 
 async def test_a_pod_bound_to_the_node_gets_its_slice_and_its_handover_ends_well(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tessera.lab.sandbox.api.faults import Fail
 from tessera.node.health import hardware_watch as watching
 from tests.support.agent import NODE, SPLIT, TWO_CARDS, AgentNode, agent_node
 from tests.support.commands import started
-from tests.support.serving import calling
+from tests.support.scheduler_process import calling
 
 ADDRESS = "--metrics-bind-address=127.0.0.1:0"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tessera.wire.objects import Pod
 from tests.property.node.mixing import Kubelet, Plan
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.unit.node.handover.world import World, bound
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1", "c/1/1 b/1/1")

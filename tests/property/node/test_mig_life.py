@@ -24,7 +24,7 @@ from tessera.node.modes.base import Refused
 from tessera.node.modes.mig import Mig
 from tessera.node.modes.mig_annotations import NotWritten
 from tessera.wire.mig import MigAllocation
-from tests.support.looping import FakeTimeLoop
+from tests.support.event_loops import FakeTimeLoop
 from tests.support.mig_cards import BOTH, H200, A, B, Crash, Node, claim, ids, reserve, serial
 
 T = TypeVar("T")

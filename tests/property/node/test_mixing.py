@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.node.handover.searching import WATCH_BEHIND_S
 from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
 from tests.property.node.mixing import Node, Plan
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.unit.node.handover.world import World
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1")

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from tessera.cli import main
 from tessera.inspect.snapshots import encode_snapshot
 from tests.support.builders import GPU, gpu_pod, node
-from tests.support.inspected import state_of
+from tests.support.cluster_states import state_of
 
 POD = """
 metadata: {name: trainer}

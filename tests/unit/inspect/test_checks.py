@@ -19,7 +19,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.diagnosis import diagnosis_lines
 from tessera.wire.handshake import encode_requesting
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
-from tests.support.inspected import state_of
+from tests.support.cluster_states import state_of
 
 NVIDIA = frozenset({"NVIDIA"})
 

@@ -17,7 +17,7 @@ from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
-from tests.support.inspected import plain, state_of
+from tests.support.cluster_states import plain, state_of
 
 FRAGMENTATION = "fragmentation"
 BY_FLAG = Setup(flags={"node-scheduler-policy": FRAGMENTATION, "gpu-scheduler-policy": FRAGMENTATION})

@@ -12,9 +12,9 @@ from tessera.inspect.render.explanation import explanation_lines, source_lines
 from tessera.inspect.state import InspectionError
 from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
-from tests.support.inspected import quota, state_of
-from tests.support.scheduling import World as SchedulerWorld
-from tests.support.scheduling import by_environment, carrying
+from tests.support.cluster_states import quota, state_of
+from tests.support.stepwise_scheduler import World as SchedulerWorld
+from tests.support.stepwise_scheduler import by_environment, carrying
 
 HELD = "n1-0,NVIDIA,60000,30:;"
 

@@ -11,7 +11,7 @@ from tessera.inspect.render.simulation import simulation_lines
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Setup
 from tests.support.builders import NOW, cluster, gpu_pod, node
-from tests.support.inspected import quota, state_of
+from tests.support.cluster_states import quota, state_of
 
 CLUSTER = """
 nodes:

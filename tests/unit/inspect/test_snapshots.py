@@ -16,7 +16,7 @@ from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
 from tessera.inspect.state import ClusterState, InspectionError, Setup
 from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import MEMORY, gpu_pod, node, pod, vendors
-from tests.support.inspected import plain, quota, state_of
+from tests.support.cluster_states import plain, quota, state_of
 
 KEY = b"key"
 LOCK = "2026-01-01T00:00:00Z,team-secret,holder-pod"

@@ -7,7 +7,7 @@ from tessera.inspect.render.lines import Style, TableColumn, bar, count_of, join
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_pods, sort_usage
 from tests.support.builders import gpu_pod, node
-from tests.support.inspected import state_of
+from tests.support.cluster_states import state_of
 
 
 def cluster() -> OfflineCluster:

@@ -10,7 +10,7 @@ import yaml
 
 from tessera.kube.access import Access, load_access
 from tessera.kube.errors import AccessError
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 
 CA = trustme.CA()
 CA_PEM = CA.cert_pem.bytes()

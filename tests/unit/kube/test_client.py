@@ -12,7 +12,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import JSON_PATCH, KubeClient
 from tessera.kube.errors import ApiError, BadName, BadResponse, Unreachable
 from tessera.kube.resources import NODES, PODS
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import (
     Answer,
     Exchange,

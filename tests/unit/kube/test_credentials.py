@@ -10,7 +10,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import TokenFile
 from tessera.kube.errors import AccessError, ApiError
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import RawServer, refusal, reply
 
 

@@ -11,7 +11,7 @@ import pytest
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef, truncate
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, RawServer, close_at_once, refusal, reply, silence
 
 EPOCH = 1_793_880_000.0

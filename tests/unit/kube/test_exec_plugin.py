@@ -16,7 +16,7 @@ from tessera.kube import exec_plugin
 from tessera.kube.access import Access, load_access
 from tessera.kube.errors import AccessError
 from tessera.kube.exec_plugin import ExecPlugin, PluginSettings
-from tests.support.looping import in_real_time
+from tests.support.event_loops import in_real_time
 
 V1, V1BETA1 = "client.authentication.k8s.io/v1", "client.authentication.k8s.io/v1beta1"
 ENVIRON = {"PATH": os.environ["PATH"], "SECRET": "from the environment"}

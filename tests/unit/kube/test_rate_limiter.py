@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.kube.rate_limiter import RateLimiter
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 
 
 async def turns(limiter: RateLimiter, count: int) -> list[float]:

@@ -16,7 +16,7 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import (
     Answer,
     Exchange,

@@ -17,7 +17,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
 from tessera.kube.round_tripper import KEEP_ALIVE_SECONDS
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 
 THING = "/api/v1/namespaces/team/pods/a"

@@ -22,7 +22,7 @@ from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError, Unreachable
 from tessera.kube.tls import ClientPair, Pem, TlsSettings
-from tests.support.looping import in_fake_time, in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.raw_server import RawServer, reply
 
 CA = trustme.CA()

@@ -12,7 +12,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, Unreachable
 from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
 

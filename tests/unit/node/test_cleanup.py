@@ -16,8 +16,8 @@ from tessera.node.handover.pods import NodePods
 from tessera.node.inventory.null import NullHardware
 from tessera.node.settings import AgentSettings
 from tessera.wire.pod_devices import DeviceEntry
+from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time
 
 SETTINGS = AgentSettings(node_name="n1")
 

@@ -9,9 +9,9 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.inventory.cards import CardFacts
 from tessera.node.metrics import LISTEN_AGAIN_S, Metrics, Seen, serve
 from tessera.services.addresses import Address
+from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time, in_real_time
-from tests.support.serving import calling
+from tests.support.scheduler_process import calling
 
 FLEET = Fleet(
     (CardState(CardFacts("GPU-a", 0, "NVIDIA H200")), CardState(CardFacts("GPU-b", 1, "NVIDIA H200"), "XID 79")),

@@ -16,8 +16,8 @@ from tessera.node.modes.base import Answer
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import Current
 from tessera.wire.objects import Pod
+from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time
 
 CARD = "GPU-00000001-207a-2038-9b45-23cac89cb67a"
 

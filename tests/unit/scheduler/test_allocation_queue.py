@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
 from tessera.scheduler.allocation_queue import CARRIED_WAITS_S, Handover, Shape, Slice, shape_of
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 
 FORGET = 300.0
 TIMEOUT = 20.0

@@ -13,9 +13,9 @@ from tessera.scheduler import binder as binding
 from tessera.scheduler.binder import ATTEMPTS, Binder
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
-from tests.support.looping import in_fake_time
-from tests.support.scheduling import (
+from tests.support.stepwise_scheduler import (
     RESERVATION,
     TURN,
     World,

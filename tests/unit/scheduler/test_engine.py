@@ -18,10 +18,10 @@ from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
 from tests.support.logs import Logs, captured
-from tests.support.looping import in_fake_time
-from tests.support.scheduling import filter_body, uid
+from tests.support.stepwise_scheduler import filter_body, uid
 
 HANDSHAKE = "hami.io/node-handshake"
 REPORTED = "Reported 2026-01-01T00:00:00Z"

@@ -13,7 +13,7 @@ from tessera.scheduler import event_recorder as telling
 from tessera.scheduler.binder import BindEvent
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.filter import FilterEvent
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 
 EPOCH = 1_793_880_000.0
 """2026-11-05T12:00:00Z"""

@@ -12,7 +12,7 @@ from tessera.core.requests import Role
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.mig_instances import MigInstances
 from tests.support.builders import A100, A100_40GB, Cluster, cluster, gpu_pod, node, pod
-from tests.support.scraping import samples, shown
+from tests.support.metric_samples import samples, shown
 
 MIB = 2**20
 

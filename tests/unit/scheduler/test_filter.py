@@ -16,7 +16,7 @@ from tessera.scheduler.pod_requests import Prepared
 from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids
-from tests.support.scheduling import RESERVATION, World, carrying, filter_body, uid
+from tests.support.stepwise_scheduler import RESERVATION, World, carrying, filter_body, uid
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 

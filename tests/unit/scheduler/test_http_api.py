@@ -27,7 +27,7 @@ from tessera.scheduler.http_api import (
 from tessera.services.addresses import Address
 from tessera.services.http_listener import HttpListener
 from tessera.services.listener import Listener
-from tests.support.looping import in_real_time
+from tests.support.event_loops import in_real_time
 
 AT = Address("127.0.0.1", 0)
 GRACE = 5.0

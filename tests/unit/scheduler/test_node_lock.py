@@ -9,8 +9,8 @@ from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, Held, NodeLocks, NotHeld
 from tessera.wire.keys import NODE_LOCK
 from tests.support.builders import NOW, gpu_pod, node
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
-from tests.support.looping import in_fake_time
 
 EXPIRE = 300.0
 TIMEOUT = 20.0

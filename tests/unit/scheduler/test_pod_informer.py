@@ -10,7 +10,7 @@ from tessera.scheduler.pod_informer import PodInformer
 from tessera.wire import keys
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod
-from tests.support.scheduling import World, by_answer, carrying, uid
+from tests.support.stepwise_scheduler import World, by_answer, carrying, uid
 
 FREE = {"n1-0": (0, 0, 0), "n1-1": (0, 0, 0)}
 

@@ -11,7 +11,7 @@ from tessera.core.devices import NodeFacts
 from tessera.scheduler.metrics import exposition as module
 from tessera.scheduler.metrics.exposition import Exposition
 from tests.support.builders import cluster, gpu_pod, node
-from tests.support.scraping import shown
+from tests.support.metric_samples import shown
 
 
 async def test_what_changed_between_two_scrapes_is_shown() -> None:

@@ -18,9 +18,9 @@ from tessera.scheduler.certificates.rotator import CHECK_SECONDS
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.settings import SelfManaged, TlsFiles
 from tests.support.certificates import NOW, fresh
+from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time
-from tests.support.serving import write_pair
+from tests.support.scheduler_process import write_pair
 
 NO_CLIENT = cast("KubeClient", None)
 OWN = SelfManaged("ns", "secret", "service", "webhook")

@@ -11,9 +11,9 @@ from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tessera.wire.extender import BindingArgs
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, gpu_pod, node
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, never_sent, refused
-from tests.support.looping import in_fake_time
-from tests.support.scheduling import TURN, World, by_answer, by_environment, carrying, uid
+from tests.support.stepwise_scheduler import TURN, World, by_answer, by_environment, carrying, uid
 
 AUTO, ALWAYS, NEVER = NodeLockMode.AUTO, NodeLockMode.ALWAYS, NodeLockMode.NEVER
 CAMBRICON = "cambricon.com/dsmlu.lock"

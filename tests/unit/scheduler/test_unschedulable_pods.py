@@ -3,7 +3,7 @@ from __future__ import annotations
 from tessera.core.quota import QuotaFacts
 from tessera.scheduler.unschedulable_pods import LISTS_AT_ONCE, WAKE_AT_ONCE, UnschedulablePods
 from tests.support.builders import PodBuilder, gpu_pod, node
-from tests.support.scheduling import World, uid
+from tests.support.stepwise_scheduler import World, uid
 
 
 def full(*names: str, memory: int = 8000) -> World:

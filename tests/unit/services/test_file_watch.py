@@ -7,7 +7,7 @@ import pytest
 
 from tessera.services import file_watch
 from tessera.services.file_watch import FileWatch
-from tests.support.looping import in_real_time
+from tests.support.event_loops import in_real_time
 
 
 @pytest.fixture

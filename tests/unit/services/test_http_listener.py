@@ -17,9 +17,9 @@ from tessera.http11.router import Response, Route
 from tessera.http11.server import KEEP_ALIVE_SECONDS, LINGER_SECONDS, MAX_BODY_BYTES, REQUEST_SECONDS
 from tessera.services.addresses import Address
 from tessera.services.http_listener import EXPIRE_EVERY_SECONDS, HttpListener
+from tests.support.event_loops import in_fake_time, in_real_time, on_uvloop
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time, in_real_time, on_uvloop
-from tests.support.serving import LOOPBACK, trusting, until
+from tests.support.scheduler_process import LOOPBACK, trusting, until
 
 GRACE = 5.0
 TURNS = 2000

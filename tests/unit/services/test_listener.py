@@ -11,7 +11,7 @@ from tessera.http11.server import MAX_BODY_BYTES
 from tessera.services.addresses import Address
 from tessera.services.exposition import render
 from tessera.services.listener import Listener, health_routes
-from tests.support.looping import in_real_time
+from tests.support.event_loops import in_real_time
 
 
 @pytest.mark.parametrize(

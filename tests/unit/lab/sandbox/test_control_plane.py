@@ -19,7 +19,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.loop import SchedulingLoop
 from tessera.wire import keys
-from tests.support.looping import in_fake_time, in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender
 
 CARD = gpu_cards("n", 1)[0]

@@ -26,7 +26,7 @@ from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.objects import Node, decode_object
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
-from tests.support.looping import in_fake_time, in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 
 Json = dict[str, Any]
 Slices = list[list[tuple[int, int]]]

@@ -18,7 +18,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
 from tessera.lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
-from tests.support.looping import in_fake_time, in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 
 SAMPLES = Path(__file__).parents[3] / "samples" / "extender"

@@ -16,9 +16,9 @@ from tessera.node.modes.base import Refused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Pod
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import NODE, Mode, World, bound, claims, entry, view
 
 A, B = "a/3000/50", "b/4000/60"

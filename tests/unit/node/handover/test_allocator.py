@@ -9,8 +9,8 @@ from tessera.node.handover.allocator import MOST_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
 from tessera.node.modes.base import Refused
 from tessera.wire import keys
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
-from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import NODE, World, bound, entry
 
 A, B = "a/3000/50", "b/4000/60"

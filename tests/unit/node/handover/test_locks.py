@@ -5,8 +5,8 @@ import random
 import pytest
 
 from tessera.node.handover.locks import TRIES, NodeLockRelease
+from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import NODE, Api
 
 TIME = "2026-01-01T00:00:00Z"

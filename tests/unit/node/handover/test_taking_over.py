@@ -8,7 +8,7 @@ from tessera.node.handover.progress import Progress
 from tessera.node.handover.records import Record
 from tessera.node.handover.steering import Steering
 from tessera.wire.objects import Pod
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.unit.node.handover.world import World, bound, claims, view
 
 A, B, C = "a/1/1", "a/2/1", "b/3/1"

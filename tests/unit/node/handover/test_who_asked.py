@@ -11,7 +11,7 @@ from tessera.node.handover.proving import Proofs
 from tessera.node.handover.searching import OVERDUE_S, WATCH_BEHIND_S
 from tessera.node.handover.swaps import Swaps
 from tessera.node.modes.base import Refused
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.unit.node.handover.world import World, bound, claims
 
 A, B = "a/3000/50", "b/4000/60"

@@ -14,8 +14,8 @@ from tessera.node.inventory.cards import CardError, CardEvent, CardFacts, Connec
 from tessera.node.inventory.simulated import SimulatedHardware
 from tessera.node.inventory.simulated_file import parse_description
 from tessera.node.settings import AgentSettings
+from tests.support.event_loops import in_real_time
 from tests.support.logs import captured
-from tests.support.looping import in_real_time
 
 CARD = CardFacts("GPU-a", 0, "NVIDIA H200")
 AT_ONCE = 0.01

@@ -11,8 +11,8 @@ from tessera.node.health.roster import GONE, NOT_READ
 from tessera.node.inventory.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
+from tests.support.event_loops import in_fake_time
 from tests.support.logs import Logs, captured
-from tests.support.looping import in_fake_time
 
 A, B = (CardFacts(f"GPU-{name}", index, "NVIDIA H200") for index, name in enumerate("ab"))
 SETTINGS = AgentSettings(node_name="n1")

@@ -15,10 +15,10 @@ from tessera.node.kubelet.endpoint import Endpoint, ServingError
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.kubelet.socket_watch import file_id
 from tessera.node.watched_value import Current
+from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet
 from tests.support.kubelet.folders import plugins_folder, settings_in
-from tests.support.looping import on_uvloop
 
 
 @pytest.fixture

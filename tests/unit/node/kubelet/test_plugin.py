@@ -19,13 +19,13 @@ from tessera.node.kubelet.socket_watch import Sight, Watching, file_id
 from tessera.node.settings import AgentSettings, Paths
 from tessera.node.watched_value import Current
 from tessera.wire.node_config import NodeSettings
+from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid
 from tests.support.kubelet.folders import plugins_folder, settings_in
 from tests.support.kubelet.scripted import ScriptedKubelet
 from tests.support.logs import Logs, captured
-from tests.support.looping import on_uvloop
-from tests.support.serving import until
+from tests.support.scheduler_process import until
 
 NEVER_S = 3600.0
 AT_ONCE = Pace(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=NEVER_S, listen=NEVER_S)

@@ -10,9 +10,9 @@ from google.protobuf.json_format import ParseDict
 
 from tessera.node.kubelet.pod_resources import Holder, PodResources, PodResourcesError
 from tessera.wire.kubelet import pod_resources_pb2 as messages
+from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
-from tests.support.looping import on_uvloop
 
 SAMPLE = Path(__file__).parents[3] / "samples" / "kubelet" / "podresources.json"
 

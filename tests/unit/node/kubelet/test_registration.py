@@ -11,9 +11,9 @@ import pytest
 
 from tessera.node.kubelet.registration import RegisteringError, register
 from tessera.wire.kubelet import device_plugin_pb2 as messages
+from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.scripted import ScriptedKubelet
-from tests.support.looping import on_uvloop
 
 REQUEST = messages.RegisterRequest(version="v1beta1", endpoint="nvidia-gpu.sock", resource_name="nvidia.com/gpu")
 

@@ -20,11 +20,11 @@ from tessera.node.watched_value import Current
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.node_config import NodeSettings
+from tests.support.event_loops import on_uvloop
 from tests.support.kubelet.allocators import Script, ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid
 from tests.support.kubelet.folders import plugins_folder, settings_in
 from tests.support.logs import captured
-from tests.support.looping import on_uvloop
 
 A, B = uuid(0), uuid(1)
 WAIT_S = 20.0

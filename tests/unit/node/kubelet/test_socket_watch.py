@@ -13,9 +13,9 @@ import pytest
 
 from tessera.node.kubelet import socket_watch as watching
 from tessera.node.kubelet.socket_watch import Sight, Watching, file_id
+from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.logs import captured
-from tests.support.looping import in_fake_time, on_uvloop
 
 FAR_OFF_S = 3600.0
 """nothing in a test lasts so long: only an event of the file system can have woken it"""

@@ -7,7 +7,7 @@ import pytest
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import Refused
 from tessera.node.modes.card_slices import slices_by_card
-from tests.support.sharing import A, B, card, claim, fleet, slice_of
+from tests.support.sharing_modes import A, B, card, claim, fleet, slice_of
 
 
 def test_slices_stand_in_the_order_of_the_cards_and_not_of_the_annotation() -> None:

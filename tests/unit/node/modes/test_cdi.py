@@ -13,7 +13,7 @@ from tessera.node.modes.base import Mount
 from tessera.node.modes.cdi import device_names, feature_document, gpu_document
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.modes.driver_files import DriverFiles
-from tests.support.sharing import MIG, OTHER_MIG, A, B, card, fleet, instance, paths_below, put_files
+from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, card, fleet, instance, paths_below, put_files
 
 Document = dict[str, Any]
 

@@ -18,7 +18,7 @@ from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.cdi_mode import WithCdi
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
-from tests.support.sharing import MIG, A, B, claim, fleet, instance, put_files, settings
+from tests.support.sharing_modes import MIG, A, B, claim, fleet, instance, put_files, settings
 
 GPU = "k8s.device-plugin.nvidia.com-gpu.json"
 GDRCOPY = "k8s.device-plugin.nvidia.com-gdrcopy.json"

@@ -10,7 +10,7 @@ from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.cdi_record import FILE, CdiRecord
 from tessera.node.settings import DeviceListStrategy
 from tests.support.logs import captured
-from tests.support.sharing import fleet, put_files, settings
+from tests.support.sharing_modes import fleet, put_files, settings
 
 GPU = "k8s.device-plugin.nvidia.com-gpu.json"
 

@@ -17,7 +17,7 @@ from tessera.node.modes.base import Refused
 from tessera.node.modes.container_dirs import LOOK_EVERY_S, ContainerFolders
 from tessera.node.modes.dir_retention import GRACE_S
 from tessera.node.modes.host_dirs import Folders, folder_of_ids
-from tests.support.sharing import claim
+from tests.support.sharing_modes import claim
 
 
 class World:

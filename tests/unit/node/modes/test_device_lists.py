@@ -15,7 +15,7 @@ from tessera.node.modes.base import Answer, DeviceNode, Mount, Refused
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
-from tests.support.sharing import MIG, OTHER_MIG, A, B, C, card, fleet, instance, put_files, settings
+from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, C, card, fleet, instance, put_files, settings
 
 ENVVAR = DeviceListStrategy.ENVVAR
 MOUNTS = DeviceListStrategy.VOLUME_MOUNTS

@@ -9,7 +9,7 @@ import pytest
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.dir_retention import GRACE_S, Keeping
 from tessera.node.modes.host_dirs import folder_of_ids
-from tests.support.sharing import claim
+from tests.support.sharing_modes import claim
 
 ONE = claim(uid="uid-1")
 TWO = claim(uid="uid-2")

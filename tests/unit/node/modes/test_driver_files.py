@@ -8,7 +8,7 @@ import pytest
 
 from tessera.node.modes.base import Mount
 from tessera.node.modes.driver_files import DriverFiles, find_driver_files
-from tests.support.sharing import paths_below, put_files
+from tests.support.sharing_modes import paths_below, put_files
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 INSTALLED = (

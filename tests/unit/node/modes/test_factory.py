@@ -21,7 +21,7 @@ from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import Mode, NodeSettings
 from tests.support.mig_cards import BOTH, ONE, ModelHardware, claim, ids
-from tests.support.sharing import settings
+from tests.support.sharing_modes import settings
 
 NO_HARDWARE = cast(Hardware, None)
 MODES: list[tuple[Mode, type]] = [("hami-core", HamiCore), ("mig", Mig), ("mps", Mps), ("none", Whole)]

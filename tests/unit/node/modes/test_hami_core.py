@@ -23,7 +23,7 @@ from tessera.node.modes.host_dirs import folder_of_ids
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
-from tests.support.sharing import A, B, card, claim, fleet, paths_below, put_files, settings, slice_of
+from tests.support.sharing_modes import A, B, card, claim, fleet, paths_below, put_files, settings, slice_of
 
 LIBRARY = ("libvgpu.so", "ld.so.preload")
 IDS = [f"{A}-0"]

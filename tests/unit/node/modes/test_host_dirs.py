@@ -11,7 +11,7 @@ import pytest
 
 from tessera.node.modes.base import Refused
 from tessera.node.modes.host_dirs import SPARES, Folders, cache_of, folder_of, folder_of_ids, share_folder
-from tests.support.sharing import claim
+from tests.support.sharing_modes import claim
 
 NAME = "uid-1_main"
 

@@ -20,7 +20,7 @@ from tessera.node.handover.claims import PodKey
 from tessera.node.modes.mig_annotations import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
-from tests.support.looping import in_fake_time
+from tests.support.event_loops import in_fake_time
 from tests.support.mig_cards import HALF, ONE
 
 PATH = PODS.path("default", "p")

@@ -21,7 +21,7 @@ from tessera.node.modes.mig_annotations import NotWritten
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
-from tests.support.looping import in_fake_time, in_real_time
+from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.mig_cards import BOTH, HALF, ONE, A, B, Inline, Node, card, claim, ids, reserve, serial
 
 T = TypeVar("T")

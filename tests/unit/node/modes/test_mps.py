@@ -20,9 +20,9 @@ from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry
+from tests.support.event_loops import on_uvloop
 from tests.support.fake_mps import PATIENT_S, A, B, FakeModes, FakeMps, card
-from tests.support.looping import on_uvloop
-from tests.support.serving import until
+from tests.support.scheduler_process import until
 
 DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
 CARD_A, CARD_B = CardState(card(A)), CardState(card(B, index=1))

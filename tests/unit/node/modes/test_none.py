@@ -13,7 +13,7 @@ from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.none import Whole
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
-from tests.support.sharing import H200_MIB, A, B, card, claim, fleet, settings, slice_of
+from tests.support.sharing_modes import H200_MIB, A, B, card, claim, fleet, settings, slice_of
 
 
 async def started(root: Path, cards: Fleet, *, preconfigured: int = 0) -> Whole:

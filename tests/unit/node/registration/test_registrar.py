@@ -26,8 +26,8 @@ from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.node.watched_value import Current
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pair_scores import decode_pair_scores
+from tests.support.event_loops import in_fake_time
 from tests.support.logs import Logs, captured
-from tests.support.looping import in_fake_time
 
 EPOCH = 1_793_880_000.0
 """2026-11-05T12:00:00Z"""

@@ -15,7 +15,7 @@ from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
-from tests.support.seen_order import as_seen
+from tests.support.visible_devices import as_seen
 
 _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 
