@@ -4,7 +4,7 @@
     python -m bench.allocate --check
 
 The service runs in a process of its own, the client is blocking gRPC. Nothing leaves this machine. Behind the service
-is the agent's own handover in mode hami-core with a folder on disk (`bench.allocating`), in both ways of working:
+is the agent's own handover in mode hami-core with a folder on disk (`bench.handover_node`), in both ways of working:
 
     env       the container carries its slice
     answer    the answer has it, and is written down before kubelet has it
@@ -27,8 +27,8 @@ from pathlib import Path
 import grpc
 import uvloop
 
-from bench.allocating import WAYS, Node, settings
-from bench.measuring import CALL_SECONDS, Budget, in_turns, percentile, progress, table
+from bench.handover_node import WAYS, Node, settings
+from bench.measurement import CALL_SECONDS, Budget, in_turns, percentile, progress, table
 from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.kubelet.endpoint import Endpoint

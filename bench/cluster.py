@@ -24,7 +24,7 @@ from typing import Any
 
 from bench.cluster_pods import MEASURED
 from bench.cluster_rounds import BARE, NOOP, TESSERA, Bench, Failure, Round, bench
-from bench.measuring import progress
+from bench.measurement import progress
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.objects import key_of, uid_of, version_of

@@ -17,7 +17,7 @@ import aiohttp
 import yaml
 
 from bench.cluster_pods import LOADED, MEASURED, running_pods, waiting_pods
-from bench.measuring import HOST, progress
+from bench.measurement import HOST, progress
 from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
@@ -133,7 +133,7 @@ def sides(plane: ControlPlane) -> dict[str, Side]:
     account = plane.kubeconfig_of_account(certificates.account)
     noop = Program(
         "do-nothing",
-        [sys.executable, "-m", "bench.do_nothing", f"--port={port}", f"--kubeconfig={account}"],
+        [sys.executable, "-m", "bench.baseline_extender", f"--port={port}", f"--kubeconfig={account}"],
         folder=plane.logs,
         environ={"PATH": os.defpath, "PYTHONPATH": str(ROOT)},
     )

@@ -27,7 +27,7 @@ import msgspec
 import trustme
 import uvloop
 
-from bench.measuring import HOST, Budget, progress, table
+from bench.measurement import HOST, Budget, progress, table
 from tessera.kube.access import Access
 from tessera.kube.connection_pool import ConnectionPool
 from tessera.kube.proxy_round_tripper import ProxyRoundTripper

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from bench.filter_requests import FilterRequests
-from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, side_by_side, table
-from bench.stage import Failure, Server, Service, Size, Stage
+from bench.measurement import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, side_by_side, table
+from bench.processes import Failure, Server, Service, Size, Stage
 
 WARM_UP = 40
 """calls before measuring; every repeated shape has been seen by then"""

@@ -21,8 +21,8 @@ from time import process_time
 
 from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
 from bench.filter import CHECKED, LIMIT_SECONDS, MOST_RATIO, Figures, start
-from bench.measuring import Budget, progress, side_by_side, table
-from bench.stage import Failure, Size, Stage
+from bench.measurement import Budget, progress, side_by_side, table
+from bench.processes import Failure, Size, Stage
 from tessera.core.demand_history import DemandHistory
 from tessera.core.selection import Selected
 

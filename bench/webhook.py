@@ -27,8 +27,8 @@ import msgspec
 import trustme
 import uvloop
 
-from bench.measuring import HOST, Budget, memory_of, percentile, progress, table
-from bench.stage import Certificates, Failure, Size, Stage
+from bench.measurement import HOST, Budget, memory_of, percentile, progress, table
+from bench.processes import Certificates, Failure, Size, Stage
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "samples" / "admission"
 GPU_SAMPLES = ("kubectl-gpu", "deployment", "generateName")

@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from scripts.gpu_check.reporting import Report
+from scripts.gpu_check.report import Report
 
 PARTS = {
     "cards": "inventory, registration and events",

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from scripts.gpu_check.mig import client as mig_client
 from scripts.gpu_check.mps import client as mps_client
-from scripts.gpu_check.reporting import Report
+from scripts.gpu_check.report import Report
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.inventory.nvml import NvmlHardware
 from tessera.wire import keys

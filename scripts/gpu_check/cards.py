@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from scripts.gpu_check.reporting import Report
+from scripts.gpu_check.report import Report
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.inventory.cards import CardFacts
 from tessera.node.inventory.nvml import NvmlHardware

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu_check.reporting import Report
+from scripts.gpu_check.report import Report
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey

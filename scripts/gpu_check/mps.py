@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu_check.reporting import Report
+from scripts.gpu_check.report import Report
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.inventory.cards import CardFacts, ComputeMode

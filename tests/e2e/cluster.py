@@ -23,8 +23,8 @@ from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import condition_of, key_of, node_of, phase_of, uid_of, version_of
 from tests.contract.client import Answer, Client, client, read_kubeconfig
+from tests.e2e.cluster_check import replayed, use_of, wrong_slices
 from tests.e2e.control_plane import Audited, ControlPlane
-from tests.e2e.judging import replayed, use_of, wrong_slices
 from tests.e2e.replica import WAIT_S, Certificates, FromFiles, Replica, SelfMade, until
 from tests.support.product import gpu_pod
 

@@ -20,8 +20,8 @@ import trustme
 import yaml
 
 from tessera.lab.sandbox.api.kinds import Json
+from tests.e2e.cluster_check import Scrape
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
-from tests.e2e.judging import Scrape
 from tests.e2e.processes import LOOK_S, Program, free_ports
 
 WAIT_S = 60.0

@@ -24,10 +24,10 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
+from tests.e2e.chart_install import AGENT, SCHEDULER, Installed, install
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane, Tell
 from tests.e2e.control_plane import ACCOUNTS
-from tests.e2e.installing import AGENT, SCHEDULER, Installed, install
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
 from tools import chart

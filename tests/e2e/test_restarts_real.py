@@ -17,9 +17,9 @@ from tessera.lab.sandbox.nodes.node import AgentKind, SimulatedNode
 from tessera.lab.sandbox.objects import node_of
 from tessera.services.addresses import Address
 from tests.e2e.cluster import Cluster, cluster
+from tests.e2e.cluster_check import replayed
 from tests.e2e.conftest import NewPlane
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane, renamed
-from tests.e2e.judging import replayed
 from tests.e2e.replica import SECRET, SERVICE, FromFiles, Replica, SelfMade, until
 from tests.support.product import container, gpu_pod, pod
 from tests.support.scheduler_process import shown_certificate, trusting

@@ -18,7 +18,7 @@ from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, Exten
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
-from tests.e2e.wire import Wire, wire
+from tests.e2e.tcp_proxy import Wire, wire
 from tests.support.product import container, gpu_pod, pod
 
 ROUNDS = 5

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
-from tests.model import counting
+from tests.model import device_usage
+from tests.model.apiserver import Call, World
 from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU_MEMORY
-from tests.model.world import Call, World
 
 SETTLED_SECONDS = 150.0
 """a handover older than this may have been forgotten: its turn began before its binding was written"""
@@ -37,7 +37,7 @@ class Handing:
     since: float
     by_turns: bool
     alone: bool
-    slices: tuple[tuple[counting.Entry, ...], ...]
+    slices: tuple[tuple[device_usage.Entry, ...], ...]
 
     def mixes_with(self, other: Handing) -> bool:
         """Whether an Allocate call could be meant for either, with different answers."""
@@ -84,8 +84,8 @@ class Bindings:
     def wrote(self, pod: Pod, call: Call) -> None:
         """A binding took effect."""
         self.count += 1
-        if not counting.wants_devices(pod):
-            assert not counting.allocation(pod)
+        if not device_usage.wants_devices(pod):
+            assert not device_usage.allocation(pod)
             return
         self._check_allocation(pod)
         orphan = call.generation != self._world.generation
@@ -100,11 +100,11 @@ class Bindings:
     def _check_allocation(self, pod: Pod) -> None:
         """Exactly what was asked, once, on one node."""
         node = pod.spec.node_name
-        containers = counting.containers(pod)
-        asked = [counting.asked(container) for container in containers]
-        granted = counting.allocation(pod)
+        containers = device_usage.containers(pod)
+        asked = [device_usage.asked(container) for container in containers]
+        granted = device_usage.allocation(pod)
         assert set(granted) == {vendor for ask in asked for vendor in ask}
-        reserved = counting.places(pod)
+        reserved = device_usage.places(pod)
         mig = set()
         for vendor, entries in granted.items():
             assert len(entries) == len(containers)
@@ -137,10 +137,10 @@ class Bindings:
         node = self._world.nodes.objects.get(name)
         if node is None:
             return {}
-        cards = counting.capacities(node)
-        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and counting.is_live(p)]
-        readable = [p for p in here if not counting.is_unreadable(p)]
-        found = counting.loads(readable, cards)
+        cards = device_usage.capacities(node)
+        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and device_usage.is_live(p)]
+        readable = [p for p in here if not device_usage.is_unreadable(p)]
+        found = device_usage.loads(readable, cards)
         return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
 
     def _check_quota(self, pod: Pod) -> None:
@@ -151,8 +151,12 @@ class Bindings:
     def _quota_excess(self, namespace: str) -> str:
         used: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         for pod in self._world.pods.objects.values():
-            if pod.metadata.namespace == namespace and counting.is_live(pod) and not counting.is_unreadable(pod):
-                for vendor, (memory, cores) in counting.demands(pod).items():
+            if (
+                pod.metadata.namespace == namespace
+                and device_usage.is_live(pod)
+                and not device_usage.is_unreadable(pod)
+            ):
+                for vendor, (memory, cores) in device_usage.demands(pod).items():
                     used[vendor][0] += memory
                     used[vendor][1] += cores
         for vendor, amounts in used.items():
@@ -172,10 +176,10 @@ class Bindings:
         if node is None:
             return
         agent = node.annotations.get(AGENT)
-        carries = any(env.name == "NVIDIA_VISIBLE_DEVICES" for c in counting.containers(pod) for env in c.env or ())
-        carries = carries and set(counting.allocation(pod)) == {"NVIDIA"}
+        carries = any(env.name == "NVIDIA_VISIBLE_DEVICES" for c in device_usage.containers(pod) for env in c.env or ())
+        carries = carries and set(device_usage.allocation(pod)) == {"NVIDIA"}
         slices = tuple(
-            tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
+            tuple(cards) for _, entries in sorted(device_usage.allocation(pod).items()) for cards in entries if cards
         )
         mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
         calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self.agents.get(name) == (
@@ -190,7 +194,7 @@ class Bindings:
         if not orphan:
             self.handing[pod.metadata.uid] = mine
         if agent is None and calm and not orphan:
-            for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in counting.allocation(pod)}:
+            for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in device_usage.allocation(pod)}:
                 held = node.annotations.get(key, "")
                 owner = "" if key == MLU_LOCK else f",{pod.metadata.namespace},{pod.metadata.name}"
                 owned = bool(held) and held.endswith(owner)
@@ -203,7 +207,7 @@ class Bindings:
 
     def excuse_pod(self, pod: Pod, why: str) -> None:
         self.excused_quotas[pod.metadata.namespace] = why
-        for entries in counting.allocation(pod).values():
+        for entries in device_usage.allocation(pod).values():
             for cards in entries:
                 for uuid, *_ in cards:
                     self.excuse(pod.spec.node_name, uuid, why)

@@ -15,8 +15,8 @@ import msgspec
 
 from tessera.scheduler.engine import Engine
 from tessera.wire.objects import Node, Pod
+from tests.model.apiserver import World
 from tests.model.tables import Informer
-from tests.model.world import World
 
 FIRST_BACKOFF = 1.0
 LONGEST_BACKOFF = 10.0

@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
 from tessera.wire.objects import ContainerState, ContainerStatus, Pod, PodStatus, Terminated
-from tests.model import counting, machines
+from tests.model import device_usage, machines
+from tests.model.apiserver import World
 from tests.model.bindings import MLU_LOCK, Bindings
 from tests.model.machines import Machine
 from tests.model.tenants import Tenants
-from tests.model.world import World
 
 STUCK = 13
 """one pod in so many is never reported by its plugin"""
@@ -41,7 +41,7 @@ class Plugins:
             self._show(machine)
 
     def in_handover(self, pod: Pod) -> bool:
-        return counting.is_live(pod) and pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
+        return device_usage.is_live(pod) and pod.annotations.get(BIND_PHASE) == PHASE_ALLOCATING
 
     def is_stuck(self, pod: Pod) -> bool:
         return int(pod.metadata.uid[1:]) % STUCK == 0
@@ -65,7 +65,7 @@ class Plugins:
             return
         mine = f",{pod.metadata.namespace},{pod.metadata.name}"
         released = [NODE_LOCK] if node.annotations.get(NODE_LOCK, "").endswith(mine) else []
-        if MLU_LOCK in node.annotations and "MLU" in counting.allocation(pod):
+        if MLU_LOCK in node.annotations and "MLU" in device_usage.allocation(pod):
             released.append(MLU_LOCK)
         if released:
             self.world.annotate(node.name, dict.fromkeys(released))

@@ -9,10 +9,10 @@ from typing import Any
 
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.settings import Settings
+from tests.model.apiserver import World
 from tests.model.bindings import Bindings
-from tests.model.checking import Checker
+from tests.model.checker import Checker
 from tests.model.tables import Informer
-from tests.model.world import World
 
 TICK = 15.0
 """seconds, as in the service"""

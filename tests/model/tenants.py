@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from tessera.wire.objects import Metadata, Pod
-from tests.model import counting, shapes
+from tests.model import device_usage, shapes
+from tests.model.apiserver import World
 from tests.model.bindings import Bindings
-from tests.model.world import World
 
 PODS = 30
 NAMES = 24
@@ -53,7 +53,7 @@ class Tenants:
         template = shapes.template("small")
         if kind != "nothing":
             text = f"{node}-0,NVIDIA,{'2000' if kind == 'readable' else 'lots'},5:;"
-            annotations = {counting.ALLOCATED["NVIDIA"]: text}
+            annotations = {device_usage.ALLOCATED["NVIDIA"]: text}
             template = replace(template, metadata=Metadata(annotations=annotations, labels={kind: ""}))
         pod = self.world.create_pod(template, namespace=namespace, name=name, node=node)
         if kind == "readable":
@@ -61,7 +61,7 @@ class Tenants:
         return f"{namespace}/{name} on {node}: {kind}"
 
     def delete_pod(self) -> str | None:
-        found = self.some_pod(lambda pod: pod.status.phase in counting.OVER) if self.rng.random() < 0.5 else None
+        found = self.some_pod(lambda pod: pod.status.phase in device_usage.OVER) if self.rng.random() < 0.5 else None
         found = found or self.some_pod(lambda pod: not pod.metadata.deletion_timestamp)
         if found is None:
             return None

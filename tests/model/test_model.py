@@ -15,8 +15,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
-from tests.model.life import Life
 from tests.model.profiles import PROFILES
+from tests.model.simulation import Life
 from tests.model.virtual_time import run
 
 STEPS = int(os.environ.get("MODEL_STEPS", "100000"))

@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+from tests.e2e.node.container import ROOT, Interrupted, run_inside
 from tests.e2e.node.machine import obstacles
-from tests.e2e.node.room import ROOT, Interrupted, run_inside
 from tools.kubernetes import build
 
 HERE = Path(__file__).resolve().parent

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from tests.e2e.node.container import Room
+from tests.e2e.node.control_plane import ACCOUNT, NODE, NodePlane
 from tests.e2e.node.kubelet import HOME
-from tests.e2e.node.plane import ACCOUNT, NODE, NodePlane
-from tests.e2e.node.room import Room
 from tests.e2e.processes import Program, free_ports
 
 CARDS = 16

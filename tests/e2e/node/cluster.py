@@ -26,12 +26,12 @@ from tessera.lab.sandbox.objects import containers_of, uid_of
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent
+from tests.e2e.node.container import Room
+from tests.e2e.node.control_plane import NODE, NodePlane
+from tests.e2e.node.environment_check import Environment, read_environment, wrong_environments
 from tests.e2e.node.image import END
-from tests.e2e.node.judging import Environment, read_environment, wrong_environments
 from tests.e2e.node.kubelet import kubelet
 from tests.e2e.node.machine import Machine
-from tests.e2e.node.plane import NODE, NodePlane
-from tests.e2e.node.room import Room
 from tests.e2e.node.runtime import Runtime
 from tests.e2e.processes import Program
 from tests.e2e.replica import FromFiles, Replica, until

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node.cluster import Node, start_node
+from tests.e2e.node.container import this_room
 from tests.e2e.node.machine import machine
-from tests.e2e.node.room import this_room
 from tools.kubernetes import build
 
 collect_ignore_glob = [] if this_room() else ["test_*.py"]

@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.node.inside import ADDRESS
-from tests.e2e.node.plane import NODE, NodePlane
-from tests.e2e.node.room import Room
+from tests.e2e.node.container import Room
+from tests.e2e.node.container_init import ADDRESS
+from tests.e2e.node.control_plane import NODE, NodePlane
 from tests.e2e.node.runtime import SOCKET
 from tests.e2e.processes import Program
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.node.container import Room
 from tests.e2e.node.image import IMAGES, PAUSE
 from tests.e2e.node.machine import Machine
-from tests.e2e.node.room import Room
 from tests.e2e.processes import Program
 
 SOCKET = Path("/run/tessera-e2e/containerd.sock")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.lab.sandbox.objects import annotations_of, node_of, phase_of
 from tests.e2e.node.agent import CARDS, MEMORY
 from tests.e2e.node.cluster import Node, NodeCluster, node_cluster
-from tests.e2e.node.plane import NODE
+from tests.e2e.node.control_plane import NODE
 from tests.e2e.node.shapes import talking
 from tests.e2e.replica import until
 from tests.support.product import gpu_pod

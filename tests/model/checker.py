@@ -16,10 +16,10 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.pod_requests import Prepared
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
-from tests.model import counting
+from tests.model import device_usage
+from tests.model.apiserver import World
 from tests.model.bindings import LIMITS, Bindings
-from tests.model.shown import Shown
-from tests.model.world import World
+from tests.model.informer_view import Shown
 
 
 class Checker:
@@ -44,7 +44,7 @@ class Checker:
 
     def chose(self, pod: Pod, node: str) -> None:
         """The answer of a filter."""
-        if not counting.wants_devices(pod) or pod.metadata.uid in self._engine.filter.uncertain:
+        if not device_usage.wants_devices(pod) or pod.metadata.uid in self._engine.filter.uncertain:
             return  # Without devices, or perhaps bound already: then it stays where it is, whatever has become of that.
         held = [facts.problem for facts in self.shown.pods.values() if facts.node == node and facts.problem]
         assert not held, f"a pod was sent to {node}, which is held: {held}"
@@ -72,7 +72,7 @@ class Checker:
             return False
         if (finding.node, finding.card) in self._bindings.excused:
             return True
-        live = {pod.metadata.uid for pod in self._world.pods.objects.values() if counting.is_live(pod)}
+        live = {pod.metadata.uid for pod in self._world.pods.objects.values() if device_usage.is_live(pod)}
         return any(facts.node == finding.node and facts.uid not in live for facts in self.shown.pods.values())
 
     def _check_node(self, engine: Engine, name: str) -> None:
@@ -125,7 +125,7 @@ class Checker:
             node = world.nodes.objects.get(name)
             if node is None or self.shown.raw_nodes.get(name) is not node:
                 continue
-            if uuid not in counting.capacities(node) or bindings.excesses(name):
+            if uuid not in device_usage.capacities(node) or bindings.excesses(name):
                 continue
             view = engine.ledger.node(name)
             known = view is not None and any(card.device.uuid == uuid for card in view.cards)
@@ -168,12 +168,14 @@ class Checker:
     def _compare(self, engine: Engine, node: Node) -> None:
         """The ledger's numbers are those that are counted from the API objects."""
         view = engine.ledger.node(node.name)
-        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == node.name and counting.is_live(p)]
+        here = [
+            p for p in self._world.pods.objects.values() if p.spec.node_name == node.name and device_usage.is_live(p)
+        ]
         if view is None or view.facts.problem or any(card.held for card in view.cards):
             return
-        found = counting.loads(here, counting.capacities(node))
+        found = device_usage.loads(here, device_usage.capacities(node))
         for card in view.cards:
-            load = found.get(card.device.uuid, counting.Load())
+            load = found.get(card.device.uuid, device_usage.Load())
             assert (card.used, card.used_memory, card.used_cores) == (load.slots, load.memory, load.cores)
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from bench.measuring import HOST, progress
+from bench.measurement import HOST, progress
 
 STOP_SECONDS = 5.0
 """from a polite word to an impolite one"""

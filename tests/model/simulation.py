@@ -14,7 +14,8 @@ from itertools import accumulate
 from typing import Any
 
 from tessera.wire.objects import Pod
-from tests.model import counting, machines, shapes
+from tests.model import device_usage, machines, shapes
+from tests.model.apiserver import Call, World
 from tests.model.bindings import Bindings
 from tests.model.faults import Faults
 from tests.model.kube_scheduler import KubeScheduler
@@ -23,7 +24,6 @@ from tests.model.process import TICK, Process
 from tests.model.profiles import USUAL, Profile
 from tests.model.tables import Informer
 from tests.model.tenants import Tenants
-from tests.model.world import Call, World
 
 START = 1_700_000_000.0
 """unix time in seconds at which every life begins"""
@@ -181,7 +181,7 @@ class Life:
 
     def _free_unnoticed(self) -> None:
         """A pod goes, and kube-scheduler asks for those that sleep before the scheduler has heard of it."""
-        found = self._tenants.some_pod(counting.is_live)
+        found = self._tenants.some_pod(device_usage.is_live)
         if found is not None:
             self.trace.append(f"{found[0]} goes")
             self._tenants.remove(found[0])

@@ -80,7 +80,7 @@ def run_inside(*command: str) -> int:
 
 
 def _run(room: Room, command: Sequence[str]) -> int:
-    first = [sys.executable, "-m", "tests.e2e.node.inside", *command]
+    first = [sys.executable, "-m", "tests.e2e.node.container_init", *command]
     with subprocess.Popen(
         ["unshare", *NAMESPACES, *first],
         cwd=ROOT,

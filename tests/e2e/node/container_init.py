@@ -1,6 +1,6 @@
 """The first process in a room: furnishes it, starts the command, and takes care of orphans until that ends.
 
-    python -m tests.e2e.node.inside COMMAND...       only in the namespaces that `room` makes
+    python -m tests.e2e.node.container_init COMMAND...       only in the namespaces that `room` makes
 
 With it everything in the room ends.
 """
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.node.room import PLACES, Room, this_room
+from tests.e2e.node.container import PLACES, Room, this_room
 
 ADDRESS = "10.77.0.1"
 """of the node; kubelet refuses one of 127.0.0.0/8"""

@@ -17,7 +17,7 @@ from tessera.node.kubelet import channels
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.e2e.node.agent import PLUGINS
-from tests.e2e.node.plane import NodePlane
+from tests.e2e.node.control_plane import NodePlane
 
 SOCKET = "misleading.sock"
 MARK = "ANOTHER_PODS_ANSWER"

@@ -1,6 +1,6 @@
 """The baseline of the cluster budget: an extender that takes the next node of the list, binds, and decides nothing.
 
-    python -m bench.do_nothing --port 20000 --kubeconfig FILE
+    python -m bench.baseline_extender --port 20000 --kubeconfig FILE
 
 It is the least that an extender in Python can do: aiohttp on uvloop, plain HTTP in, one Binding out. It keeps no state,
 watches nothing and writes no events. A signal ends it.
@@ -21,7 +21,7 @@ import uvloop
 import yaml
 from aiohttp import web
 
-from bench.measuring import HOST
+from bench.measurement import HOST
 
 MOST_BYTES = 8 << 20
 """of a request with thousands of names"""
@@ -99,7 +99,7 @@ async def serve(port: int, kubeconfig: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.do_nothing", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m bench.baseline_extender", description=__doc__.split("\n")[0])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--kubeconfig", type=Path, required=True)
     options = parser.parse_args()
