@@ -27,7 +27,7 @@ TABLE = (
     "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
 )
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 """for one event of a watch; a server that takes longer has forgotten it"""
 
 

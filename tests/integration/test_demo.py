@@ -30,7 +30,7 @@ from tests.support.commands import started
 
 Json = dict[str, Any]
 
-PATIENCE_S = 45.0
+PATIENCE_S = 60.0
 
 
 class Listener:

@@ -27,7 +27,7 @@ from tests.support.scheduler_process import calling
 from tests.unit.monitor.building import GPU_A, Slot, good, region
 
 NODE = "node-a"
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """for something that never happens"""
 CARD = CardUse(0, GPU_A, "NVIDIA H200", 500, 70, 30)
 

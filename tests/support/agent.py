@@ -40,7 +40,7 @@ NODE = "node-a"
 TO_ALLOCATE, ALLOCATED = "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devices-allocated"
 TWO_CARDS: Mapping[str, Any] = {"cards": [{"model": "A100-SXM4-80GB", "count": 2}]}
 SPLIT = 4
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 """for something that never happens"""
 
 Json = dict[str, Any]

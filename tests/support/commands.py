@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 Json = dict[str, Any]
 T = TypeVar("T")
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 """for a log line or the end; only a process that hangs takes so long"""
 LAST_EVENTS = 20
 """of those that are shown where a test fails"""

@@ -15,8 +15,8 @@ import uvloop
 
 P = ParamSpec("P")
 
-HANGS_AFTER_SECONDS = 45.0
-"""less than the limit of pytest-timeout, which could not say where the test was waiting"""
+HANGS_AFTER_SECONDS = 100.0
+"""more than any helper waits, and less than the limit of pytest-timeout, which cannot say where a test was waiting"""
 HANGS_AFTER_FAKE_SECONDS = 30 * 86400.0
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """for an event that never comes"""
 
 

@@ -14,7 +14,7 @@ from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.http_listener import HttpListener
 from tessera.services.listener import Listener
 
-START_S = 10.0
+START_S = 60.0
 
 
 @dataclass

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 JSON = "application/json"
 LOOPBACK = Address("127.0.0.1", 0)
 EXTENDER_ONLY = Listeners(extender=LOOPBACK, webhook=None, metrics=LOOPBACK)
-WAIT_S = 10.0
+WAIT_S = 60.0
 """before a condition that never holds fails the test"""
 
 

@@ -23,7 +23,7 @@ from tessera.node.kubelet import channels
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 """for something that never happens"""
 CALL_S = 10.0
 
