@@ -27,7 +27,7 @@ SCHEDULER, AGENT = "tessera-scheduler", "tessera-device-plugin"
 
 
 @dataclass(frozen=True)
-class Installed:
+class ChartInstall:
     """One installation."""
 
     plane: ControlPlane
@@ -92,7 +92,7 @@ class Installed:
         )
 
 
-def install(plane: ControlPlane, helm: Path) -> Installed:
+def install(plane: ControlPlane, helm: Path) -> ChartInstall:
     """Everything that the chart renders for this version of Kubernetes is in the API when this returns."""
     version = json.loads(plane.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
     (port,) = free_ports(1)
@@ -103,7 +103,7 @@ def install(plane: ControlPlane, helm: Path) -> Installed:
     plane.kubectl("delete", "service", SCHEDULER, f"--namespace={ACCOUNTS}")
     _apply(plane, "here", [service | {"spec": {"type": "ExternalName", "externalName": "localhost"}}])
     plane.kubectl("create", "clusterrolebinding", "tenant", "--clusterrole=cluster-admin", "--user=tenant")
-    return Installed(plane, objects, port)
+    return ChartInstall(plane, objects, port)
 
 
 def _apply(plane: ControlPlane, name: str, objects: Iterable[Json]) -> None:

@@ -1,7 +1,7 @@
-"""The wire between one scheduler and the real apiserver: it can be held in either direction, cut and refused.
+"""A TCP proxy between one scheduler and the real apiserver. Tests hold, cut and refuse connections.
 
-It passes bytes on and understands none of them: both ends speak TLS with each other. A request that is held has not
-reached the apiserver; an answer that is held has had its effect. What is held is lost when the wire is cut.
+It passes bytes on without reading them: both ends speak TLS with each other. A request that is held has not reached
+the apiserver; a response that is held has had its effect. What is held is lost when the connection is cut.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Call:
     asks: bool = False
 
 
-class Wire:
-    """Everything that the scheduler says and hears goes through here."""
+class TcpProxy:
+    """Carries all traffic of one scheduler."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -38,7 +38,7 @@ class Wire:
         self._requests, self._answers = asyncio.Event(), asyncio.Event()
         self._refusing = False
         self.held = asyncio.Event()
-        """something has arrived that is not passed on"""
+        """set once something has arrived that is not passed on"""
         self.calls = 0
         """connections so far"""
         self.flow()
@@ -52,26 +52,26 @@ class Wire:
         self.held.clear()
 
     def flow(self) -> None:
-        """Both ways, and for everybody who calls."""
+        """Passes everything on again, and accepts new connections."""
         self._refusing = False
         self._requests.set()
         self._answers.set()
 
     def cut(self) -> None:
-        """All connections, by force."""
+        """Aborts all connections."""
         for stream in tuple(self._streams):
             stream.transport.abort()
 
     def refuse(self) -> None:
-        """Cut, and let nobody in until it flows again."""
+        """Aborts all connections, and accepts none until `flow`."""
         self._refusing = True
         self.cut()
 
     def kubeconfig(self, account: str = "tessera-scheduler") -> Path:
-        """Of an account of rbac.yaml, which finds the apiserver at the end of this wire."""
+        """A kubeconfig of an account of rbac.yaml that reaches the apiserver through this proxy."""
         config = yaml.safe_load(self._plane.kubeconfig_of_account(account).read_text())
         config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self.port}"
-        path = self._plane.folder / f"wire-{self.port}.kubeconfig"
+        path = self._plane.folder / f"proxy-{self.port}.kubeconfig"
         path.write_text(yaml.safe_dump(config))
         path.chmod(0o600)
         return path
@@ -130,8 +130,8 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(plane: ControlPlane) -> AsyncIterator[Wire]:
-    found = Wire(plane)
+async def tcp_proxy(plane: ControlPlane) -> AsyncIterator[TcpProxy]:
+    found = TcpProxy(plane)
     server = await found.open()
     try:
         yield found

@@ -24,7 +24,7 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
-from tests.e2e.chart_install import AGENT, SCHEDULER, Installed, install
+from tests.e2e.chart_install import AGENT, SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane, Tell
 from tests.e2e.control_plane import ACCOUNTS
@@ -57,19 +57,19 @@ def helm(pytestconfig: pytest.Config, tell: Tell) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(planes: NewPlane, helm: Path) -> Installed:
+def installed(planes: NewPlane, helm: Path) -> ChartInstall:
     """On a control plane of its own: its policies hold for every namespace."""
     return install(planes(), helm)
 
 
 @asynccontextmanager
-async def speaking(installed: Installed, kubeconfig: Path | None = None) -> AsyncIterator[Client]:
+async def speaking(installed: ChartInstall, kubeconfig: Path | None = None) -> AsyncIterator[Client]:
     async with client(read_kubeconfig(kubeconfig or installed.plane.kubeconfig("tenant"))) as found:
         yield found
 
 
 @pytest.fixture
-async def tenant(installed: Installed) -> AsyncIterator[Client]:
+async def tenant(installed: ChartInstall) -> AsyncIterator[Client]:
     """May do everything that RBAC can allow; the policies are known when this returns."""
     async with speaking(installed) as found:
         for name, labels in ((OPEN, {}), (IGNORED, {"hami.io/webhook": "ignore"})):
@@ -203,7 +203,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_apiserver_takes_what_other_values_render(installed: Installed, helm: Path, name: str) -> None:
+def test_the_apiserver_takes_what_other_values_render(installed: ChartInstall, helm: Path, name: str) -> None:
     values, settings = VARIANTS[name]
     if name == "certificate from files":
         settings += base64.b64encode(installed.plane.authority.cert_pem.bytes()).decode()
@@ -220,7 +220,7 @@ def test_the_apiserver_takes_what_other_values_render(installed: Installed, helm
     assert len(installed.plane.kubectl(*applied).splitlines()) == len(known)
 
 
-def test_helm_installs_it_and_says_what_to_do_next(installed: Installed, helm: Path) -> None:
+def test_helm_installs_it_and_says_what_to_do_next(installed: ChartInstall, helm: Path) -> None:
     """Another release beside the first, which the apiserver judges and does not keep."""
     reached = (f"--kubeconfig={installed.plane.kubeconfig()}", f"--namespace={ACCOUNTS}")
     said = chart.run(helm, "install", "second", str(chart.CHART), *reached, "--dry-run=server")
@@ -305,7 +305,7 @@ async def put(api: Client, path: str, key: str) -> Answer:
 
 @pytest.mark.parametrize("way", CHANGES)
 async def test_a_tenant_can_neither_add_nor_change_an_allocation(
-    tenant: Client, installed: Installed, way: str
+    tenant: Client, installed: ChartInstall, way: str
 ) -> None:
     path = await fresh(tenant, "victim", annotations={"mine": "1"})
     async with speaking(installed, installed.plane.kubeconfig_of_account(SCHEDULER)) as scheduler:
@@ -321,7 +321,7 @@ async def test_a_tenant_can_neither_add_nor_change_an_allocation(
 
 
 async def test_a_tenant_can_neither_remove_an_allocation_nor_touch_the_label(
-    tenant: Client, installed: Installed
+    tenant: Client, installed: ChartInstall
 ) -> None:
     path = await fresh(tenant, "victim", annotations={"mine": "1"})
     granted = {"metadata": {"annotations": {ALLOCATED: "granted"}, "labels": {"hami.io/vgpu-node": "n1"}}}
@@ -350,7 +350,7 @@ async def test_debugging_a_pod_is_possible_and_changes_no_allocation(tenant: Cli
     assert ALLOCATED not in (await metadata_of(tenant, path)).get("annotations", {}), answer.body
 
 
-async def test_a_binding_carries_allocations_from_the_scheduler_only(tenant: Client, installed: Installed) -> None:
+async def test_a_binding_carries_allocations_from_the_scheduler_only(tenant: Client, installed: ChartInstall) -> None:
     target = {"target": {"kind": "Node", "name": "n1"}}
     path = await fresh(tenant, "bound")
     forged = {"metadata": {"name": "bound", "annotations": {ALLOCATED: "x"}}, **target}
@@ -371,7 +371,9 @@ async def made_node(api: Client, name: str) -> str:
     return NODES.path(name=name)
 
 
-async def test_how_an_agent_works_is_written_on_its_node_by_nobody_else(tenant: Client, installed: Installed) -> None:
+async def test_how_an_agent_works_is_written_on_its_node_by_nobody_else(
+    tenant: Client, installed: ChartInstall
+) -> None:
     node = await made_node(tenant, "n1")
     agent = {"tessera.io/agent": "env,hami-core"}
     assert (await tenant.patch(node, annotated(agent))).status == 403
@@ -384,7 +386,7 @@ async def test_how_an_agent_works_is_written_on_its_node_by_nobody_else(tenant: 
     assert (await tenant.patch(node, annotated({"example.com/rack": "7"}))).status == 200
 
 
-async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, installed: Installed) -> None:
+async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, installed: ChartInstall) -> None:
     nodes = [await made_node(tenant, name) for name in ("n1", "n2")]
     pods = []
     for name in ("n1", "n2"):
@@ -405,7 +407,7 @@ async def test_an_agent_changes_its_own_node_and_the_pods_on_it(tenant: Client, 
 
 
 async def test_the_installed_scheduler_serves_pods_with_the_rights_and_settings_of_the_chart(
-    tenant: Client, installed: Installed
+    tenant: Client, installed: ChartInstall
 ) -> None:
     plane = installed.plane
     tessera, kube_scheduler, probes = installed.programs()

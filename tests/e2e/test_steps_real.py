@@ -1,4 +1,4 @@
-"""A pod's way step by step on a real apiserver: the scheduler is killed after each, and the wire fails at each.
+"""The steps of one pod on a real apiserver: after each the scheduler is killed, and during each the network fails.
 
 The test plays kube-scheduler where the moment matters; the real one does where many moments do.
 """
@@ -18,7 +18,7 @@ from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, Exten
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.replica import until
-from tests.e2e.tcp_proxy import Wire, wire
+from tests.e2e.tcp_proxy import TcpProxy, tcp_proxy
 from tests.support.product import container, gpu_pod, pod
 
 ROUNDS = 5
@@ -88,22 +88,22 @@ async def test_killed_between_filter_and_bind_a_pod_whose_room_went_to_another_i
 async def test_killed_in_the_middle_of_the_write(plane: ControlPlane, landed: bool) -> None:
     """Nothing is half done: the pod has its node and its slice, or neither."""
     async with (
-        wire(plane) as between,
-        cluster(plane, [node("n1")], f"--kubeconfig={between.kubeconfig()}", scheduling=False) as found,
+        tcp_proxy(plane) as proxy,
+        cluster(plane, [node("n1")], f"--kubeconfig={proxy.kubeconfig()}", scheduling=False) as found,
     ):
         await found.create(gpu_pod("p", gpu=1))
         chosen = await filtered(found, "p")
-        between.hold_answers() if landed else between.hold_requests()
+        proxy.hold_answers() if landed else proxy.hold_requests()
         binding = asyncio.create_task(bind(found, "p", chosen))
-        await between.held.wait()
+        await proxy.held.wait()
         if landed:
             await shown(found, "p")
         found.replica.tessera.kill()
         with pytest.raises(ExtenderError):
             await binding
         # What was held is gone with those who held it.
-        between.cut()
-        between.flow()
+        proxy.cut()
+        proxy.flow()
         assert bool(node_of(found.pod("p"))) is (ALLOCATED in annotations_of(found.pod("p"))) is landed
         found.replica.tessera.start()
         await found.replica.ready()
@@ -150,30 +150,30 @@ async def waits(found: Cluster) -> bool:
     return (await found.replica.scrape()).value("tessera_pods_awaiting_turn") == 1
 
 
-# -- the wire
+# -- faults of the network
 
 
 async def test_watches_that_are_cut_again_and_again_lose_nothing(plane: ControlPlane) -> None:
     """Each time while pods come and go; what ended while nobody could hear of it is free afterwards."""
     async with (
-        wire(plane) as between,
-        cluster(plane, [node("n1"), node("n2", 2)], f"--kubeconfig={between.kubeconfig()}") as found,
+        tcp_proxy(plane) as proxy,
+        cluster(plane, [node("n1"), node("n2", 2)], f"--kubeconfig={proxy.kubeconfig()}") as found,
     ):
         await found.create(gpu_pod("p0", gpu=1))
         await found.running("p0")
         for number in range(1, ROUNDS):
-            before = between.calls
+            before = proxy.calls
             if number % 2:
-                between.cut()
+                proxy.cut()
             else:
-                between.refuse()
+                proxy.refuse()
             await found.delete(f"p{number - 1}")
             await found.gone(f"p{number - 1}")
             # Both other cards and this one: all of them have to be known as free.
             await found.create(*(gpu_pod(f"{kind}{number}", gpu=1) for kind in ("p", "q", "r")))
-            between.flow()
+            proxy.flow()
             await found.running(*(f"{kind}{number}" for kind in ("p", "q", "r")))
-            assert between.calls > before
+            assert proxy.calls > before
             await found.delete(f"q{number}", f"r{number}")
         await found.gone(*(f"{kind}{number}" for kind in ("q", "r") for number in range(1, ROUNDS)))
         await all_is_well(found, f"p{ROUNDS - 1}")
@@ -181,22 +181,22 @@ async def test_watches_that_are_cut_again_and_again_lose_nothing(plane: ControlP
 
 async def test_a_watch_that_says_nothing_and_is_then_cut_is_caught_up_with(plane: ControlPlane) -> None:
     async with (
-        wire(plane) as between,
-        cluster(plane, [node("n1")], f"--kubeconfig={between.kubeconfig()}") as found,
+        tcp_proxy(plane) as proxy,
+        cluster(plane, [node("n1")], f"--kubeconfig={proxy.kubeconfig()}") as found,
     ):
         await found.run(gpu_pod("p", gpu=1))
-        between.hold_answers()
+        proxy.hold_answers()
         await found.delete("p")
         await found.gone("p")
-        await between.held.wait()
+        await proxy.held.wait()
         await found.create(gpu_pod("q", gpu=1))
         # As far as the scheduler has heard the card is taken.
         await found.refused("q")
-        lose(between)
+        lose(proxy)
         await all_is_well(found, "q")
 
 
-def lose(between: Wire) -> None:
+def lose(proxy: TcpProxy) -> None:
     """What was held never arrives."""
-    between.cut()
-    between.flow()
+    proxy.cut()
+    proxy.flow()

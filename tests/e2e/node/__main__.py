@@ -1,4 +1,4 @@
-"""Runs the tests of this folder in a room of their own.
+"""Runs the tests of this folder in a node container.
 
     python -m tests.e2e.node [PYTEST ARGUMENTS]
 
@@ -17,9 +17,9 @@ from tools.kubernetes import build
 
 HERE = Path(__file__).resolve().parent
 IMPOSSIBLE = 77
-"""what test programs traditionally say who were not run"""
+"""exit code by which test programs traditionally say that they were skipped"""
 INTERRUPTED = 130
-"""a shell's code for the same"""
+"""exit code of a shell after SIGINT"""
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""`tessera device-plugin` in a room, with simulated cards and files of the enforcing library that do nothing."""
+"""`tessera device-plugin` in a node container, with simulated cards and a stub of the enforcing library."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from tests.e2e.node.container import Room
-from tests.e2e.node.control_plane import ACCOUNT, NODE, NodePlane
+from tests.e2e.node.container import NodeContainer
+from tests.e2e.node.control_plane import ACCOUNT, NODE, NodeControlPlane
 from tests.e2e.node.kubelet import HOME
 from tests.e2e.processes import Program, free_ports
 
@@ -24,14 +24,16 @@ PLUGINS = HOME / "device-plugins"
 class Agent:
     """The agent and where it is asked how it is. It may be killed and started again."""
 
-    def __init__(self, room: Room, plane: NodePlane, *, plugins: Path = PLUGINS, label: str = "agent") -> None:
+    def __init__(
+        self, node_container: NodeContainer, plane: NodeControlPlane, *, plugins: Path = PLUGINS, label: str = "agent"
+    ) -> None:
         """`plugins` is where it looks for kubelet."""
-        self.hook = room.folder / "hook"
+        self.hook = node_container.folder / "hook"
         library = self.hook / "vgpu"
         library.mkdir(parents=True, exist_ok=True)
         for name in ("libvgpu.so", "ld.so.preload"):
             (library / name).touch()
-        cards = room.folder / "cards.json"
+        cards = node_container.folder / "cards.json"
         cards.write_text(json.dumps({"cards": [{"model": MODEL, "count": CARDS, "memory": MEMORY}]}))
         (port,) = free_ports(1)
         self.url = f"http://127.0.0.1:{port}"
@@ -45,12 +47,12 @@ class Agent:
                 f"--device-split-count={SPLIT}",
                 f"--plugin-dir={plugins}",
                 f"--hook-path={self.hook}",
-                f"--lock-dir={room.folder / 'lock'}",
-                f"--state-dir={room.folder / 'agent'}",
-                f"--cdi-dir={room.folder / 'cdi'}",
-                f"--mps-dir={room.folder / 'mps'}",
+                f"--lock-dir={node_container.folder / 'lock'}",
+                f"--state-dir={node_container.folder / 'agent'}",
+                f"--cdi-dir={node_container.folder / 'cdi'}",
+                f"--mps-dir={node_container.folder / 'mps'}",
                 f"--metrics-bind-address=127.0.0.1:{port}",
             ],
-            folder=room.logs,
+            folder=node_container.logs,
             environ={"PATH": os.defpath},
         )

@@ -26,8 +26,8 @@ from tessera.lab.sandbox.objects import containers_of, uid_of
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent
-from tests.e2e.node.container import Room
-from tests.e2e.node.control_plane import NODE, NodePlane
+from tests.e2e.node.container import NodeContainer
+from tests.e2e.node.control_plane import NODE, NodeControlPlane
 from tests.e2e.node.environment_check import Environment, read_environment, wrong_environments
 from tests.e2e.node.image import END
 from tests.e2e.node.kubelet import kubelet
@@ -45,8 +45,8 @@ GPU = "nvidia.com/gpu"
 class Node:
     """What tests share: the node without its agent."""
 
-    room: Room
-    plane: NodePlane
+    node_container: NodeContainer
+    plane: NodeControlPlane
     runtime: Runtime
     kubelet: Program
 
@@ -56,16 +56,16 @@ class Node:
         self.plane.stop()
 
 
-def start_node(room: Room, tools: Mapping[str, Path], machine: Machine) -> Node:
+def start_node(node_container: NodeContainer, tools: Mapping[str, Path], machine: Machine) -> Node:
     """Its programs run; whether kubelet likes it here is seen by the first test."""
-    folder = room.folder / "plane"
+    folder = node_container.folder / "plane"
     folder.mkdir()
-    plane = NodePlane(folder, tools)
-    plane.logs = room.logs / "plane"
-    runtime = Runtime(room, tools, machine)
+    plane = NodeControlPlane(folder, tools)
+    plane.logs = node_container.logs / "plane"
+    runtime = Runtime(node_container, tools, machine)
     runtime.start()
     plane.start()
-    node = Node(room, plane, runtime, kubelet(room, tools, plane))
+    node = Node(node_container, plane, runtime, kubelet(node_container, tools, plane))
     node.kubelet.start()
     return node
 
@@ -163,7 +163,7 @@ def _log_reader(session: aiohttp.ClientSession, path: str, container: str) -> Ca
     return read
 
 
-Between = Callable[[NodePlane], AbstractAsyncContextManager[Path]]
+Between = Callable[[NodeControlPlane], AbstractAsyncContextManager[Path]]
 """something between kubelet and the agent, which looks for kubelet in the folder that it gives"""
 
 
@@ -182,7 +182,7 @@ async def node_cluster(node: Node, between: Between | None = None) -> AsyncItera
 async def _cluster(node: Node, plugins: Path) -> AsyncIterator[NodeCluster]:
     plane, label = node.plane, uuid.uuid4().hex[:6]
     namespace = f"e2e-{label}"
-    agent = Agent(node.room, plane, plugins=plugins, label=f"agent-{label}")
+    agent = Agent(node.node_container, plane, plugins=plugins, label=f"agent-{label}")
     certificates = FromFiles(plane.folder / f"webhook-{label}.pem")
     replica = Replica(plane, f"--hook-path={agent.hook}", label=label, certificates=certificates)
     webhook = webhook_configuration(namespace, namespace, certificates.client_config(replica.webhook_port))

@@ -1,4 +1,4 @@
-"""The node that the tests of this folder share. They run inside a room only: `python -m tests.e2e.node`."""
+"""The node that the tests of this folder share. They run only in a node container: `python -m tests.e2e.node`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node.cluster import Node, start_node
-from tests.e2e.node.container import this_room
+from tests.e2e.node.container import current_container
 from tests.e2e.node.machine import machine
 from tools.kubernetes import build
 
-collect_ignore_glob = [] if this_room() else ["test_*.py"]
+collect_ignore_glob = [] if current_container() else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
 def tools() -> Mapping[str, Path]:
-    """Found or built before this room was entered."""
+    """Found or built before this container was started."""
     return build.find([*build.PLANE, *build.NODE])
 
 
 @pytest.fixture(scope="session")
 def node(tools: Mapping[str, Path]) -> Iterator[Node]:
-    room = this_room()
-    assert room is not None
-    started = start_node(room, tools, machine())
+    node_container = current_container()
+    assert node_container is not None
+    started = start_node(node_container, tools, machine())
     yield started
     started.stop()

@@ -1,8 +1,8 @@
-"""A room of its own for a kubelet: network, mount and pid namespaces, one control group, one temporary folder.
+"""The node container that isolates a kubelet: network, mount and pid namespaces, a control group, a temporary folder.
 
-What ends the room ends everything in it, whatever it is and however it was started: the kernel does that with the
-room's first process. Mounts, addresses and sysctls were never seen outside. Afterwards the control group, the
-temporary folder and the places that had to be there for mounts are removed, also after a failure and after a signal.
+When the container's first process ends, the kernel ends everything else in it. Its mounts, addresses and sysctls are
+never visible outside. Afterwards the control group, the temporary folder and the mount points that had to be created
+are removed, also after a failure or a signal.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.e2e.processes import adopt_orphans, end_with_parent
 from tools.kubernetes import build
 
 FOLDER = "TESSERA_E2E_NODE"
-"""variable that names the room's folder to those who are in it"""
+"""environment variable that holds the container's folder, inside the container"""
 ROOT = Path(__file__).resolve().parents[3]
 PLACES = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
-"""folders that kubelet and network plugins use and that cannot be configured: in the room they are the room's own"""
+"""folders that kubelet and network plugins use and that cannot be configured: the container has its own"""
 LOGS = "logs"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Room:
-    """The one that this process is in."""
+class NodeContainer:
+    """A node container: the one that this process runs in, or the one that it starts."""
 
     folder: Path
 
@@ -53,9 +53,9 @@ class Room:
         return self.folder / "places" / name.strip("/").replace("/", "-")
 
 
-def this_room() -> Room | None:
+def current_container() -> NodeContainer | None:
     folder = os.environ.get(FOLDER)
-    return Room(Path(folder)) if folder else None
+    return NodeContainer(Path(folder)) if folder else None
 
 
 class Interrupted(BaseException):
@@ -63,35 +63,35 @@ class Interrupted(BaseException):
 
 
 def run_inside(*command: str) -> int:
-    """Run a command in a new room, wait for its end, and clean up; its exit code.
+    """Runs a command in a new node container, cleans up and returns the exit code.
 
-    Only logs stay, and only where it failed by itself."""
+    Only the logs of a failed command stay."""
     code = 0
     with ExitStack() as stack:
         stack.enter_context(_one_at_a_time())
         stack.enter_context(_interruptible())
-        room = Room(Path(tempfile.mkdtemp(prefix="tessera-e2e-node-")))
-        stack.callback(lambda: _clear(room, keep_logs=code != 0))
-        room.logs.mkdir()
+        node_container = NodeContainer(Path(tempfile.mkdtemp(prefix="tessera-e2e-node-")))
+        stack.callback(lambda: _clear(node_container, keep_logs=code != 0))
+        node_container.logs.mkdir()
         stack.enter_context(_mount_points())
-        stack.enter_context(cgroups.group(room.control_group))
-        code = _run(room, command)
+        stack.enter_context(cgroups.group(node_container.control_group))
+        code = _run(node_container, command)
     return code
 
 
-def _run(room: Room, command: Sequence[str]) -> int:
+def _run(node_container: NodeContainer, command: Sequence[str]) -> int:
     first = [sys.executable, "-m", "tests.e2e.node.container_init", *command]
     with subprocess.Popen(
         ["unshare", *NAMESPACES, *first],
         cwd=ROOT,
-        env={**os.environ, FOLDER: str(room.folder)},
+        env={**os.environ, FOLDER: str(node_container.folder)},
         stdin=subprocess.DEVNULL,
         preexec_fn=end_with_parent,
     ) as running:
         try:
             return running.wait()
         finally:
-            # With unshare goes the first process, and with that one everything else. It is ours when unshare is gone.
+            # The init process ends with unshare, and everything else with the init process.
             running.kill()
             running.wait()
             _wait_for_orphans()
@@ -105,7 +105,7 @@ def _wait_for_orphans() -> None:
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Whoever removes a place takes it from another room that has mounted something there."""
+    """Two runs at once would remove each other's mount points."""
     folder = build.cache(os.environ)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "node.lock").open("w") as lock:
@@ -142,16 +142,16 @@ def _mount_points() -> Iterator[None]:
         yield
     finally:
         for folder in reversed(made):
-            # Somebody else may use it by now.
+            # Another process may use it by now.
             with suppress(OSError):
                 folder.rmdir()
 
 
-def _clear(room: Room, *, keep_logs: bool) -> None:
+def _clear(node_container: NodeContainer, *, keep_logs: bool) -> None:
     if not keep_logs:
-        shutil.rmtree(room.folder)
+        shutil.rmtree(node_container.folder)
         return
-    for path in room.folder.iterdir():
-        if path != room.logs:
+    for path in node_container.folder.iterdir():
+        if path != node_container.logs:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    print(f"logs of this run: {room.logs}", flush=True)
+    print(f"logs of this run: {node_container.logs}", flush=True)

@@ -1,8 +1,8 @@
-"""The first process in a room: furnishes it, starts the command, and takes care of orphans until that ends.
+"""The init process of a node container: sets it up, starts the command and reaps orphans until the command ends.
 
-    python -m tests.e2e.node.container_init COMMAND...       only in the namespaces that `room` makes
+    python -m tests.e2e.node.container_init COMMAND...       only in the namespaces that `container` makes
 
-With it everything in the room ends.
+When it ends, everything in the container ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.e2e.node.container import PLACES, Room, this_room
+from tests.e2e.node.container import PLACES, NodeContainer, current_container
 
 ADDRESS = "10.77.0.1"
 """of the node; kubelet refuses one of 127.0.0.0/8"""
@@ -26,17 +26,17 @@ SYSCTLS = {
     "kernel/keys/root_maxkeys": "1000000",
     "kernel/keys/root_maxbytes": "25000000",
 }
-"""of the whole machine, with the values that kubelet wants: in the room they are plain files, and the machine's stay"""
+"""the values that kubelet wants; in the container they are plain files, so that those of the machine do not change"""
 
 
-def furnish(room: Room) -> None:
-    """Network, and places that are the room's own."""
+def set_up(node_container: NodeContainer) -> None:
+    """Network, sysctls and mounts that only the container sees."""
     _do("ip", "link", "set", "lo", "up")
     _do("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
     # Sockets, network namespaces and states of containers.
     _do("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     for place in PLACES:
-        source = room.place(place)
+        source = node_container.place(place)
         source.mkdir(parents=True)
         _do("mount", "--bind", str(source), place)
     # Mounts that kubelet makes for a pod have to reach its containers.
@@ -44,14 +44,14 @@ def furnish(room: Room) -> None:
     for name, value in SYSCTLS.items():
         there = Path("/proc/sys", name)
         if there.exists():
-            pretended = room.folder / "sysctls" / name.replace("/", "-")
+            pretended = node_container.folder / "sysctls" / name.replace("/", "-")
             pretended.parent.mkdir(exist_ok=True)
             pretended.write_text(f"{value}\n")
             _do("mount", "--bind", str(pretended), str(there))
 
 
 def wait_as_init(child: int) -> int:
-    """The exit code of this child; others that end meanwhile are let go."""
+    """Returns the exit code of this child; reaps others that end meanwhile."""
     while True:
         pid, status = os.wait()
         if pid == child:
@@ -59,13 +59,13 @@ def wait_as_init(child: int) -> int:
 
 
 def main(command: Sequence[str]) -> int:
-    room = this_room()
-    assert room is not None
+    node_container = current_container()
+    assert node_container is not None
     assert os.getpid() == 1, "only for the first process of its namespaces"
-    # The room is ended from outside.
+    # The container is ended from outside.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    furnish(room)
+    set_up(node_container)
     code = wait_as_init(os.spawnvp(os.P_NOWAIT, command[0], list(command)))
     return code if code >= 0 else 128 - code
 

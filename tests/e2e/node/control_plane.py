@@ -1,4 +1,4 @@
-"""The control plane of the end-to-end tests, as a kubelet in the same room needs it."""
+"""The control plane of the end-to-end tests, as a kubelet in the same node container needs it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ACCOUNT = "tessera-device-plugin"
 RBAC = Path(__file__).with_name("rbac.yaml")
 
 
-class NodePlane(ControlPlane):
+class NodeControlPlane(ControlPlane):
     """Lets one node in, by a token of its own, and reads logs from it."""
 
     def start(self) -> None:
@@ -24,7 +24,7 @@ class NodePlane(ControlPlane):
         return self._write_kubeconfig(NODE, f"{NODE}-secret")
 
     def _plain(self, tool: str, *arguments: str) -> Program:
-        # By default the apiserver looks for a node by its name first, which nobody resolves here.
+        # By default the apiserver looks for a node by its name first, which cannot be resolved here.
         more = ("--kubelet-preferred-address-types=InternalIP",) if tool == "kube-apiserver" else ()
         return super()._plain(tool, *arguments, *more)
 

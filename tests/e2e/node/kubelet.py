@@ -1,4 +1,4 @@
-"""A real kubelet in a room: one node, with its state where kubelet always has it."""
+"""A real kubelet in a node container: one node, with its state where kubelet always has it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.node.container import Room
+from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.container_init import ADDRESS
-from tests.e2e.node.control_plane import NODE, NodePlane
+from tests.e2e.node.control_plane import NODE, NodeControlPlane
 from tests.e2e.node.runtime import SOCKET
 from tests.e2e.processes import Program
 
@@ -19,12 +19,12 @@ PORT = 10250
 MOST_PODS = 110
 
 
-def kubelet(room: Room, tools: Mapping[str, Path], plane: NodePlane) -> Program:
+def kubelet(node_container: NodeContainer, tools: Mapping[str, Path], plane: NodeControlPlane) -> Program:
     """Not started."""
-    folder = room.folder / "kubelet"
+    folder = node_container.folder / "kubelet"
     folder.mkdir()
     file = folder / "config.yaml"
-    file.write_text(yaml.safe_dump(_configuration(room, folder)))
+    file.write_text(yaml.safe_dump(_configuration(node_container, folder)))
     arguments = (
         f"--config={file}",
         f"--kubeconfig={plane.kubeconfig_of_node()}",
@@ -34,25 +34,25 @@ def kubelet(room: Room, tools: Mapping[str, Path], plane: NodePlane) -> Program:
         f"--cert-dir={folder / 'certificates'}",
         "--v=2",
     )
-    return Program("kubelet", [str(tools["kubelet"]), *arguments], folder=room.logs, environ={"PATH": _PATH})
+    return Program("kubelet", [str(tools["kubelet"]), *arguments], folder=node_container.logs, environ={"PATH": _PATH})
 
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """mount and umount may be anywhere"""
 
 
-def _configuration(room: Room, folder: Path) -> dict[str, Any]:
+def _configuration(node_container: NodeContainer, folder: Path) -> dict[str, Any]:
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
         "address": ADDRESS,
         "port": PORT,
-        # Nobody else is on this network.
+        # Nothing else is on this network.
         "authentication": {"anonymous": {"enabled": True}, "webhook": {"enabled": False}},
         "authorization": {"mode": "AlwaysAllow"},
         "containerRuntimeEndpoint": f"unix://{SOCKET}",
         "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{room.control_group}",
+        "cgroupRoot": f"/{node_container.control_group}",
         # Also on machines that have the older control groups, swap, or a root without CAP_SYS_RESOURCE.
         "failCgroupV1": False,
         "failSwapOn": False,

@@ -1,7 +1,7 @@
-"""A plugin that answers for the wrong pod: between kubelet and the real agent, and only in what Allocate answers.
+"""A proxy between kubelet and the real agent that answers Allocate with the slice of another pod.
 
-Every container is told the slice of another one, a card that it was not granted included. Everything else passes as it
-is: the agent believes that this is kubelet, and kubelet that this is the agent.
+Every container gets a slice, and a card, that it was not granted. All other calls pass unchanged: to the agent the
+proxy looks like kubelet, and to kubelet like the agent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tessera.node.kubelet import channels
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tests.e2e.node.agent import PLUGINS
-from tests.e2e.node.control_plane import NodePlane
+from tests.e2e.node.control_plane import NodeControlPlane
 
 SOCKET = "misleading.sock"
 MARK = "ANOTHER_PODS_ANSWER"
@@ -33,17 +33,17 @@ ANOTHERS = {
 """what another pod's container would be told"""
 
 
-class Misleading:
-    """Use its `serving` around the agent, which looks for kubelet in `folder`."""
+class SwappingPluginProxy:
+    """Use `serving` around the agent, which must look for kubelet in `folder`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._agent: aio.Channel | None = None
-        self.misled = 0
+        self.answered = 0
         """containers that got the wrong answer"""
 
     @asynccontextmanager
-    async def serving(self, _plane: NodePlane) -> AsyncIterator[Path]:
+    async def serving(self, _plane: NodeControlPlane) -> AsyncIterator[Path]:
         self._folder.mkdir()
         to_kubelet = grpc.method_handlers_generic_handler(
             methods.DEVICE_PLUGIN,
@@ -90,7 +90,7 @@ class Misleading:
     async def _list_and_watch(
         self, request: messages.Empty, _context: aio.ServicerContext[messages.Empty, messages.ListAndWatchResponse]
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
-        # An agent that was killed ends the stream, as it does without anybody in between.
+        # An agent that was killed ends the stream, as it does without the proxy.
         with suppress(*channels.FAULTS):
             async for listed in channels.streaming(self._channel, methods.LIST_AND_WATCH)(request):
                 yield listed
@@ -110,7 +110,7 @@ class Misleading:
         answer = await channels.unary(self._channel, methods.ALLOCATE)(request)
         for each in answer.container_responses:
             each.envs.update(ANOTHERS)
-            self.misled += 1
+            self.answered += 1
         return answer
 
     @property

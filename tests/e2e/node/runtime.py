@@ -1,4 +1,4 @@
-"""containerd in a room, with everything that it keeps in the room's folder, and the images of the tests."""
+"""containerd in a node container: its state in the container's folder, and the images of the tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.e2e.node.container import Room
+from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.image import IMAGES, PAUSE
 from tests.e2e.node.machine import Machine
 from tests.e2e.processes import Program
 
 SOCKET = Path("/run/tessera-e2e/containerd.sock")
-"""in the room's own /run; paths of sockets must be short"""
+"""in the container's own /run; paths of sockets must be short"""
 READY_S = 60.0
 PODS = "10.78.0.0/24"
 
@@ -29,18 +29,18 @@ UNUSED = (
 class Runtime:
     """The program, started and ready after `start`."""
 
-    def __init__(self, room: Room, tools: Mapping[str, Path], machine: Machine) -> None:
-        self._room = room
+    def __init__(self, node_container: NodeContainer, tools: Mapping[str, Path], machine: Machine) -> None:
+        self._container = node_container
         self._tools = tools
         self._machine = machine
-        self._folder = room.folder / "containerd"
+        self._folder = node_container.folder / "containerd"
         # The shim is looked for on PATH.
         path = os.pathsep.join((str(tools["containerd-shim-runc-v2"].parent), os.defpath, "/usr/sbin", "/sbin"))
         self._environ = {"PATH": path}
         self.program = Program(
             "containerd",
             [str(tools["containerd"]), f"--config={self._folder / 'config.toml'}"],
-            folder=room.logs,
+            folder=node_container.logs,
             environ=self._environ,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.lab.sandbox.objects import annotations_of
 from tests.e2e.node.cluster import PATIENCE_S, Node, NodeCluster, node_cluster
-from tests.e2e.node.plugin_proxy import MARK, Misleading
+from tests.e2e.node.plugin_proxy import MARK, SwappingPluginProxy
 from tests.e2e.node.shapes import mixed
 
 COUNT = 50
@@ -27,13 +27,13 @@ async def test_fifty_pods_at_once_each_see_exactly_their_slice(node: Node) -> No
         await found.at_rest()
 
 
-async def test_a_plugin_that_answers_for_another_pod_changes_nobodys_slice(node: Node) -> None:
-    misleading = Misleading(node.room.folder / "misled")
-    async with node_cluster(node, misleading.serving) as found:
+async def test_a_plugin_that_answers_for_another_pod_changes_no_slice(node: Node) -> None:
+    proxy = SwappingPluginProxy(node.node_container.folder / "proxy")
+    async with node_cluster(node, proxy.serving) as found:
         await all_run(found, COUNT)
         seen = await found.environments(found.pods)
         asking = [environment for environment in seen.values() if "CUDA_REDIRECT" in environment]
         # The wrong answer did arrive, in every container that was handed devices.
-        assert len(asking) == misleading.misled > COUNT
+        assert len(asking) == proxy.answered > COUNT
         assert all(MARK in environment for environment in asking)
         assert await found.wrong_environments() == []
