@@ -1,13 +1,13 @@
-"""Allocate against an empty call (PreStartContainer) on the same socket, as kubelet makes them: one after the other.
+"""Allocate compared with an empty call (PreStartContainer) on the same socket, one call at a time, as kubelet does.
 
     python -m bench.allocate --rounds 2000 --json
     python -m bench.allocate --check
 
-The service runs in a process of its own, the client is blocking gRPC. Nothing leaves this machine. Behind the service
-is the agent's own handover in mode hami-core with a folder on disk (`bench.handover_node`), in both ways of working:
+The service runs in its own process; the client is blocking gRPC. Nothing leaves this machine. Behind the service is the
+agent's own handover in mode hami-core with a folder on disk (`bench.handover_node`), in one of these ways:
 
-    env       the container carries its slice
-    answer    the answer has it, and is written down before kubelet has it
+    env       containers get their slice through the downward API
+    answer    containers depend on Allocate; the response is written to disk before it is sent
     nothing   no work at all, for comparison
 """
 
@@ -41,20 +41,20 @@ READY = "ready"
 WARM_UP_ROUNDS = 200
 MOST_RATIO = 3.0
 ATTEMPTS = 3
-"""a busy machine spoils one, a slow service spoils all"""
+"""a busy machine may spoil one of them; a slow service fails all"""
 
 Figures = dict[str, float]
 
 
 class Failure(Exception):
-    """Not measured; the text says why."""
+    """The benchmark could not run; the text says why."""
 
 
 # -- the service, in its own process
 
 
 async def serve(socket: Path, way: str) -> None:
-    """Until standard input ends."""
+    """Serves until standard input ends."""
     async with Node(socket.parent, way) as node:
         endpoint = Endpoint(socket, DevicePluginService(node.settings, Current(node.fleet), node))
         await endpoint.serve()
@@ -65,12 +65,12 @@ async def serve(socket: Path, way: str) -> None:
             await endpoint.stop()
 
 
-# -- the measuring
+# -- the client
 
 
 @contextmanager
 def served(way: str) -> Iterator[Path]:
-    """The socket of a service that answers."""
+    """The socket of a running service."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         socket = Path(folder, "plugin.sock")
         command = [sys.executable, "-m", "bench.allocate", "--way", way, "--serve", str(socket)]
@@ -96,7 +96,7 @@ def calling(channel: grpc.Channel, method: Method[Request, Response]) -> Callabl
 
 
 def allocation(channel: grpc.Channel, ids: Sequence[str]) -> Callable[[], float]:
-    """One container's devices as kubelet gets them: a preference, which is not measured, and then Allocate."""
+    """One container's devices: GetPreferredAllocation, which is not measured, and then Allocate."""
     prefer, allocate = calling(channel, PREFERRED_ALLOCATION), calling(channel, ALLOCATE)
     wanted = messages.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=1)
     question = messages.PreferredAllocationRequest(container_requests=[wanted])
@@ -157,10 +157,10 @@ def budgets(found: dict[str, Figures]) -> list[Budget]:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.allocate", description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=2000, help="of one call of each kind, default %(default)s")
-    parser.add_argument("--way", choices=(*WAYS, "nothing"), help="default: all that an agent has")
-    parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 where it is broken")
-    parser.add_argument("--json", action="store_true", help="figures for programs")
+    parser.add_argument("--rounds", type=int, default=2000, help="calls of each kind, default %(default)s")
+    parser.add_argument("--way", choices=(*WAYS, "nothing"), help="default: both ways of the agent")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the budget is exceeded")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

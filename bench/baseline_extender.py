@@ -1,9 +1,9 @@
-"""The baseline of the cluster budget: an extender that takes the next node of the list, binds, and decides nothing.
+"""The baseline of the cluster budget: an extender that takes the next node of the list and binds to it.
 
     python -m bench.baseline_extender --port 20000 --kubeconfig FILE
 
-It is the least that an extender in Python can do: aiohttp on uvloop, plain HTTP in, one Binding out. It keeps no state,
-watches nothing and writes no events. A signal ends it.
+The least that an extender in Python can do: aiohttp on uvloop, plain HTTP in, one Binding out. It keeps no state,
+watches nothing and writes no events. It runs until a signal ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aiohttp import web
 from bench.measurement import HOST
 
 MOST_BYTES = 8 << 20
-"""of a request with thousands of names"""
+"""enough for a request with thousands of names"""
 
 
 class FilterNames(msgspec.Struct, gc=False):
@@ -43,7 +43,7 @@ class BindArgs(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True)
-class DoNothing:
+class BaselineExtender:
     """The routes; `session` reaches the apiserver."""
 
     session: aiohttp.ClientSession
@@ -90,7 +90,7 @@ async def serve(port: int, kubeconfig: Path) -> None:
         headers={"Authorization": f"Bearer {user['token']}", "User-Agent": "do-nothing"},
         connector=aiohttp.TCPConnector(ssl=trust),
     ) as session:
-        runner = web.AppRunner(DoNothing(session).application(), access_log=None, keepalive_timeout=120.0)
+        runner = web.AppRunner(BaselineExtender(session).application(), access_log=None, keepalive_timeout=120.0)
         await runner.setup()
         await web.TCPSite(runner, HOST, port).start()
         gc.collect()

@@ -39,7 +39,7 @@ class Collection:
     items: Sequence[bytes]
 
     def page(self, start: int, limit: int) -> bytes:
-        """`limit` objects from `start` on; all that are left for 0."""
+        """`limit` objects from `start` on; 0 = all the others."""
         end = min(start + limit, len(self.items)) if limit else len(self.items)
         metadata: dict[str, str | int] = {"resourceVersion": str(VERSION)}
         if end < len(self.items):
@@ -132,7 +132,7 @@ def _status(code: int, reason: str, message: str) -> web.Response:
 
 
 async def serve(api: CannedApi) -> None:
-    """Until standard input ends, which it does with the parent process."""
+    """Serves until standard input ends, which it does when the parent process ends."""
     runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()

@@ -1,13 +1,13 @@
-"""Pods a second with a real kube-apiserver and a stock kube-scheduler: Tessera beside an extender that does nothing.
+"""Pods per second with a real kube-apiserver and a stock kube-scheduler: Tessera beside a baseline extender.
 
     python -m bench.cluster --nodes 1000 --pods 500 --preload 16 --json
     python -m bench.cluster --check
 
-In every round pods wait before the schedulers start, and the time from the first bound pod to the last one counts.
-Sides take turns on one control plane, in an order that turns round, so that a busy machine slows all of them; a ratio
-is made of two rounds that follow each other, and both begin with the control plane at rest. Only one side's programs
-run at a time. Nodes are objects without a kubelet: nothing is measured but the way to the Binding. Everything is on
-loopback and ends with this process.
+In every round the pods exist before the schedulers start; measured is the time from the first bound pod to the last.
+The sides take turns on one control plane, in alternating order, so that a busy machine slows all of them. A ratio is
+made of two consecutive rounds, which both begin with the control plane at rest. Only one side's programs run at a time.
+Nodes are objects without a kubelet: only the way to the Binding is measured. Everything is on loopback and ends with
+this process.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tools.kubernetes import build
 
 NODE_COUNT, POD_COUNT = 1_000, 500
 LOADS = (0, 16)
-"""device pods on every node: the two that the budget is for"""
+"""device pods on every node; the budget holds for both"""
 LEAST_RATIO = 0.95
 MOST_WRITES = 1.0
-"""a pod, events not counted"""
+"""per pod, without events"""
 ROUNDS = 30
-"""single rounds differ by a fifth and more where others use the machine"""
+"""single rounds differ by a fifth and more on a shared machine"""
 LIMIT_SECONDS = 2_700
 
 
@@ -47,7 +47,7 @@ LIMIT_SECONDS = 2_700
 
 
 async def compare(found: Bench, *, pods: int, rounds: int, bare: int) -> dict[str, Any]:
-    """Every figure of one load; the names say the unit."""
+    """All figures of one load; the names say the unit."""
     watch = Reflector(
         found.api, PODS.path(MEASURED), dict[str, Any], found.bound, key=key_of, uid=uid_of, version=version_of
     )
@@ -59,7 +59,7 @@ async def compare(found: Bench, *, pods: int, rounds: int, bare: int) -> dict[st
             for name in [*([BARE] if number < bare else []), *order]:
                 done = await found.round(found.sides[name], pods, watcher)
                 seen[name].append(done)
-                progress(f"  {found.loaded} pods a node, round {number + 1}: {name} {done.pods_per_s:.1f} pods/s")
+                progress(f"  {found.loaded} pods per node, round {number + 1}: {name} {done.pods_per_s:.1f} pods/s")
     finally:
         await end_tasks([watcher])
     return figures(found.loaded, seen)
@@ -85,18 +85,18 @@ def figures(load: int, seen: dict[str, list[Round]]) -> dict[str, Any]:
         if rounds
     }
     result["work_ms_per_pod"] = work
-    # What the ratio comes to where all processors are busy: then processor time is all that counts.
+    # The ratio to expect where all processors are busy: then only processor time counts.
     result["work_ratio"] = round(sum(work[NOOP].values()) / sum(work[TESSERA].values()), 3)
     return result
 
 
 def middle_mean(values: Sequence[float]) -> float:
-    """Of the middle half: as deaf to single bad rounds as the median, and less moved by chance."""
+    """The mean of the middle half: as robust against single bad rounds as the median, with less variance."""
     return statistics.fmean(_middle_half(values))
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of their middle mean: what lies outside of the middle half counts as if it were at its borders. One has none."""
+    """The standard error of the middle mean, from winsorized values; None for a single value."""
     kept = _middle_half(values)
     if len(kept) < 2:
         return None
@@ -105,7 +105,7 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def _middle_half(values: Sequence[float]) -> list[float]:
-    """In order."""
+    """Sorted."""
     ordered = sorted(values)
     aside = len(ordered) // 4
     return ordered[aside : len(ordered) - aside]
@@ -122,7 +122,7 @@ async def measure(options: argparse.Namespace, loads: Sequence[int]) -> list[dic
 
 
 async def bounded(options: argparse.Namespace, loads: Sequence[int]) -> list[dict[str, Any]]:
-    """Within the time limit, and in order when somebody ends it."""
+    """Measures within the time limit, and cleans up after SIGTERM."""
     task = asyncio.ensure_future(measure(options, loads))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     try:
@@ -141,14 +141,14 @@ def judged(results: Sequence[dict[str, Any]]) -> tuple[bool, str]:
     lines = [f"{'what':<68} {'value':>8} {'budget':>10}"]
     kept = True
     for found in results:
-        load = f"{found['preload']} device pods a node"
+        load = f"{found['preload']} device pods per node"
         ratio, error, writes = found["ratio"], found["ratio_error"], found["writes_per_pod"]
         well = ratio >= LEAST_RATIO, writes <= MOST_WRITES
         said = "ok" if well[0] else "BROKEN", "ok" if well[1] else "BROKEN"
-        exact = f"+- {error:.3f}" if error is not None else "one round: nobody knows how exact"
-        what = f"pods/s of Tessera / of a do-nothing extender, {load}"
+        exact = f"+- {error:.3f}" if error is not None else "one round: no error estimate"
+        what = f"pods/s of Tessera / of the baseline extender, {load}"
         lines.append(f"{what:<68} {ratio:>8.4g} {f'>= {LEAST_RATIO}':>10}  {said[0]} ({exact})")
-        lines.append(f"{f'API writes a pod, {load}':<68} {writes:>8.4g} {f'<= {MOST_WRITES:g}':>10}  {said[1]}")
+        lines.append(f"{f'API writes per pod, {load}':<68} {writes:>8.4g} {f'<= {MOST_WRITES:g}':>10}  {said[1]}")
         kept = kept and all(well)
     return kept, "\n".join(lines)
 
@@ -156,15 +156,15 @@ def judged(results: Sequence[dict[str, Any]]) -> tuple[bool, str]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.cluster", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=NODE_COUNT, help="default %(default)s")
-    parser.add_argument("--pods", type=int, default=POD_COUNT, help="a round, default %(default)s")
+    parser.add_argument("--pods", type=int, default=POD_COUNT, help="per round, default %(default)s")
     parser.add_argument("--preload", type=int, default=0, help="device pods on every node, default %(default)s")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each side, default %(default)s")
     parser.add_argument(
         "--bare-rounds", type=int, default=1, help="without any extender, to compare; default %(default)s"
     )
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
-    parser.add_argument("--json", action="store_true", help="JSON instead of a list")
-    parser.add_argument("--check", action="store_true", help="both loads of the budget; exit 1 where it is broken")
+    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="both loads of the budget; exit 1 if it is exceeded")
     options = parser.parse_args(arguments)
     if options.nodes < 1 or options.pods < 2 or options.rounds < 1:
         parser.error("needs at least one node, two pods and one round")

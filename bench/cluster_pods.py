@@ -16,13 +16,13 @@ MEASURED, LOADED = "measured", "loaded"
 """namespaces"""
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 HELD = (4_000, 3)
-"""MiB and per cent of each pod that is there before: 16 of them leave room on every card of a node with eight"""
+"""MiB and per cent of each running pod; 16 of them leave space on every card of a node with eight"""
 SHAPES = ((2_000, 0), (4_000, 5), (3_000, 10), (8_000, 20))
 """MiB and per cent of the measured pods, in turns"""
 
 
 def pod(name: str, namespace: str, *, memory: int, cores: int) -> Json:
-    """As the webhook leaves it."""
+    """A pod as the webhook patches it."""
     amounts = {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"}
     if memory:
         amounts |= {"nvidia.com/gpumem": str(memory), "nvidia.com/gpucores": str(cores)}
@@ -41,7 +41,7 @@ def pod(name: str, namespace: str, *, memory: int, cores: int) -> Json:
 
 
 def waiting_pods(count: int, *, shared: bool) -> list[Json]:
-    """Without an extender nobody knows what a part of a card is; then pods ask for a card alone."""
+    """Without an extender there are no shared cards; then (`shared=False`) each pod requests a whole card."""
     return [
         pod(f"p{number:04}", MEASURED, memory=memory if shared else 0, cores=cores)
         for number in range(count)
@@ -50,7 +50,7 @@ def waiting_pods(count: int, *, shared: bool) -> list[Json]:
 
 
 def running_pods(nodes: Sequence[SimulatedNode], each: int) -> list[Json]:
-    """Bound already, with their slices; those of a node go round its cards."""
+    """Pods that are bound already, with their slices, spread over the cards of their node."""
     return [held_pod(node, number) for number in range(each) for node in nodes]
 
 

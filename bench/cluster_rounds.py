@@ -34,27 +34,27 @@ from tools.kubernetes import build
 ROOT = Path(__file__).resolve().parents[1]
 CARDS = 8
 SELDOM = {"GOGC": "400"}
-"""of the control plane: a collection of a heap takes as long as a hundred pods, and falls into a round by chance"""
+"""for the control plane: a garbage collection takes as long as a hundred pods, and would hit rounds at random"""
 COLLECT = "/debug/pprof/heap?gc=1"
-"""the apiserver's own way to be asked for one, before a round"""
+"""makes the apiserver collect its garbage, before a round"""
 PATIENCE_S = 120.0
-"""for one round of a thing that takes seconds"""
+"""for one step of a round, which takes seconds"""
 LOOK_S = 0.1
 SETTLED_S, SETTLED_PART, SETTLING_LOOKS = 1.0, 0.1, 15
-"""at rest: so many seconds in which all programs together use this part of a processor; looked at so many times"""
+"""at rest: all programs together use less than this part of a processor for so many seconds; checks at most"""
 SENDERS = 16
-"""requests under way at once, while objects are made"""
+"""concurrent requests while objects are created"""
 
 BARE, NOOP, TESSERA = "no_extender", "noop_extender", "tessera"
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Failure(Exception):
-    """There is no figure."""
+    """The benchmark could not run; there is no figure."""
 
 
 async def several(calls: Iterable[Awaitable[None]], *, what: str) -> None:
-    """All of them, some at once; none is made before its turn."""
+    """Awaits all calls, `SENDERS` at a time; none is created earlier."""
     left = iter(calls)
     done = 0
 
@@ -73,7 +73,7 @@ async def several(calls: Iterable[Awaitable[None]], *, what: str) -> None:
 
 @asynccontextmanager
 async def patience(what: Callable[[], str]) -> AsyncIterator[None]:
-    """For what is inside; then it says what was waited for."""
+    """Limits the time of the block; the failure says what was waited for."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield
@@ -104,7 +104,7 @@ class Side:
         return found | ({"extender": self.extender} if self.extender is not None else {})
 
     async def start_extender(self) -> None:
-        """It is ready when this returns."""
+        """Starts the extender and waits until it is ready."""
         if self.extender is None:
             return
         self.extender.start()
@@ -126,7 +126,7 @@ class Side:
 
 
 def sides(plane: ControlPlane) -> dict[str, Side]:
-    """Three, none of them started: the same kube-scheduler with other extenders, or with none."""
+    """Three sides, not started: the same kube-scheduler with Tessera, with the baseline extender, and with none."""
     certificates = FromFiles(plane.folder / "webhook.pem")
     replica = Replica(plane, label="bench", certificates=certificates)
     (port,) = free_ports(1)
@@ -154,7 +154,7 @@ def sides(plane: ControlPlane) -> dict[str, Side]:
 def _kube_scheduler(plane: ControlPlane, name: str, configuration: Json) -> Program:
     file = plane.folder / f"kube-scheduler-{name}.yaml"
     file.write_text(yaml.safe_dump(configuration))
-    # The arguments of the replica's own.
+    # The same arguments as in `Replica`.
     arguments = (f"--config={file}", "--secure-port=0", "--v=2")
     return plane.program(f"kube-scheduler-{name}", "kube-scheduler", *arguments)
 
@@ -168,7 +168,7 @@ class Bound:
     def __init__(self) -> None:
         self.known: set[str] = set()
         self.at: dict[str, float] = {}
-        """pod -> moment; of those that are there"""
+        """pod -> time, of the pods that exist"""
         self.changed = asyncio.Event()
 
     def put(self, key: str, obj: Json) -> None:
@@ -183,7 +183,7 @@ class Bound:
         self.changed.set()
 
     def synced(self) -> None:
-        """Nothing waits for it."""
+        """Nothing waits for the first list."""
 
     async def until(self, look: Callable[[], bool], *, what: str, watcher: asyncio.Task[None]) -> None:
         async with patience(lambda: f"{what}; {len(self.at)} pods are bound"):
@@ -204,12 +204,12 @@ class Round:
     """of the extender, events not counted"""
     events_per_pod: float
     work: dict[str, float]
-    """program -> ms of processor time a pod"""
+    """program -> ms of processor time per pod"""
 
 
 @dataclass(slots=True)
 class Bench:
-    """A control plane with nodes, and all that measures on it."""
+    """A control plane with nodes, and the sides that are measured on it."""
 
     plane: ControlPlane
     access: Access
@@ -221,7 +221,7 @@ class Bench:
     """device pods on every node"""
 
     async def load(self, each: int) -> None:
-        """Nodes hold this many device pods from now on; there is no way back."""
+        """Fills every node up to this many device pods; they are never removed."""
         more = running_pods(self.nodes, each)[self.loaded * len(self.nodes) :]
         if more:
             progress(f"making {len(more)} running pods")
@@ -245,7 +245,7 @@ class Bench:
             await self.bound.until(lambda: len(self.bound.at) == count, what="all pods to be bound", watcher=watcher)
             after = {name: processor_seconds(program.pid) for name, program in programs.items()}
         finally:
-            # In order: events that wait are written, and counted.
+            # A clean stop: waiting events are written, and counted.
             side.stop()
         moments = sorted(self.bound.at.values())
         asked = list(self.plane.audited())[audited:]
@@ -260,7 +260,7 @@ class Bench:
         )
 
     async def _collect(self) -> None:
-        """What was listed and written before must not be paid for by the side whose turn it is."""
+        """No side pays for the garbage of what happened before its round."""
         headers = await self.access.headers()
         async with (
             aiohttp.ClientSession(self.access.server, headers=headers) as session,
@@ -269,7 +269,7 @@ class Bench:
             answer.raise_for_status()
 
     async def _settle(self, side: Side) -> None:
-        """Until what was done before this round no longer costs anything: lists of thousands of pods, above all."""
+        """Waits until earlier work, above all lists of thousands of pods, no longer uses the processor."""
         programs = [*self.plane.programs.values(), *([side.extender] if side.extender is not None else [])]
         spent = sum(processor_seconds(program.pid) for program in programs)
         for _ in range(SETTLING_LOOKS):
@@ -291,7 +291,7 @@ def processor_seconds(pid: int) -> float:
 
 @asynccontextmanager
 async def bench(node_count: int) -> AsyncIterator[Bench]:
-    """Nodes that are open for pods."""
+    """A control plane with nodes that are open for pods."""
     tools = build.ensure(tell=progress)
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as name:
         plane = ControlPlane(Path(name), tools, environ=SELDOM)

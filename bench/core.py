@@ -36,12 +36,12 @@ CARD_MEMORY = 81_920
 """MiB"""
 SHARERS = 10
 HELD_MEMORY, HELD_CORES = 4_000, 3
-"""MiB and per cent that each running pod holds: 16 of them leave room on every card of a node with eight"""
+"""MiB and per cent that each running pod holds: 16 of them leave space on every card of a node with eight"""
 SEED = 5
-"""the same cluster, and the same pods in the same order, in every run"""
+"""seed: the same cluster, and the same pods in the same order, in every run"""
 
 REPEATED_SHAPES = ((2_000, 5), (6_000, 10), (12_000, 20), (20_000, 30))
-"""MiB and per cent: few shapes that come again and again, as deployments do"""
+"""MiB and per cent: a few shapes that repeat, as with deployments"""
 
 SECOND = 1_000_000
 """microseconds"""
@@ -73,7 +73,7 @@ def make_node(number: int, devices: int) -> NodeFacts:
 
 
 def make_held(node: NodeFacts, number: int) -> PodFacts:
-    """A running pod of the node: they go round its cards."""
+    """A running pod of the node; the pods are spread over its cards."""
     card = node.devices[number % len(node.devices)]
     grant = Grant(card.uuid, NVIDIA, HELD_MEMORY, HELD_CORES, card.index)
     uid = f"{node.name}-{number}"
@@ -82,7 +82,7 @@ def make_held(node: NodeFacts, number: int) -> PodFacts:
 
 @dataclass(slots=True)
 class Cluster:
-    """A ledger in use, and what is needed to keep deciding on it."""
+    """A filled ledger, and what is needed to decide on it."""
 
     ledger: Ledger
     selector: Selector
@@ -106,7 +106,7 @@ class Cluster:
         return self.decide(*self.dice.choice(REPEATED_SHAPES))
 
     def unseen(self) -> float:
-        """Memory that no earlier pod asked for, to the MiB."""
+        """An amount of memory that no earlier pod requested, to the MiB."""
         return self.decide(1_000 + next(self.uids), 7)
 
     def refused(self) -> float:
@@ -126,7 +126,7 @@ class Cluster:
         return (perf_counter() - began) / 2
 
     def plainly(self) -> float:
-        """Seconds to ask the plain rule about every node: the anchor."""
+        """Seconds for the plain rule, applied to every node: the anchor."""
         memory, cores = REPEATED_SHAPES[0]
         pod = make_pod("plain", memory=memory, cores=cores)
         began = perf_counter()
@@ -141,7 +141,7 @@ def build(nodes: int, devices: int, pods_per_node: int) -> Cluster:
     progress(f"building {nodes} nodes x {devices} devices with {pods_per_node} pods each")
     facts = [make_node(i, devices) for i in range(nodes)]
     running = [make_held(node, i) for node in facts for i in range(pods_per_node)]
-    # Only NVIDIA is asked for; the others are there as they are in production.
+    # Pods request NVIDIA only; the other vendors are configured as in production.
     ledger = Ledger(build_vendors(None, Switches(ascend=True, iluvatar=True)))
     began = perf_counter()
     for node in facts:
@@ -154,7 +154,7 @@ def build(nodes: int, devices: int, pods_per_node: int) -> Cluster:
 
 
 def settle() -> None:
-    """What the scheduler does after its first sync: long-lived objects leave the collector's sight."""
+    """Freezes long-lived objects, as the scheduler does after its first sync."""
     gc.collect()
     gc.freeze()
 
@@ -180,7 +180,7 @@ def resident_mb() -> float:
 
 
 def measure(cluster: Cluster, decisions: int) -> dict[str, float]:
-    """Every figure of one cluster; the names say the unit."""
+    """All figures of one cluster; the names say the unit."""
     progress("measuring refusals")
     first = cluster.refused()
     again = []
@@ -239,7 +239,7 @@ class Budget:
 
 
 def check(decisions: int) -> list[Budget]:
-    """The budgets, always at the size they are defined for."""
+    """The budgets, at the size for which they are defined."""
     empty, loaded = build(5_000, 8, 0), build(5_000, 8, 16)
     settle()
     figures = measure(loaded, decisions)
@@ -270,14 +270,14 @@ def positive(text: str) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.core", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=positive, default=5_000, help="default %(default)s")
-    parser.add_argument("--devices", type=positive, default=8, help="cards a node, default %(default)s")
-    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods a node, default %(default)s")
+    parser.add_argument("--devices", type=positive, default=8, help="cards per node, default %(default)s")
+    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods per node, default %(default)s")
     parser.add_argument(
         "--decisions", type=positive, default=400, help="repeated decisions measured, default %(default)s"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(
-        "--check", action="store_true", help="compare with the budgets (5000 x 8); exit 1 where one is broken"
+        "--check", action="store_true", help="compare with the budgets (5000 x 8); exit 1 if one is exceeded"
     )
     return parser.parse_args(arguments)
 

@@ -48,10 +48,10 @@ HEADERS = {"User-Agent": "bench", "Accept": "application/json", "Accept-Encoding
 
 
 class FixedResponse(asyncio.Protocol):
-    """Responds to whatever ends with the end of a JSON object."""
+    """Responds to every request that ends with a closing brace."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's are no subclass.
+        # uvloop's transports are not a subclass.
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
@@ -146,8 +146,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=__doc__.split("\n")[0])
     parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="per round, default %(default)s")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each round tripper, default %(default)s")
-    parser.add_argument("--json", action="store_true", help="JSON instead of a list")
-    parser.add_argument("--check", action="store_true", help="exit 1 where the budget is broken")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 if the budget is exceeded")
     options = parser.parse_args(arguments)
     if options.exchanges < AT_ONCE or options.rounds < 1:
         parser.error(f"needs at least {AT_ONCE} exchanges and one round")

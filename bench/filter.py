@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 
 from bench.filter_requests import FilterRequests
 from bench.measurement import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, side_by_side, table
-from bench.processes import Failure, Server, Service, Size, Stage
+from bench.processes import BenchmarkProcesses, Failure, Server, Service, Size
 
 WARM_UP = 40
 """calls before measuring; every repeated shape has been seen by then"""
 PENDING = 2_000
 """refused pods of the backlog"""
 CALLS_PER_BIND = 20
-"""refusals between two placements: every bind makes kube-scheduler ask for the backlog again"""
+"""refusals between two placements: after every bind kube-scheduler retries the backlog"""
 LIMIT_SECONDS = 420
 
 MOST_RATIO = 3.0
@@ -67,7 +67,7 @@ class Target:
         return act
 
     def refusing(self, *, shuffled: bool) -> Act:
-        """A call for one of the backlog, after a placement now and then."""
+        """A call for a pod of the backlog, with a placement now and then."""
         calls = 0
 
         def act() -> float:
@@ -95,10 +95,10 @@ def _shortened(answer: Answer) -> str:
     return answer.body[:300].decode(errors="replace")
 
 
-def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0", policy: str = "") -> Target:
-    service = stage.service(stage.canned_api(size), policy=policy)
+def start(processes: BenchmarkProcesses, stack: ExitStack, size: Size, *, run: str = "0", policy: str = "") -> Target:
+    service = processes.service(processes.canned_api(size), policy=policy)
     progress(f"ready after {service.ready_s} s")
-    echo = stage.echo()
+    echo = processes.echo()
     target = Target(
         size,
         service,
@@ -136,7 +136,7 @@ def beside_echo(
 
 
 def placements(target: Target, calls: int) -> Figures:
-    """Repeated shapes, then shapes never seen before, then names that always come in the same order."""
+    """Repeated shapes, then shapes never seen before, then names in a fixed order."""
     asking = target.asking
     found = beside_echo("filter", target, target.placing(asking.repeated), asking.repeated, calls)
     found["echo_p50_ms"] = found.pop("filter_echo_p50_ms")
@@ -171,9 +171,9 @@ def state(target: Target) -> Figures:
 
 
 def measure(size: Size, calls: int, limit: int, *, policy: str = "") -> Figures:
-    """Every figure of one cluster; the names say the unit."""
-    with Stage(limit=limit) as stage, ExitStack() as stack:
-        target = start(stage, stack, size, policy=policy)
+    """All figures of one cluster; the names say the unit."""
+    with BenchmarkProcesses(limit=limit) as processes, ExitStack() as stack:
+        target = start(processes, stack, size, policy=policy)
         return placements(target, calls) | state(target) | refusals(target, calls // 2)
 
 
@@ -192,14 +192,14 @@ def growth(empty: Target, loaded: Target, calls: int) -> float:
 
 
 def check(calls: int, limit: int) -> list[Budget]:
-    """The budgets, always at the sizes they are defined for."""
-    with Stage(limit=limit) as stage, ExitStack() as stack:
-        small = placements(start(stage, stack, CHECKED), calls)
-    with Stage(limit=limit) as stage, ExitStack() as stack:
-        loaded = start(stage, stack, LARGE)
+    """The budgets, at the sizes for which they are defined."""
+    with BenchmarkProcesses(limit=limit) as processes, ExitStack() as stack:
+        small = placements(start(processes, stack, CHECKED), calls)
+    with BenchmarkProcesses(limit=limit) as processes, ExitStack() as stack:
+        loaded = start(processes, stack, LARGE)
         started = state(loaded)
         large = placements(loaded, calls)
-        empty = start(stage, stack, LARGE_EMPTY, run="e")
+        empty = start(processes, stack, LARGE_EMPTY, run="e")
         grown = growth(empty, loaded, calls)
         refused = refusals(loaded, calls // 2)
     return [
@@ -220,21 +220,21 @@ def check(calls: int, limit: int) -> list[Budget]:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.filter", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=CHECKED.nodes, help="default %(default)s")
-    parser.add_argument("--devices", type=int, default=CHECKED.devices, help="cards a node, default %(default)s")
+    parser.add_argument("--devices", type=int, default=CHECKED.devices, help="cards per node, default %(default)s")
     parser.add_argument(
-        "--pods-per-node", type=int, default=CHECKED.pods_per_node, help="running pods a node, default %(default)s"
+        "--pods-per-node", type=int, default=CHECKED.pods_per_node, help="running pods per node, default %(default)s"
     )
-    parser.add_argument("--policy", default="", help="for nodes and cards, default the scheduler's own")
+    parser.add_argument("--policy", default="", help="for nodes and cards; default: that of the scheduler")
     parser.add_argument("--calls", type=int, default=400, help="measured calls of a kind, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
-    parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 where one is broken")
+    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 if one is exceeded")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    # The client is measured too: no pauses of its own.
+    # The client is measured too: no garbage collection in it.
     gc.disable()
     try:
         if options.check:

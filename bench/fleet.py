@@ -1,4 +1,4 @@
-"""A GPU cluster as the API shows it: nodes and pods as whole JSON objects, made by the thousand.
+"""A GPU cluster as the API shows it: thousands of nodes and pods as complete JSON objects.
 
 Objects have the size and the noise of real ones (managed fields, conditions, images), so that skipping what nobody
 reads costs here what it costs in production. The same numbers always give the same objects.
@@ -23,7 +23,7 @@ CARD_MEMORY = 81_920
 """MiB"""
 SHARERS = 10
 HELD = (4_000, 3)
-"""MiB and per cent of each running pod: 16 of them leave room on every card of a node with eight"""
+"""MiB and per cent of each running pod: 16 of them leave space on every card of a node with eight"""
 NAMESPACES = 50
 IMAGES = 30
 """a kubelet reports up to 50"""
@@ -43,7 +43,7 @@ def node_objects(nodes: int, devices: int) -> list[bytes]:
 
 
 def pod_objects(nodes: int, devices: int, pods_per_node: int) -> list[bytes]:
-    """Running pods, bound and handed over; those of a node go round its cards."""
+    """Running pods, bound and handed over, spread over the cards of their node."""
     template = msgspec.json.encode(_running_pod()).decode()
     return [
         (template % _pod_marks(node, pod, devices)).encode() for node in range(nodes) for pod in range(pods_per_node)
@@ -106,7 +106,7 @@ def _node(number: int, devices: int) -> dict[str, Any]:
 
 
 def _running_pod() -> dict[str, Any]:
-    """A template: the marks of one pod go into its `%(...)s`."""
+    """A template with `%(...)s` for what differs between pods."""
     pod = asking_pod(*HELD)
     pod["metadata"] |= {
         "name": "%(name)s",
@@ -166,7 +166,7 @@ def _pod_marks(node: int, pod: int, devices: int) -> dict[str, str]:
 
 
 def asking_pod(memory: int, cores: int) -> dict[str, Any]:
-    """A pod behind the webhook, as kube-scheduler shows it to an extender: a template for name, namespace and uid."""
+    """An admitted pod as kube-scheduler sends it to an extender: a template for name, namespace and uid."""
     amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
     amounts |= {"nvidia.com/gpumem": str(memory), "nvidia.com/gpucores": str(cores)}
     token = "kube-api-access-tcjbj"

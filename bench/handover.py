@@ -1,4 +1,4 @@
-"""100 pods of mixed shapes to one simulated node: from the first creation until all of them run with their own slices.
+"""100 pods of mixed shapes on one simulated node: the time from the first creation until all run with their slices.
 
 Everything is in this process: API server, scheduling loop, node and the real scheduler with its webhook over TLS. The
 budget is wall time; processor time is printed beside it, because a busy machine does not change that one.
@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.handover", description=__doc__.split("\n")[0])
     parser.add_argument("--pods", type=int, default=100, help="default %(default)s")
     parser.add_argument("--agent", choices=("env", "answer", "hami"), default="env", help="default %(default)s")
-    parser.add_argument("--json", action="store_true", help="one object instead of a sentence")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--check", action="store_true", help=f"fail above {MOST_SECONDS:g} s or with a wrong slice")
     chosen = parser.parse_args(arguments)
     found = uvloop.run(measure(chosen.pods, chosen.agent))

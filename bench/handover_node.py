@@ -1,7 +1,7 @@
-"""A node whose pods come one after the other, with the agent's own handover in mode hami-core and no cluster.
+"""A node with the agent's own handover in mode hami-core, without a cluster: one new pod after the other.
 
-Before every question of kubelet another pod is bound and the one before it is gone, so that each Allocate has exactly
-one pod to find beside those that run. The API takes every write at once.
+Before each call of kubelet a new pod is bound and the one before it is deleted, so that each Allocate has exactly one
+pod to find beside those that run. The API accepts every write at once.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def settings(folder: Path, way: str) -> AgentSettings:
     return AgentSettings(node_name=NAME, paths=paths, pass_device_specs=way == "answer")
 
 
-class NoWork:
-    """As much answer as hami-core gives, for no work at all."""
+class NullAllocator:
+    """Returns a response as large as that of hami-core, without any work."""
 
     ANSWER = Answer(
         env={
@@ -65,7 +65,7 @@ class NoWork:
 
 
 class Api:
-    """Takes every write."""
+    """Accepts every write."""
 
     def __init__(self) -> None:
         self.pods: dict[str, dict[str, Any]] = {}
@@ -88,15 +88,15 @@ class Api:
         return msgspec.convert(self.pods[name], Pod)
 
 
-class NobodyHoldsAnything:
-    """kubelet's PodResources: pods are gone before anybody asks for them."""
+class EmptyPodResources:
+    """kubelet's PodResources API, which lists no pod: each is deleted before it could be listed."""
 
     async def list(self) -> Held:
         return {}
 
 
 class Node:
-    """An Allocator. `prefer` is where time goes on."""
+    """An `Allocator`. Each call of `prefer` replaces the waiting pod by the next one."""
 
     FLEET = Fleet(
         tuple(
@@ -117,11 +117,11 @@ class Node:
             self.settings,
             self._mode,
             cluster=self._api,
-            resources=NobodyHoldsAnything(),
+            resources=EmptyPodResources(),
             report=lambda *_: None,
             registry=CollectorRegistry(),
         )
-        self._allocator: Allocator = NoWork() if way == "nothing" else self._handover.allocator
+        self._allocator: Allocator = NullAllocator() if way == "nothing" else self._handover.allocator
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -152,7 +152,7 @@ class Node:
         if self._last:
             self._handover.pods.drop(f"default/{self._last}")
             del self._api.pods[self._last]
-            # As the janitor does it every few seconds, in which no kubelet asks as often as here.
+            # The agent does this every few seconds; no kubelet calls as often as this benchmark.
             self._handover.records.prune(lambda uid: self._handover.pods.get(uid) is not None)
         self._last = f"p{next(self._numbers)}"
         self._bind(self._last, phase="Pending", left=True)

@@ -1,6 +1,6 @@
-"""What the benchmarks share: calls with a stopwatch, percentiles, the memory of a process, and budgets.
+"""What the benchmarks share: timed calls, percentiles, the memory of a process, and budgets.
 
-Things that are compared are measured in turns, so that a busy machine slows all of them.
+What is compared is measured in turns, so that a busy machine slows both sides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 HOST = "127.0.0.1"
 CALL_SECONDS = 30.0
-"""longest wait for an answer"""
+"""longest wait for a response"""
 _CHUNK = 1 << 18
 """bytes"""
 
@@ -28,20 +28,20 @@ def progress(text: str) -> None:
 
 
 def percentile(seconds: list[float], rank: float, *, per_second: int = 1_000) -> float:
-    """In milliseconds unless told."""
+    """In milliseconds by default."""
     return round(float(np.percentile(seconds, rank)) * per_second, 4)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer and how long it took from the first byte sent to the last received."""
+    """One response, and the seconds from the first byte sent to the last one received."""
 
     seconds: float
     body: bytes
 
 
 class Caller:
-    """One keep-alive connection that posts JSON: as little client as possible, since it is measured too."""
+    """One keep-alive connection that posts JSON. Minimal, because its own time is measured too."""
 
     def __init__(self, port: int, path: str) -> None:
         self._head = f"POST {path} HTTP/1.1\r\nHost: {HOST}:{port}\r\nContent-Type: application/json\r\n"
@@ -57,7 +57,7 @@ class Caller:
         self._socket.close()
 
     def post(self, body: bytes) -> Answer:
-        """Raises OSError for anything but 200 with a Content-Length."""
+        """Raises OSError unless the response has status 200 and a Content-Length."""
         data = f"{self._head}Content-Length: {len(body)}\r\n\r\n".encode() + body
         began = time.perf_counter()
         self._socket.sendall(data)
@@ -71,7 +71,7 @@ class Caller:
         status, *lines = bytes(received[:end]).lower().split(b"\r\n")
         length = next((line for line in lines if line.startswith(b"content-length:")), b"")
         if status.split()[1:2] != [b"200"] or not length:
-            raise OSError(f"unexpected answer: {bytes(received[:200])!r}")
+            raise OSError(f"unexpected response: {bytes(received[:200])!r}")
         whole = end + 4 + int(length.partition(b":")[2])
         while len(received) < whole:
             received += self._more()
@@ -80,12 +80,12 @@ class Caller:
     def _more(self) -> bytes:
         data = self._socket.recv(_CHUNK)
         if not data:
-            raise OSError("the connection was closed before the answer was complete")
+            raise OSError("the connection was closed before the response was complete")
         return data
 
 
 def in_turns(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """The seconds that each act says it took; each round begins with another one."""
+    """The seconds that each act reports. Each round begins with another act."""
     taken: dict[str, list[float]] = {name: [] for name in acts}
     order = list(acts)
     for _ in range(rounds):
@@ -97,16 +97,16 @@ def in_turns(acts: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What calls to one server took, in milliseconds."""
+    """The cost of calls to one server, in milliseconds."""
 
     p50: float
     p99: float
     work: float
-    """processor time of its event loop, the mean of a call: a busy machine hardly touches it"""
+    """mean processor time of its event loop per call; a busy machine hardly changes it"""
 
 
 def side_by_side(servers: Mapping[str, tuple[int, Callable[[], float]]], calls: int) -> dict[str, Taken]:
-    """By name: a server's process id and a call to it that says how long it took; the calls are made in turns."""
+    """`servers`: by name, a process id and a function that makes one call and returns its seconds. Calls take turns."""
     before = {name: work_of(pid) for name, (pid, _) in servers.items()}
     taken = in_turns({name: act for name, (_, act) in servers.items()}, calls)
     return {
@@ -128,20 +128,20 @@ class Memory:
 
 
 def memory_of(pid: int) -> Memory:
-    """As Linux tells it, which counts in KiB."""
+    """From /proc, which counts in KiB."""
     lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     kib = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmRSS:", "VmHWM:")}
     return Memory(round(kib["VmRSS:"] / 1024, 1), round(kib["VmHWM:"] / 1024, 1))
 
 
 def work_of(pid: int) -> float:
-    """Seconds that the first thread of a process, where its event loop runs, has been on a processor."""
+    """Processor seconds of the first thread of a process, which runs its event loop."""
     return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """A measured value and the most it may be."""
+    """A measured value and its limit."""
 
     name: str
     value: float

@@ -27,9 +27,9 @@ from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
 
 TURN_BUDGET_MS = 10.0
-"""longest work between two turns of the loop, in processor time; 5 ms are meant, twice that on a slow machine"""
+"""longest processor time between two iterations of the loop; 5 ms is the goal, doubled for slow machines"""
 CHANGED = 100
-"""nodes that change between two scrapes: some pods a second for some seconds"""
+"""nodes that change between two scrapes: some pods per second for some seconds"""
 
 
 def cluster(*, nodes: int, devices: int, pods_per_node: int) -> Ledger:
@@ -69,7 +69,7 @@ def _pod(number: int, node: str, pod: int, *, uuid: str, memory: int = 2048) -> 
 
 
 class Stalls:
-    """The longest time for which a task that is always ready had to wait for its turn, in seconds."""
+    """The longest time in seconds for which a task that is always ready had to wait."""
 
     def __init__(self) -> None:
         self.wall = 0.0
@@ -129,7 +129,7 @@ async def measure(*, nodes: int, devices: int, pods_per_node: int, legacy: bool)
 @click.option("--nodes", default=5000, show_default=True)
 @click.option("--devices", default=8, show_default=True)
 @click.option("--pods-per-node", default=0, show_default=True)
-@click.option("--legacy", is_flag=True, help="The old names too.")
+@click.option("--legacy", is_flag=True, help="Include the legacy names.")
 @click.option("--json", "as_json", is_flag=True)
 def main(nodes: int, devices: int, pods_per_node: int, legacy: bool, as_json: bool) -> None:
     found = asyncio.run(measure(nodes=nodes, devices=devices, pods_per_node=pods_per_node, legacy=legacy))

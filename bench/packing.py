@@ -1,4 +1,4 @@
-"""What looking ahead costs: the policy `fragmentation` beside binpack on equal clusters, in the core and over HTTP.
+"""The cost of the policy `fragmentation` beside binpack on equal clusters, in the core and over HTTP.
 
     python -m bench.packing                  figures of 1000 nodes x 8 cards
     python -m bench.packing --check          the budgets, at that size
@@ -22,7 +22,7 @@ from time import process_time
 from bench.core import REPEATED_SHAPES, SEED, Cluster, build, make_pod, settle
 from bench.filter import CHECKED, LIMIT_SECONDS, MOST_RATIO, Figures, start
 from bench.measurement import Budget, progress, side_by_side, table
-from bench.processes import Failure, Size, Stage
+from bench.processes import BenchmarkProcesses, Failure, Size
 from tessera.core.demand_history import DemandHistory
 from tessera.core.selection import Selected
 
@@ -73,10 +73,10 @@ def in_the_core(nodes: int) -> Figures:
 
 
 def over_http(size: Size, calls: int, limit: int) -> Figures:
-    """Two schedulers that differ in nothing but the policy, and one echo."""
-    with Stage(limit=limit) as stage, ExitStack() as stack:
+    """Two schedulers that differ only in the policy, and one echo."""
+    with BenchmarkProcesses(limit=limit) as processes, ExitStack() as stack:
         ahead, plain = (
-            start(stage, stack, size, run=run, policy=policy) for run, policy in (("a", AHEAD), ("b", PLAIN))
+            start(processes, stack, size, run=run, policy=policy) for run, policy in (("a", AHEAD), ("b", PLAIN))
         )
         progress(f"measuring {calls} calls of each")
         found = side_by_side(
@@ -109,12 +109,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.packing", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=CHECKED.nodes, help="default %(default)s")
     parser.add_argument("--calls", type=int, default=400, help="calls of a kind over HTTP, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a budget is broken; always at 1000 nodes")
+    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a budget is exceeded; always at 1000 nodes")
     options = parser.parse_args(arguments)
     size = CHECKED if options.check else replace(CHECKED, nodes=options.nodes)
-    # The client is measured too: no pauses of its own.
+    # The client is measured too: no garbage collection in it.
     gc.disable()
     try:
         figures = in_the_core(size.nodes) | over_http(size, options.calls, options.limit)

@@ -1,7 +1,7 @@
 """The processes of a benchmark over HTTP: a canned apiserver, the echo, and the service itself, all on this machine.
 
-Whatever is started is stopped when the stage is left, by whichever way: an answer, an error, SIGTERM or the time limit.
-Logs go to a temporary folder and are shown where a process fails.
+Every process that was started is stopped at the end: on success, an error, SIGTERM or the time limit. Logs go to a
+temporary folder and are shown if a process fails.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from typing import Self
 from bench.measurement import HOST, progress
 
 STOP_SECONDS = 5.0
-"""from a polite word to an impolite one"""
+"""between SIGTERM and SIGKILL"""
 START_SECONDS = 120.0
-"""far above any budget: whoever takes longer does not start at all"""
+"""far above any budget: a process that takes longer does not start at all"""
 POLL_SECONDS = 0.05
 POLL_TIMEOUT_SECONDS = 5.0
-"""the loop is busy with pages of pods, but never that long"""
+"""for one /readyz: reading pages of pods blocks the loop, but never that long"""
 LOG_TAIL = 3_000
-"""characters shown of a failed process"""
+"""characters of a failed process that are shown"""
 
 
 class Failure(Exception):
-    """The benchmark could not be run; nothing is said about the service's speed."""
+    """The benchmark could not run; this says nothing about the speed of the service."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of a cluster."""
+    """The size of a cluster."""
 
     nodes: int
     devices: int
-    """a node"""
+    """per node"""
     pods_per_node: int
 
     def __str__(self) -> str:
-        return f"{self.nodes} nodes x {self.devices} cards, {self.pods_per_node} pods a node"
+        return f"{self.nodes} nodes x {self.devices} cards, {self.pods_per_node} pods per node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,11 @@ class Service:
     webhook: int
     """port; 0 without certificates"""
     ready_s: float
-    """seconds from the start of the process until /readyz agreed"""
+    """seconds from the start of the process until /readyz succeeded"""
 
 
-class Stage:
-    """Use as `with Stage(limit=seconds) as stage`."""
+class BenchmarkProcesses:
+    """Use as `with BenchmarkProcesses(limit=seconds) as processes`."""
 
     def __init__(self, *, limit: int) -> None:
         self._limit = limit
@@ -98,7 +98,7 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Before anything is stopped: stopping is bounded anyhow, and must not be cut short.
+        # First, because stopping the processes has its own limit and must not be interrupted.
         signal.alarm(0)
         self._stack.__exit__(kind, error, trace)
 
@@ -112,7 +112,7 @@ class Stage:
         return self._with_port("bench.echo")
 
     def service(self, api: int, *, certificates: Certificates | None = None, policy: str = "") -> Service:
-        """A scheduler that has read everything; `policy` is for nodes and cards, empty = what it does by itself."""
+        """A scheduler that has read everything. `policy` is for nodes and cards; empty = the default."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         extender, metrics, webhook = _free_ports(3)
         arguments = ["--kubeconfig", str(_kubeconfig(folder, api)), "--extender-bind", f"{HOST}:{extender}"]
@@ -133,7 +133,7 @@ class Stage:
         return Service(process.pid, extender, webhook if certificates is not None else 0, ready_s)
 
     def _with_port(self, module: str, *arguments: str) -> Server:
-        """A module of ours that prints its port."""
+        """Starts a module of this package that prints its port."""
         process, log = self._start(module, *arguments)
         assert process.stdout is not None  # a pipe
         readable, _, _ = select.select([process.stdout], [], [], START_SECONDS)
@@ -179,7 +179,7 @@ def _late(_number: int, _frame: FrameType | None) -> None:
 
 
 def _missing(port: int) -> str:
-    """What /readyz misses; empty = ready."""
+    """What /readyz says is missing; empty = ready."""
     connection = http.client.HTTPConnection(HOST, port, timeout=POLL_TIMEOUT_SECONDS)
     try:
         connection.request("GET", "/readyz")
@@ -193,7 +193,7 @@ def _missing(port: int) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody used a moment ago."""
+    """Ports that were free a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for made in sockets:
@@ -212,4 +212,4 @@ def _kubeconfig(folder: Path, api: int) -> Path:
 
 
 def _tail(log: Path) -> str:
-    return log.read_text(errors="replace")[-LOG_TAIL:] or "(it said nothing)"
+    return log.read_text(errors="replace")[-LOG_TAIL:] or "(it wrote nothing)"

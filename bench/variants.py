@@ -1,4 +1,4 @@
-"""Further traces made from the default openb trace, to check a policy on pods that nobody tuned it for.
+"""Further traces made from the default openb trace, to check a policy on pods for which it was not tuned.
 
 The published variants stress one thing each: pods without cards, parts of cards, several cards, or accepted models.
 Others are drawn here by the rules that the known files show. The same seed gives the same traces. They are not the
@@ -21,13 +21,13 @@ from tessera.lab.simulator.traces import WHOLE, Trace, TraceError, TracePod, rea
 
 SEED = 7
 CPU_PODS = (0.05, 0.20, 0.25)
-"""part of the pods that ask for no card"""
+"""share of the pods that request no card"""
 SHARED = (0.60, 0.80, 1.00)
-"""part of the cards asked for that is asked for in parts of one card"""
+"""share of the requested cards that is requested in parts of a card"""
 SEVERAL = (0.30, 0.40, 0.50)
-"""part of the cards asked for by pods with several"""
+"""share of the cards that pods with several cards request"""
 CONSTRAINED = (0.10, 0.25, 0.33)
-"""part of the pods with cards that accept only some models"""
+"""share of the pods with cards that accept only some models"""
 
 
 def kind(pod: TracePod) -> str:
@@ -49,7 +49,7 @@ def demand(pods: Sequence[TracePod]) -> int:
 
 
 def drawn(pods: Sequence[TracePod], number: int, dice: Random) -> list[TracePod]:
-    """So many of them: each once before any comes again."""
+    """`count` draws; none repeats before all were drawn once."""
     again = max(number - len(pods), 0)
     return dice.sample(list(pods), number - again) + dice.choices(list(pods), k=again)
 
@@ -61,7 +61,7 @@ def with_cpu_pods(pods: Sequence[TracePod], part: float, dice: Random) -> list[T
 
 
 def with_shared(pods: Sequence[TracePod], part: float, dice: Random) -> list[TracePod]:
-    """The number of pods stays: parts of cards in place of whole ones."""
+    """Replaces whole cards by parts of cards; the number of pods stays the same."""
     kinds = by_kind(pods)
     shared, others = kinds["part"], kinds["whole"] + kinds["several"]
     number = len(shared) + len(others)
@@ -71,7 +71,7 @@ def with_shared(pods: Sequence[TracePod], part: float, dice: Random) -> list[Tra
 
 
 def with_several(pods: Sequence[TracePod], part: float, dice: Random) -> list[TracePod]:
-    """Pods with several cards are added, none are taken away."""
+    """Adds pods with several cards, and removes none."""
     several = by_kind(pods)["several"]
     rest = demand(pods) - demand(several)
     wanted = round(rest * part / (1.0 - part) / (demand(several) / len(several)))
@@ -79,7 +79,7 @@ def with_several(pods: Sequence[TracePod], part: float, dice: Random) -> list[Tr
 
 
 def with_models(pods: Sequence[TracePod], sample: Sequence[TracePod], part: float, dice: Random) -> list[TracePod]:
-    """Models as pods of the same kind accept them in a trace that has constraints."""
+    """Takes the accepted models from pods of the same kind in a trace that has constraints."""
     accepted = {name: [p.ask.models for p in some if p.ask.models] for name, some in by_kind(sample).items()}
     carded = [place for place, pod in enumerate(pods) if pod.ask.cards]
     chosen = set(dice.sample(carded, round(part * len(carded))))
@@ -90,7 +90,7 @@ def with_models(pods: Sequence[TracePod], sample: Sequence[TracePod], part: floa
 
 
 def variants(default: Trace, constrained: Trace) -> Iterator[Trace]:
-    """One by one, with names like the published ones."""
+    """The variants, with names like the published ones."""
     pods = default.pods
 
     def trace(name: str, made: Sequence[TracePod]) -> Trace:
@@ -107,7 +107,7 @@ def variants(default: Trace, constrained: Trace) -> Iterator[Trace]:
 
 
 def openb(parser: argparse.ArgumentParser, folder: Path, names: Sequence[str]) -> list[Trace]:
-    """The traces of these names; a folder that has not got them ends the program."""
+    """Reads the traces of these names; exits if the folder does not have them."""
     nodes = folder / "openb_node_list_gpu_node.csv"
     try:
         return [read_trace(nodes, folder / f"openb_pod_list_{name}.csv") for name in names]

@@ -1,4 +1,4 @@
-"""POST /webhook over TLS against the running scheduler, at a steady rate that does not wait for answers.
+"""POST /webhook over TLS against the running scheduler, at a steady rate that does not wait for responses.
 
     python -m bench.webhook --rate 200 --seconds 10 --json
     python -m bench.webhook --check
@@ -28,33 +28,33 @@ import trustme
 import uvloop
 
 from bench.measurement import HOST, Budget, memory_of, percentile, progress, table
-from bench.processes import Certificates, Failure, Size, Stage
+from bench.processes import BenchmarkProcesses, Certificates, Failure, Size
 
 SAMPLES = Path(__file__).parents[1] / "tests" / "samples" / "admission"
 GPU_SAMPLES = ("kubectl-gpu", "deployment", "generateName")
 WARM_UP_SECONDS = 1.0
 CALL_SECONDS = 10.0
-"""as long as an apiserver waits for a webhook unless told"""
+"""the default timeout of an apiserver for a webhook"""
 LIMIT_SECONDS = 180
 MOST_P99_MS = 10.0
 LEAST_RATE = 0.98
-"""share of the asked rate that must have been answered in time"""
+"""share of the offered rate that must be answered in time"""
 ATTEMPTS = 3
-"""a busy machine spoils one, a slow service spoils all"""
+"""a busy machine may spoil one of them; a slow service fails all"""
 
 Figures = dict[str, float]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the requests."""
+    """The results of all requests."""
 
     seconds: list[float] = field(default_factory=list)
-    """from the moment a request was due to its whole answer"""
+    """from the moment a request was due to the end of its response"""
     elapsed: float = 0.0
-    """from the first request to the last answer"""
+    """from the first request to the last response"""
     refused: int = 0
-    """answers other than a mutation of the pod"""
+    """responses other than a mutation of the pod"""
 
 
 def reviews() -> list[bytes]:
@@ -68,7 +68,7 @@ def reviews() -> list[bytes]:
 
 
 async def offer(url: str, context: ssl.SSLContext, *, rate: float, seconds: float) -> Outcome:
-    """Send at the rate, whatever comes back."""
+    """Sends requests at this rate, whether responses arrive or not."""
     outcome = Outcome()
     # uvloop's own clock only counts milliseconds.
     clock = time.perf_counter
@@ -105,16 +105,16 @@ def figures(outcome: Outcome, *, seconds: float) -> Figures:
 
 
 def measure(size: Size, *, rate: float, seconds: float, limit: int, attempts: int) -> Figures:
-    """The best of some attempts; the service is started once."""
+    """The best of several attempts on one service."""
     authority = trustme.CA()
-    with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder, Stage(limit=limit) as stage:
+    with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder, BenchmarkProcesses(limit=limit) as processes:
         certificates = Certificates(Path(folder, "tls.crt"), Path(folder, "tls.key"))
         issued = authority.issue_cert(HOST, "localhost")
         certificates.certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
         certificates.key.write_bytes(issued.private_key_pem.bytes())
         context = ssl.create_default_context()
         authority.configure_trust(context)
-        service = stage.service(stage.canned_api(size), certificates=certificates)
+        service = processes.service(processes.canned_api(size), certificates=certificates)
         url = f"https://{HOST}:{service.webhook}/webhook"
         found: list[Figures] = []
         while len(found) < attempts and (not found or found[-1]["webhook_p99_ms"] > MOST_P99_MS):
@@ -136,14 +136,14 @@ def budgets(found: Figures, *, rate: float) -> list[Budget]:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.webhook", description=__doc__.split("\n")[0])
-    parser.add_argument("--rate", type=float, default=200.0, help="requests a second, default %(default)s")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of measuring, default %(default)s")
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second, default %(default)s")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration, default %(default)s")
     parser.add_argument("--nodes", type=int, default=1_000, help="default %(default)s")
-    parser.add_argument("--devices", type=int, default=8, help="cards a node, default %(default)s")
-    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods a node, default %(default)s")
-    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="longest seconds, default %(default)s")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of a list")
-    parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 where it is broken")
+    parser.add_argument("--devices", type=int, default=8, help="cards per node, default %(default)s")
+    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods per node, default %(default)s")
+    parser.add_argument("--limit", type=int, default=LIMIT_SECONDS, help="time limit in seconds, default %(default)s")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--check", action="store_true", help="compare with the budget; exit 1 if it is exceeded")
     return parser.parse_args(arguments)
 
 

@@ -1,4 +1,4 @@
-"""How the weights of the policy `fragmentation` are chosen, so that anyone can choose again.
+"""Chooses the weights of the policy `fragmentation` by simulation.
 
 Three traces and an order of arrival that no published figure uses. From the smallest value of every weight, one weight
 after the other takes its best value: of those that allocate as much as the best but for `NOISE` (mean of the traces at
@@ -32,14 +32,14 @@ GRID: Mapping[str, tuple[float, ...]] = {
     "NO_DEMAND": (0.01, 0.02, 0.04, 0.08),
 }
 NOISE = 0.1
-"""points of allocation, about what another order of arrival changes: less decides nothing"""
+"""percentage points of allocation; smaller differences are noise, as another order of arrival shows"""
 
 Weights = dict[str, float]
 
 
 @contextmanager
 def weighed(weights: Weights) -> Iterator[None]:
-    """The policy under these weights; what it remembers of others is forgotten before and after."""
+    """The policy with these weights; its caches are cleared before and after."""
     modules = [module for name, module in sys.modules.items() if name.startswith("tessera.core.policies.fragmentation")]
 
     def forget() -> None:
@@ -62,7 +62,7 @@ def weighed(weights: Weights) -> Iterator[None]:
 class Outcome:
     weights: Weights
     allocated: float
-    """per cent, mean of all"""
+    """per cent, mean of all traces"""
     refused: int
     """pods with several cards, of all traces"""
 
@@ -77,7 +77,7 @@ def outcome(traces: list[Trace], weights: Weights) -> Outcome:
 
 
 def best(outcomes: list[Outcome]) -> Outcome:
-    """The first of equal ones, which has the smaller value."""
+    """The best; of equal ones the first, which has the smaller value."""
     most = max(each.allocated for each in outcomes)
     return min((each for each in outcomes if each.allocated >= most - NOISE), key=lambda each: each.refused)
 
