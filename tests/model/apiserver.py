@@ -1,7 +1,7 @@
-"""The simulated apiserver: pods, nodes and quotas, the calls of the scheduler, and what people and kubelets do to it.
+"""The simulated apiserver: pods, nodes and quotas, the calls of the scheduler, and what tenants and kubelets do.
 
 It refuses what a real one refuses (wrong uid, bound or terminating pod, stale resourceVersion). A call takes effect at
-its own time, whatever has become of the caller. Its state is the truth that every check is made against.
+its own time, even if the caller is gone. Every check compares with the state of this apiserver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TERMINATING = "2026-01-01T00:00:00Z"
 
 @dataclass(eq=False)
 class Call:
-    """A write on its way."""
+    """A write in flight."""
 
     generation: int
     """which process sent it"""
@@ -40,8 +40,8 @@ class Call:
 
 
 @dataclass
-class World:
-    """Times are the running loop's."""
+class SimulatedApiserver:
+    """Uses the time of the running loop."""
 
     rng: random.Random
     faults: Faults
@@ -54,7 +54,7 @@ class World:
     writes: int = 0
     _serial: int = 0
 
-    # -- people and kubelets
+    # -- tenants and kubelets
 
     def create_pod(self, template: Pod, *, namespace: str, name: str, node: str = "") -> Pod:
         self._serial += 1
@@ -63,7 +63,7 @@ class World:
         return self._put_pod(pod)
 
     def delete_pod(self, key: str, *, at_once: bool) -> None:
-        """A pod that kubelet (or a finalizer) has to see first stays, terminating."""
+        """Without `at_once` the pod stays, terminating, until kubelet or a finalizer has seen it."""
         if at_once:
             self.pods.remove(key)
         else:
@@ -88,7 +88,7 @@ class World:
         self.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", self._stamped(quota))
 
     def crash(self) -> None:
-        """The scheduler's process is gone: what it had sent is lost, or arrives all the same."""
+        """The scheduler's process is gone: each write that it had sent is lost or still arrives."""
         self.generation += 1
         for call in self.in_flight:
             call.dropped = call.dropped or self.rng.random() < 0.5

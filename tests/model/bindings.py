@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
 from tests.model import device_usage
-from tests.model.apiserver import Call, World
+from tests.model.apiserver import Call, SimulatedApiserver
 from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU_MEMORY
 
 SETTLED_SECONDS = 150.0
@@ -51,8 +51,8 @@ class Handing:
 class Bindings:
     """Sees every binding at the moment it takes effect."""
 
-    def __init__(self, world: World, time: Callable[[], float]) -> None:
-        self._world = world
+    def __init__(self, api: SimulatedApiserver, time: Callable[[], float]) -> None:
+        self._api = api
         self._time = time
         self.is_running = False
         """whether there is a process that should know what it has written"""
@@ -77,7 +77,7 @@ class Bindings:
 
     def succeeded(self, pod: Pod, node: str) -> None:
         """The answer of a bind."""
-        live = self._world.pods.objects.get(f"{pod.metadata.namespace}/{pod.metadata.name}")
+        live = self._api.pods.objects.get(f"{pod.metadata.namespace}/{pod.metadata.name}")
         if live is not None and live.metadata.uid == pod.metadata.uid:
             assert live.spec.node_name == node, f"bind said yes, but the pod is on {live.spec.node_name or 'no node'}"
 
@@ -88,7 +88,7 @@ class Bindings:
             assert not device_usage.allocation(pod)
             return
         self._check_allocation(pod)
-        orphan = call.generation != self._world.generation
+        orphan = call.generation != self._api.generation
         if orphan and self.is_running:
             # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
             self.orphans += 1
@@ -134,11 +134,11 @@ class Bindings:
             assert (name, uuid) in self.excused, f"card {uuid} of {name} is over-committed: {excess}"
 
     def excesses(self, name: str) -> dict[str, str]:
-        node = self._world.nodes.objects.get(name)
+        node = self._api.nodes.objects.get(name)
         if node is None:
             return {}
         cards = device_usage.capacities(node)
-        here = [p for p in self._world.pods.objects.values() if p.spec.node_name == name and device_usage.is_live(p)]
+        here = [p for p in self._api.pods.objects.values() if p.spec.node_name == name and device_usage.is_live(p)]
         readable = [p for p in here if not device_usage.is_unreadable(p)]
         found = device_usage.loads(readable, cards)
         return {uuid: excess for uuid, load in found.items() if (excess := load.excess(cards[uuid]))}
@@ -150,7 +150,7 @@ class Bindings:
 
     def _quota_excess(self, namespace: str) -> str:
         used: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-        for pod in self._world.pods.objects.values():
+        for pod in self._api.pods.objects.values():
             if (
                 pod.metadata.namespace == namespace
                 and device_usage.is_live(pod)
@@ -161,7 +161,7 @@ class Bindings:
                     used[vendor][1] += cores
         for vendor, amounts in used.items():
             for (resource, factor), amount in zip(LIMITS[vendor], amounts, strict=True):
-                for quota in self._world.quotas.objects.values():
+                for quota in self._api.quotas.objects.values():
                     hard = quota.spec.hard or {}
                     if quota.metadata.namespace == namespace and f"limits.{resource}" in hard:
                         limit = int(hard[f"limits.{resource}"]) * factor
@@ -172,7 +172,7 @@ class Bindings:
     def _check_handover(self, pod: Pod, *, orphan: bool) -> None:
         """No two pods that the node could mix up are handed over at once, and a foreign plugin's lock is held."""
         name = pod.spec.node_name
-        node = self._world.nodes.objects.get(name)
+        node = self._api.nodes.objects.get(name)
         if node is None:
             return
         agent = node.annotations.get(AGENT)

@@ -17,25 +17,31 @@ from tessera.scheduler.pod_requests import Prepared
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
 from tests.model import device_usage
-from tests.model.apiserver import World
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import LIMITS, Bindings
-from tests.model.informer_view import Shown
+from tests.model.informer_view import InformerView
 
 
 class Checker:
     """Knows the truth and one process: its memory, and what it was shown."""
 
     def __init__(
-        self, world: World, bindings: Bindings, engine: Engine, *, now: Callable[[], float], lag: Callable[[], int]
+        self,
+        api: SimulatedApiserver,
+        bindings: Bindings,
+        engine: Engine,
+        *,
+        now: Callable[[], float],
+        lag: Callable[[], int],
     ) -> None:
         """`lag`: what the informers for pods and quotas have not shown yet."""
-        self._world = world
+        self._api = api
         self._bindings = bindings
         self._engine = engine
         self._lag = lag
         self._position = 0
         """in the ledger's log of changes"""
-        self.shown = Shown(engine.vendors, now)
+        self.shown = InformerView(engine.vendors, now)
 
     def saw_node(self, key: str, node: Node | None) -> None:
         agent = node.annotations.get(AGENT) if node is not None else None
@@ -72,7 +78,7 @@ class Checker:
             return False
         if (finding.node, finding.card) in self._bindings.excused:
             return True
-        live = {pod.metadata.uid for pod in self._world.pods.objects.values() if device_usage.is_live(pod)}
+        live = {pod.metadata.uid for pod in self._api.pods.objects.values() if device_usage.is_live(pod)}
         return any(facts.node == finding.node and facts.uid not in live for facts in self.shown.pods.values())
 
     def _check_node(self, engine: Engine, name: str) -> None:
@@ -116,13 +122,13 @@ class Checker:
 
     def _review_excuses(self) -> None:
         """An excuse ends once the scheduler knows all that people did and has room again even so."""
-        engine, world, bindings = self._engine, self._world, self._bindings
+        engine, api, bindings = self._engine, self._api, self._bindings
         if not (bindings.excused or bindings.excused_quotas) or self._lag() or engine.missing():
             return
-        if any(call.node and call.generation != world.generation for call in world.in_flight):
+        if any(call.node and call.generation != api.generation for call in api.in_flight):
             return
         for name, uuid in list(bindings.excused):
-            node = world.nodes.objects.get(name)
+            node = api.nodes.objects.get(name)
             if node is None or self.shown.raw_nodes.get(name) is not node:
                 continue
             if uuid not in device_usage.capacities(node) or bindings.excesses(name):
@@ -140,7 +146,7 @@ class Checker:
 
     def rest(self, candidates: Callable[[Pod], list[str]]) -> None:
         """Nothing is left behind, and nobody waits beside room."""
-        engine, world = self._engine, self._world
+        engine, api = self._engine, self._api
         self.full()
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
         assert left == [], f"reservations left behind: {left}"
@@ -150,10 +156,10 @@ class Checker:
         assert left == [], f"turns left behind: {left}"
         assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0)
         assert engine.turns._locked == {}, f"locks left behind: {engine.turns._locked}"
-        pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
+        pending = {pod.metadata.uid: pod for pod in api.pods.objects.values() if not pod.spec.node_name}
         left = [uid for uid in engine.waiting._pods if uid not in pending]
         assert left == [], f"waiters left behind: {left}"
-        for name, node in world.nodes.objects.items():
+        for name, node in api.nodes.objects.items():
             excesses = self._bindings.excesses(name)
             assert all((name, uuid) in self._bindings.excused for uuid in excesses), excesses
             self._compare(engine, node)
@@ -168,9 +174,7 @@ class Checker:
     def _compare(self, engine: Engine, node: Node) -> None:
         """The ledger's numbers are those that are counted from the API objects."""
         view = engine.ledger.node(node.name)
-        here = [
-            p for p in self._world.pods.objects.values() if p.spec.node_name == node.name and device_usage.is_live(p)
-        ]
+        here = [p for p in self._api.pods.objects.values() if p.spec.node_name == node.name and device_usage.is_live(p)]
         if view is None or view.facts.problem or any(card.held for card in view.cards):
             return
         found = device_usage.loads(here, device_usage.capacities(node))

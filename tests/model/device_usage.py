@@ -1,4 +1,4 @@
-"""Counts what is taken of every card from API objects alone, by rules of its own: nothing here is Tessera's.
+"""Counts the use of every card from API objects alone. An independent oracle: it uses none of Tessera's rules.
 
 An allocation is read as HAMi's documents describe it (`uuid,type,MiB,cores:` for each card, `;` after each container).
 """
@@ -43,11 +43,11 @@ Entry = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a container asks of one vendor, for each card."""
+    """What a container requests of one vendor, per card."""
 
     count: int
     memory: int | None
-    """MiB; None where it depends on the card"""
+    """MiB; None if it depends on the card"""
     cores: int
 
 
@@ -61,7 +61,7 @@ class Capacity:
 
 @dataclass(slots=True)
 class Load:
-    """What is taken of one card."""
+    """What pods use of one card."""
 
     slots: int = 0
     memory: int = 0
@@ -70,16 +70,16 @@ class Load:
     alone: set[str] = field(default_factory=set)
     """tenants that must not share it"""
     places: list[tuple[int, int]] = field(default_factory=list)
-    """of MIG instances: first slice and the one behind the last"""
+    """of MIG instances: first slice and the one after the last"""
 
     def excess(self, card: Capacity) -> str:
-        """What is more than the card has; empty = nothing."""
+        """What exceeds the card; empty = nothing."""
         for what, used, there in (
             ("slots", self.slots, card.slots),
             ("MiB", self.memory, card.memory),
             ("cores", self.cores, card.cores),
         ):
-            # What a MIG card has left is a question of places; sizes of instances are rounded.
+            # On a MIG card only placements count; sizes of instances are rounded.
             if used > there and (what == "slots" or not card.mig):
                 return f"{used} of {there} {what}"
         if self.alone and len(self.tenants) > 1:
@@ -128,7 +128,7 @@ def _parse(text: str) -> list[list[Entry]]:
 
 
 def places(pod: Pod) -> dict[tuple[int, int], tuple[str, int, int]]:
-    """MIG reservations by container and device: uuid, first slice, the one behind the last."""
+    """MIG reservations by container and device: uuid, first slice, the one after the last."""
     listed = json.loads(pod.annotations.get(MIG_ALLOCATIONS, "[]"))
     return {
         (entry.get("containerIndex", 0), entry.get("deviceIndex", 0)): (
@@ -158,12 +158,12 @@ def is_live(pod: Pod) -> bool:
 
 
 def is_unreadable(pod: Pod) -> bool:
-    """Bound by somebody else, with an allocation that means nothing."""
+    """Bound by another program, with an allocation that cannot be decoded."""
     return "unreadable" in (pod.metadata.labels or {})
 
 
 def loads(pods: Iterable[Pod], cards: dict[str, Capacity]) -> dict[str, Load]:
-    """What live pods of one node take of its cards."""
+    """What live pods of one node use of its cards."""
     total: defaultdict[str, Load] = defaultdict(Load)
     for pod in pods:
         for uuid, load in _loads_of(pod, cards).items():
@@ -180,7 +180,7 @@ def loads(pods: Iterable[Pod], cards: dict[str, Capacity]) -> dict[str, Load]:
 
 
 def _loads_of(pod: Pod, cards: dict[str, Capacity]) -> dict[str, Load]:
-    """A pod's most at any time: each init container beside the sidecars before it, then all the others together."""
+    """The maximum over a pod's life: each init container with the sidecars before it, then all other containers."""
     init = pod.spec.init_containers or []
     ended = {s.name for s in pod.status.init_container_statuses or () if s.state.terminated is not None}
     reserved = places(pod)
@@ -196,7 +196,7 @@ def _loads_of(pod: Pod, cards: dict[str, Capacity]) -> dict[str, Load]:
             elif position >= len(init) or init[position].restart_policy == "Always":
                 running = [a + b for a, b in zip(running, use, strict=True)]
             elif init[position].name not in ended:
-                # All cards of one init container on this card come in one moment.
+                # All devices of one init container on this card count at the same moment.
                 peak = [max(p, r + u) for p, r, u in zip(peak, running, use, strict=True)]
         most = [base + max(p, r) for base, p, r in zip(lasting, peak, running, strict=True)]
         load.slots, load.memory, load.cores = most
@@ -205,7 +205,7 @@ def _loads_of(pod: Pod, cards: dict[str, Capacity]) -> dict[str, Load]:
 
 
 def demands(pod: Pod) -> dict[str, tuple[int, int]]:
-    """MiB and cores that a pod counts against quotas, by vendor: its most at any time, over all cards together."""
+    """MiB and cores that a pod counts against quotas, by vendor: the maximum over its life, over all cards."""
     reserved = places(pod)
     init = pod.spec.init_containers or []
     ended = {s.name for s in pod.status.init_container_statuses or () if s.state.terminated is not None}
@@ -228,7 +228,7 @@ def demands(pod: Pod) -> dict[str, tuple[int, int]]:
 
 
 Moment = tuple[int, tuple[int, int, int], bool, bool]
-"""container, (slots, MiB, cores), whether it is the whole card, whether it lasts for the pod's life"""
+"""container, (slots, MiB, cores), whether it is the whole card, whether it lasts for the life of the pod"""
 
 
 def _moments(pod: Pod, cards: dict[str, Capacity]) -> dict[str, list[Moment]]:

@@ -1,4 +1,4 @@
-"""How calls to the simulated apiserver go wrong: slow, refused, never sent, or lost before or after their effect."""
+"""Faults of calls to the simulated apiserver: slow, refused, never sent, or lost before or after their effect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 
 LATEST_EFFECT = 60.0
-"""seconds after which an apiserver has given up whatever it was asked"""
+"""seconds after which an apiserver has given up any request"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class Plan:
     before: float = 0.0
     """until it takes effect"""
     after: float = 0.0
-    """from there to the answer"""
+    """from there to the response"""
     late: float = 0.0
-    """how much later than the answer could have come the effect happens"""
+    """how much later than the latest possible response the effect happens"""
     error: KubeError | None = None
     works: bool = True
     """whether it takes effect although it fails"""
@@ -47,7 +47,7 @@ class Faults:
 
     rng: random.Random
     rate: float
-    """share of calls that go wrong; 0 = none, and all are quick"""
+    """share of calls that fail; 0 = none, and all are quick"""
     kinds: tuple[Fault, ...] = tuple(Fault)
 
     def plan(self) -> Plan:

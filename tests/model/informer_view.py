@@ -27,7 +27,7 @@ PLUGINS = {"NVIDIA": (REGISTER, HANDSHAKE, GPU), "XPU": (XPU_REGISTER, XPU_HANDS
 ASKED = "Requesting_"
 
 
-class Shown:
+class InformerView:
     """Told about every object that reaches a sink, after the sink."""
 
     def __init__(self, vendors: Mapping[str, Vendor], now: Callable[[], float]) -> None:
@@ -35,7 +35,7 @@ class Shown:
         self._now = now
         self.pods: dict[str, PodFacts] = {}
         self.raw_pods: dict[str, Pod] = {}
-        """by uid, of those that hold something"""
+        """by uid, of pods that hold devices"""
         self.nodes: dict[str, NodeFacts] = {}
         self.raw_nodes: dict[str, Node] = {}
         self.quotas: dict[str, QuotaFacts] = {}
@@ -63,13 +63,13 @@ class Shown:
             self.quotas[key] = quota_facts(quota, self._vendors)
 
     def tick(self) -> None:
-        """Time has passed, which only matters for handshakes."""
+        """Time has passed, which matters only for handshakes."""
         for node in self.raw_nodes.values():
             if any(ASKED in node.annotations.get(key, "") for key in (HANDSHAKE, XPU_HANDSHAKE)):
                 self._read(node)
 
     def ledger(self) -> Ledger:
-        """A replay of all of it."""
+        """A replay of everything that was delivered."""
         return replay(self._vendors, nodes=self.nodes.values(), pods=self.pods.values(), quotas=self.quotas.values())
 
     def _read(self, node: Node) -> None:

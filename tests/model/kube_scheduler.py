@@ -1,4 +1,4 @@
-"""kube-scheduler as an extender sees it: one filter at a time, binds beside it, and asleep after a refusal.
+"""kube-scheduler as an extender sees it: one filter at a time, concurrent binds, and refused pods that sleep.
 
 As seen on v1.36: a refused pod is asked for again when any pod is bound, a bound pod goes, a node changes, or the pod
 itself is patched; otherwise it sleeps. It has caches of its own, which are late in their own way.
@@ -15,7 +15,7 @@ import msgspec
 
 from tessera.scheduler.engine import Engine
 from tessera.wire.objects import Node, Pod
-from tests.model.apiserver import World
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.tables import Informer
 
 FIRST_BACKOFF = 1.0
@@ -33,7 +33,7 @@ class Queued:
     key: str
     pod: Pod
     allowed: frozenset[str] | None
-    """nodes that its selectors leave; None = all"""
+    """nodes that its selectors allow; None = all"""
     place: str = "active"
     """or backoff, asleep, binding"""
     since: float = 0.0
@@ -43,8 +43,8 @@ class Queued:
 class KubeScheduler:
     """Its caches are the sinks of two informers."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
-        self._world = world
+    def __init__(self, api: SimulatedApiserver, rng: random.Random) -> None:
+        self._api = api
         self._rng = rng
         self.queue: dict[str, Queued] = {}
         """by uid, in the order of arrival"""
@@ -58,11 +58,11 @@ class KubeScheduler:
         self.slow_binds = 0.1
         """share of pods that other plugins (volumes, permits) hold up between filter and bind"""
         self.flushes = True
-        """whether refused pods wake by themselves in the end"""
+        """whether a timer wakes refused pods"""
         self.on_chosen: Callable[[Pod, str], None] = lambda _pod, _node: None
         self.on_success: Callable[[Pod, str], None] = lambda _pod, _node: None
-        self.pods = Informer(world.pods, _Pods(self))
-        self.nodes = Informer(world.nodes, _Nodes(self))
+        self.pods = Informer(api.pods, _Pods(self))
+        self.nodes = Informer(api.nodes, _Nodes(self))
 
     def time(self) -> float:
         return asyncio.get_running_loop().time()
@@ -104,7 +104,7 @@ class KubeScheduler:
             queued.place = "backoff"  # Over at once, if it has slept for long enough.
 
     def _selected(self, uid: str) -> frozenset[str] | None:
-        """Some pods have node selectors; which nodes they leave never changes."""
+        """Some pods have node selectors; the nodes that these allow never change."""
         if self._rng.random() < 0.75:
             return None
         return frozenset(f"n{i}" for i in range(8) if self._rng.random() < 0.6)
@@ -180,13 +180,13 @@ class KubeScheduler:
             task.result()
 
     def crash(self) -> None:
-        """The scheduler is gone, and with it every connection."""
+        """The scheduler is gone, with all its connections."""
         self.engine = None
         for task in list(self.sent):
             task.cancel()
 
     def give_up(self, task: asyncio.Task[None], *, cancel: bool) -> None:
-        """kube-scheduler's own timeout: the request is cut off, or goes on unheard."""
+        """kube-scheduler's own timeout: the request is cancelled, or its response is ignored."""
         queued = self.queue.get(self.tasks[task])
         if cancel:
             task.cancel()

@@ -1,8 +1,8 @@
-"""Nodes of the model: their cards, what their plugins register, and how these hand devices over.
+"""Nodes of the model: their cards, what their plugins register, and how the plugins hand devices over.
 
 | plugin | says | hands over |
 |---|---|---|
-| Tessera's, `env` | tessera.io/agent | pods that carry their slices without turns among themselves, others by turns |
+| Tessera's, `env` | tessera.io/agent | pods that use the downward API without turns, others by turns |
 | Tessera's, `cdi` | tessera.io/agent | by turns |
 | foreign | nothing | one pod at a time, under the node lock |
 """
@@ -26,7 +26,7 @@ OWNED = (REGISTER, XPU_REGISTER, AGENT, DEVICE_CORDON)
 """annotations that a machine sets as a whole"""
 
 GARBLED = "[{"
-"""a registration that nobody can read"""
+"""a registration that cannot be decoded"""
 
 KINDS = ("gpu", "gpu and mlu", "mig", "xpu", "gpu", "mlu")
 AGENTS = ("env", "env", "cdi", None)
@@ -43,13 +43,13 @@ class Machine:
     cards: list[dict[str, Any]] = field(default_factory=list)
     mlus: int = 0
     mlu_units: int = 64
-    """of 256 MiB, a card"""
+    """of 256 MiB, per card"""
     hidden: set[str] = field(default_factory=set)
     cordoned: set[str] = field(default_factory=set)
     garbled: bool = False
-    """its registration cannot be read"""
+    """whether its registration cannot be decoded"""
     dead: bool = False
-    """its plugin is gone: kubelet shows no devices"""
+    """whether its plugin is gone: kubelet shows no devices"""
 
     def node(self) -> Node:
         shown = [card for card in self.cards if card["id"] not in self.hidden]
@@ -71,7 +71,7 @@ class Machine:
 
     @property
     def handshake(self) -> str:
-        """The key of its plugin's handshake; empty where it has none."""
+        """The annotation of its plugin's handshake; empty = none."""
         if not self.shakes_hands or not self.cards:
             return ""
         return XPU_HANDSHAKE if self.kind == "xpu" else HANDSHAKE

@@ -14,20 +14,20 @@ from msgspec.structs import replace
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, PHASE_FAILED, PHASE_SUCCESS
 from tessera.wire.objects import ContainerState, ContainerStatus, Pod, PodStatus, Terminated
 from tests.model import device_usage, machines
-from tests.model.apiserver import World
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import MLU_LOCK, Bindings
 from tests.model.machines import Machine
 from tests.model.tenants import Tenants
 
 STUCK = 13
-"""one pod in so many is never reported by its plugin"""
+"""the plugin never reports one pod in so many"""
 
 
 @dataclass
 class Plugins:
-    """Methods without arguments are things that happen: what it was, or None where there is nothing to do."""
+    """Methods without arguments are events. They return a description, or None if nothing could happen."""
 
-    world: World
+    api: SimulatedApiserver
     bindings: Bindings
     tenants: Tenants
     rng: random.Random
@@ -55,12 +55,12 @@ class Plugins:
         return f"{found[0]} {found[1].metadata.uid}{' failed' if failed else ''}"
 
     def hand_over(self, key: str, *, failed: bool) -> None:
-        """As plugins do it: the phase first, then the lock."""
-        pod = self.world.pods.objects[key]
+        """Writes the phase first and then releases the lock, as plugins do."""
+        pod = self.api.pods.objects[key]
         status = replace(pod.status, phase="Failed" if failed else "Running")
         self.bindings.handing.pop(pod.metadata.uid, None)
-        self.world.mark_pod(key, {BIND_PHASE: PHASE_FAILED if failed else PHASE_SUCCESS}, status)
-        node = self.world.nodes.objects.get(pod.spec.node_name)
+        self.api.mark_pod(key, {BIND_PHASE: PHASE_FAILED if failed else PHASE_SUCCESS}, status)
+        node = self.api.nodes.objects.get(pod.spec.node_name)
         if node is None:
             return
         mine = f",{pod.metadata.namespace},{pod.metadata.name}"
@@ -68,7 +68,7 @@ class Plugins:
         if MLU_LOCK in node.annotations and "MLU" in device_usage.allocation(pod):
             released.append(MLU_LOCK)
         if released:
-            self.world.annotate(node.name, dict.fromkeys(released))
+            self.api.annotate(node.name, dict.fromkeys(released))
 
     def end_init(self) -> str | None:
         found = self.tenants.some_pod(lambda pod: pod.status.phase == "Running" and bool(pod.spec.init_containers))
@@ -79,7 +79,7 @@ class Plugins:
         init = [c for c in pod.spec.init_containers or () if c.restart_policy != "Always"]
         done = len(pod.status.init_container_statuses or ()) + 1
         statuses = [ContainerStatus(c.name, over) for c in init[:done]]
-        self.world.mark_pod(key, {}, replace(pod.status, init_container_statuses=statuses))
+        self.api.mark_pod(key, {}, replace(pod.status, init_container_statuses=statuses))
         return f"{key}: {done}"
 
     def end_pod(self) -> str | None:
@@ -87,11 +87,11 @@ class Plugins:
         if found is None:
             return None
         phase = self.rng.choice(("Succeeded", "Failed"))
-        self.world.mark_pod(found[0], {}, PodStatus(phase=phase))
+        self.api.mark_pod(found[0], {}, PodStatus(phase=phase))
         return f"{found[0]} {phase}"
 
     def _some_machine(self) -> Machine | None:
-        there = [machine for machine in self.machines.values() if machine.name in self.world.nodes.objects]
+        there = [machine for machine in self.machines.values() if machine.name in self.api.nodes.objects]
         return self.rng.choice(there) if there else None
 
     def change_card(self) -> str | None:
@@ -136,21 +136,21 @@ class Plugins:
         return f"{uuid}: {change} {card}"
 
     def _show(self, machine: Machine) -> None:
-        """A plugin registers: what others wrote on the node stays."""
-        old = self.world.nodes.objects.get(machine.name)
+        """The plugin registers; other annotations of the node stay."""
+        old = self.api.nodes.objects.get(machine.name)
         node = machine.node()
         if old is not None:
             kept = {key: value for key, value in old.annotations.items() if key not in machines.OWNED}
             metadata = replace(node.metadata, annotations={**kept, **node.annotations})
             node = replace(node, metadata=metadata)
-        self.world.put_node(node)
+        self.api.put_node(node)
 
     def lose_or_return_node(self) -> str | None:
-        gone = [machine for machine in self.machines.values() if machine.name not in self.world.nodes.objects]
+        gone = [machine for machine in self.machines.values() if machine.name not in self.api.nodes.objects]
         machine = self.rng.choice(gone or list(self.machines.values()))
         self.bindings.unsettled[machine.name] = self.time()
         if not gone:
-            self.world.nodes.remove(machine.name)
+            self.api.nodes.remove(machine.name)
             return f"{machine.name} gone"
         self._show(machine)
         return f"{machine.name} back"
@@ -160,7 +160,7 @@ class Plugins:
         if broken:
             machine = self.rng.choice(broken)
             machine.garbled = machine.dead = False
-            if machine.name in self.world.nodes.objects:
+            if machine.name in self.api.nodes.objects:
                 self._show(machine)
             return f"{machine.name}: repaired"
         there = self._some_machine()
@@ -183,7 +183,7 @@ class Plugins:
         return self.report_of(machine) if machine is not None else None
 
     def report_of(self, machine: Machine) -> str | None:
-        if not machine.handshake or machine.dead or machine.name not in self.world.nodes.objects:
+        if not machine.handshake or machine.dead or machine.name not in self.api.nodes.objects:
             return None
-        self.world.annotate(machine.name, {machine.handshake: f"Reported {self.now():.0f}"})
+        self.api.annotate(machine.name, {machine.handshake: f"Reported {self.now():.0f}"})
         return machine.name

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.settings import Settings
-from tests.model.apiserver import World
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.checker import Checker
 from tests.model.tables import Informer
@@ -21,15 +21,15 @@ TICK = 15.0
 class Process:
     """Begins with lists that are taken but not delivered."""
 
-    def __init__(self, world: World, bindings: Bindings, *, now: Callable[[], float]) -> None:
+    def __init__(self, api: SimulatedApiserver, bindings: Bindings, *, now: Callable[[], float]) -> None:
         self._tasks: dict[asyncio.Task[None], None] = {}
         """in a fixed order, so that a life can be lived again"""
         self._bindings = bindings
-        engine = self.engine = Engine(Settings(), world, now=now, zone=UTC, spawn=self._spawn)
-        self.checker = Checker(world, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
-        self.pods = Informer(world.pods, engine.pods, after=self.checker.shown.pod)
-        self.nodes = Informer(world.nodes, engine.nodes, after=self.checker.saw_node)
-        self.quotas = Informer(world.quotas, engine.quotas, after=self.checker.shown.quota)
+        engine = self.engine = Engine(Settings(), api, now=now, zone=UTC, spawn=self._spawn)
+        self.checker = Checker(api, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
+        self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
+        self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)
+        self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
         bindings.is_running = True
         self._spawn(engine.wake())
         self._spawn(self._tick())

@@ -1,4 +1,4 @@
-"""How often what happens in a life, and lives that have much of one thing."""
+"""Profiles of simulations: how often each event happens. Most profiles have much of one thing."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ USUAL: Mapping[str, float] = MappingProxyType(
         "report": 0.8,
     }
 )
-"""what can happen, and its weight"""
+"""events and their weights"""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a life has much of."""
+    """The cluster, the faults and the events of a simulation."""
 
     faults: float = 0.1
-    """share of calls that go wrong"""
+    """share of calls that fail"""
     kinds_of_faults: tuple[Fault, ...] = tuple(Fault)
     weights: Mapping[str, float] = field(default_factory=dict)
     """instead of the usual ones"""
@@ -51,7 +51,7 @@ class Profile:
     kinds: tuple[str, ...] = machines.KINDS
     agents: tuple[str | None, ...] = machines.AGENTS
     recipes: tuple[str, ...] = ()
-    """all, where none is named"""
+    """empty = all"""
 
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(

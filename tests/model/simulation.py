@@ -1,7 +1,7 @@
-"""One random life of a cluster: people, plugins, kube-scheduler and the scheduler, all at their own pace.
+"""One random simulation of a cluster: tenants, plugins, kube-scheduler and the scheduler act independently.
 
-A life is a number of steps, each a single thing that happens, and a rest now and then: no more faults, everything
-delivered and finished, time passes. The seed decides everything, so that a life can be lived again.
+A simulation is a sequence of steps, each a single event. Now and then it rests: no more faults, everything is delivered
+and finished, and time passes. The seed decides everything, so that a simulation can be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from tessera.wire.objects import Pod
 from tests.model import device_usage, machines, shapes
-from tests.model.apiserver import Call, World
+from tests.model.apiserver import Call, SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.faults import Faults
 from tests.model.kube_scheduler import KubeScheduler
@@ -26,42 +26,42 @@ from tests.model.tables import Informer
 from tests.model.tenants import Tenants
 
 START = 1_700_000_000.0
-"""unix time in seconds at which every life begins"""
+"""unix time in seconds at which every simulation begins"""
 FULL_EVERY = 64
-"""steps between looks at the whole ledger; what a step touched is checked after every step"""
+"""steps between two checks of the whole ledger; what a step touched is checked after every step"""
 REST_EVERY = 500
 """steps"""
 NUDGES = 2
-"""pods that go while everybody else is at rest"""
+"""pods that are deleted during a rest"""
 BREATH_SECONDS = 20.0
 QUIET_SECONDS = 400.0
-"""longer than reservations, locks, turns and waiters last: at rest nothing has happened for so long"""
+"""longer than reservations, locks, turns and waiters last: at rest, nothing has happened for so long"""
 REST_SECONDS = 20000.0
-"""in which rest must have come"""
+"""within which the cluster must come to rest"""
 BACK_AGAIN = 0.1
-"""chance of a crashed scheduler to be back at the next step"""
+"""probability that a crashed scheduler is back at the next step"""
 STEPS_TOLD = 60
-"""of a life that failed"""
+"""last steps that a failure shows"""
 
 
-class Life:
-    """Make it on a virtual loop."""
+class Simulation:
+    """Runs on a virtual loop."""
 
     def __init__(self, seed: int, profile: Profile) -> None:
         rng = self._rng = random.Random(seed)
         self.trace: deque[str] = deque(maxlen=STEPS_TOLD)
         self.steps = 0
         self._faults = Faults(rng, profile.faults, profile.kinds_of_faults)
-        world = self._world = World(rng, self._faults, on_bound=self._bound)
-        self._bindings = Bindings(world, self.time)
-        self._kube = KubeScheduler(world, rng)
+        api = self._api = SimulatedApiserver(rng, self._faults, on_bound=self._bound)
+        self._bindings = Bindings(api, self.time)
+        self._kube = KubeScheduler(api, rng)
         self._kube.on_chosen = lambda pod, node: self._process.checker.chose(pod, node) if self._process else None
         self._kube.on_success = self._bindings.succeeded
         names = [f"n{position}" for position in range(profile.nodes)]
         self._recipes = profile.recipes or shapes.recipes()
-        self._tenants = Tenants(world, self._bindings, rng, self._recipes, tuple(names))
+        self._tenants = Tenants(api, self._bindings, rng, self._recipes, tuple(names))
         self._plugins = Plugins(
-            world,
+            api,
             self._bindings,
             self._tenants,
             rng,
@@ -95,7 +95,7 @@ class Life:
         action: Callable[[], str | None] = getattr(owner, name)
         return action
 
-    # -- living
+    # -- steps
 
     async def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -125,17 +125,17 @@ class Life:
                 self._process.checker.full()
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What is raised where nobody awaits it."""
+        """Keeps exceptions of tasks and callbacks that are not awaited."""
         self._failures.append(context.get("exception") or RuntimeError(context["message"]))
 
     def _bound(self, pod: Pod, call: Call) -> None:
         self.trace.append(f"  {pod.metadata.uid} is bound to {pod.spec.node_name} at {self.time():.2f}")
         self._bindings.wrote(pod, call)
 
-    # -- resting
+    # -- rest
 
     async def _rest(self) -> None:
-        """Let everything come to its end, without any help for pods that sleep."""
+        """Lets everything finish; sleeping pods are not retried by a timer meanwhile."""
         self.trace.append("rest")
         usual = self._faults.rate, self._kube.slow_binds
         self._faults.rate, self._kube.slow_binds, self._kube.flushes = 0.0, 0.0, False
@@ -151,7 +151,7 @@ class Life:
         self._kube.flushes = True
 
     async def _calm_down(self, process: Process, seconds: float) -> None:
-        """Until nothing has happened for so long."""
+        """Waits until nothing has happened for so long."""
         started = busy = self.time()
         while self.time() < busy + seconds:
             if self._settle(process):
@@ -161,8 +161,8 @@ class Life:
             self._check()
 
     def _settle(self, process: Process) -> bool:
-        """One round of everything that is due; whether anything was."""
-        busy = bool(self._kube.tasks or self._world.in_flight)
+        """Does everything that is due; returns whether anything was."""
+        busy = bool(self._kube.tasks or self._api.in_flight)
         informers: list[Informer[Any]] = [*process.informers, self._kube.pods, self._kube.nodes]
         self._rng.shuffle(informers)
         for informer in informers:
@@ -170,7 +170,7 @@ class Life:
                 informer.deliver()
                 busy = True
             busy = self._schedule_all() or busy
-        for key, pod in list(self._world.pods.objects.items()):
+        for key, pod in list(self._api.pods.objects.items()):
             if pod.metadata.deletion_timestamp:
                 self._tenants.remove(key)
                 busy = True
@@ -180,10 +180,10 @@ class Life:
         return busy or any(queued.place == "backoff" for queued in self._kube.queue.values())
 
     def _free_unnoticed(self) -> None:
-        """A pod goes, and kube-scheduler asks for those that sleep before the scheduler has heard of it."""
+        """Deletes a pod; kube-scheduler retries sleeping pods before the scheduler has seen the deletion."""
         found = self._tenants.some_pod(device_usage.is_live)
         if found is not None:
-            self.trace.append(f"{found[0]} goes")
+            self.trace.append(f"{found[0]} is deleted")
             self._tenants.remove(found[0])
             while self._kube.pods.behind:
                 self._kube.pods.deliver()
@@ -197,7 +197,7 @@ class Life:
 
     def _candidates(self, pod: Pod) -> list[str]:
         queued = self._kube.queue[pod.metadata.uid]
-        return [name for name in self._world.nodes.objects if queued.allowed is None or name in queued.allowed]
+        return [name for name in self._api.nodes.objects if queued.allowed is None or name in queued.allowed]
 
     # -- what happens to informers
 
@@ -222,7 +222,7 @@ class Life:
         return self._deliver(self._kube.pods, self._kube.nodes)
 
     def list_again(self) -> str | None:
-        """A watch broke: its informer lists, and goes on from there."""
+        """A watch breaks: its informer lists, and watches from there."""
         if self._process is None:
             return None
         position = self._rng.randrange(len(self._process.informers))
@@ -247,19 +247,19 @@ class Life:
         return f"{uid}{' cut off' if cancel else ''}"
 
     def simulate(self) -> str | None:
-        """An autoscaler asks: that must change nothing."""
-        if self._process is None or not self._world.nodes.objects:
+        """An autoscaler sends a filter request, which must change nothing."""
+        if self._process is None or not self._api.nodes.objects:
             return None
         recipe, engine = self._rng.choice(self._recipes), self._process.engine
         before = engine.ledger.state()
-        shapes.simulate(engine.filter, shapes.template(recipe), list(self._world.nodes.objects.values()))
+        shapes.simulate(engine.filter, shapes.template(recipe), list(self._api.nodes.objects.values()))
         assert engine.ledger.state() == before
         return recipe
 
     def restart(self) -> str | None:
         if self._process is None:
             return None
-        self._world.crash()
+        self._api.crash()
         self._kube.crash()
         self._process.stop()
         self._process = None
@@ -269,7 +269,7 @@ class Life:
         return "crash and start"
 
     def _start(self) -> Process:
-        process = self._process = Process(self._world, self._bindings, now=self.now)
+        process = self._process = Process(self._api, self._bindings, now=self.now)
         self._kube.engine = process.engine
         return process
 

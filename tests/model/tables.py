@@ -1,4 +1,4 @@
-"""Objects of one kind in the simulated apiserver, and informers that follow them as late as the model wants.
+"""Objects of one kind in the simulated apiserver, and informers that follow them with any delay.
 
 A watch brings every change in order; a list is a snapshot that reaches its sink some time after it was taken, and then
 only what differs. Nothing here knows what the objects mean.
@@ -17,7 +17,7 @@ T = TypeVar("T", Pod, Node, ResourceQuota)
 
 
 class Table(Generic[T]):
-    """What is stored, by key."""
+    """The stored objects, by key."""
 
     def __init__(self) -> None:
         self.objects: dict[str, T] = {}
@@ -44,12 +44,12 @@ class Informer(Generic[T]):
         self._feed: deque[tuple[str, T | None]] = deque()
         table.feeds.append(self._feed)
         self.seen: dict[str, T] = {}
-        """as the sink was told last"""
+        """what the sink has"""
         self.listing: dict[str, T] | None = None
         self.list()
 
     def list(self) -> None:
-        """Take a snapshot; watching goes on from there."""
+        """Takes a snapshot; the watch continues from there."""
         self.listing = dict(self._table.objects)
         self._feed.clear()
 
@@ -59,7 +59,7 @@ class Informer(Generic[T]):
         return len(self._feed) + (self.listing is not None)
 
     def deliver(self) -> str:
-        """The list, or the next change; what it was."""
+        """Delivers the list or the next change, and returns a description of it."""
         if self.listing is not None:
             listing, self.listing = self.listing, None
             for key, found in listing.items():

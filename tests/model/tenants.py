@@ -1,4 +1,4 @@
-"""People of the model: they create pods, delete them at any moment, bind some by their manifest, and change quotas.
+"""Tenants of the model: they create pods, delete them at any moment, bind some by their manifest, and change quotas.
 
 Names come again, with other pods behind them.
 """
@@ -13,39 +13,39 @@ from msgspec.structs import replace
 
 from tessera.wire.objects import Metadata, Pod
 from tests.model import device_usage, shapes
-from tests.model.apiserver import World
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 
 PODS = 30
 NAMES = 24
-"""of pods in a namespace: few, so that names come again"""
+"""of pods in a namespace: few, so that names repeat"""
 NAMESPACES = ("blue", "red")
 
 
 @dataclass
 class Tenants:
-    """Methods without arguments are things that happen: what it was, or None where there is nothing to do."""
+    """Methods without arguments are events. They return a description, or None if nothing could happen."""
 
-    world: World
+    api: SimulatedApiserver
     bindings: Bindings
     rng: random.Random
     recipes: tuple[str, ...]
     nodes: tuple[str, ...]
 
     def create_pod(self) -> str | None:
-        if len(self.world.pods.objects) >= PODS:
+        if len(self.api.pods.objects) >= PODS:
             return None
         namespace, name = self.rng.choice(NAMESPACES), f"p{self.rng.randrange(NAMES)}"
         recipe = self.rng.choice(self.recipes)
-        if f"{namespace}/{name}" in self.world.pods.objects or (recipe in shapes.RARE and self.rng.random() < 0.8):
+        if f"{namespace}/{name}" in self.api.pods.objects or (recipe in shapes.RARE and self.rng.random() < 0.8):
             return None
-        pod = self.world.create_pod(shapes.template(recipe), namespace=namespace, name=name)
+        pod = self.api.create_pod(shapes.template(recipe), namespace=namespace, name=name)
         return f"{namespace}/{name} {pod.metadata.uid}: {recipe}"
 
     def bind_directly(self) -> str | None:
-        """A pod with its node in its manifest, and annotations that nobody checked."""
+        """Creates a pod with its node in the manifest, and unchecked annotations."""
         namespace, name = self.rng.choice(NAMESPACES), "direct"
-        if f"{namespace}/{name}" in self.world.pods.objects:
+        if f"{namespace}/{name}" in self.api.pods.objects:
             self.remove(f"{namespace}/{name}")
             return f"{namespace}/{name} gone"
         node = self.rng.choice(self.nodes)
@@ -55,7 +55,7 @@ class Tenants:
             text = f"{node}-0,NVIDIA,{'2000' if kind == 'readable' else 'lots'},5:;"
             annotations = {device_usage.ALLOCATED["NVIDIA"]: text}
             template = replace(template, metadata=Metadata(annotations=annotations, labels={kind: ""}))
-        pod = self.world.create_pod(template, namespace=namespace, name=name, node=node)
+        pod = self.api.create_pod(template, namespace=namespace, name=name, node=node)
         if kind == "readable":
             self.bindings.excuse_pod(pod, "bound by somebody else")
         return f"{namespace}/{name} on {node}: {kind}"
@@ -70,7 +70,7 @@ class Tenants:
         if at_once:
             self.remove(key)
         else:
-            self.world.delete_pod(key, at_once=False)
+            self.api.delete_pod(key, at_once=False)
         return f"{key} {pod.metadata.uid}{' at once' if at_once else ''}"
 
     def remove_terminating(self) -> str | None:
@@ -84,8 +84,8 @@ class Tenants:
         namespace, name = self.rng.choice(NAMESPACES), f"q{self.rng.randrange(2)}"
         key = f"{namespace}/{name}"
         self.bindings.excused_quotas[namespace] = "its quota changed"
-        if key in self.world.quotas.objects and self.rng.random() < 0.5:
-            self.world.quotas.remove(key)
+        if key in self.api.quotas.objects and self.rng.random() < 0.5:
+            self.api.quotas.remove(key)
             return f"{key} gone"
         hard = {
             shapes.MEMORY: self.rng.choice((40000, 80000, 200000)),
@@ -94,13 +94,13 @@ class Tenants:
             shapes.XPU_MEMORY: self.rng.choice((98304, 200000)),
         }
         chosen = {resource: limit for resource, limit in hard.items() if self.rng.random() < 0.3}
-        self.world.put_quota(shapes.quota(namespace, name, chosen))
+        self.api.put_quota(shapes.quota(namespace, name, chosen))
         return f"{key} {chosen}"
 
     def some_pod(self, wanted: Callable[[Pod], bool]) -> tuple[str, Pod] | None:
-        found = [(key, pod) for key, pod in self.world.pods.objects.items() if wanted(pod)]
+        found = [(key, pod) for key, pod in self.api.pods.objects.items() if wanted(pod)]
         return self.rng.choice(found) if found else None
 
     def remove(self, key: str) -> None:
-        self.bindings.handing.pop(self.world.pods.objects[key].metadata.uid, None)
-        self.world.delete_pod(key, at_once=True)
+        self.bindings.handing.pop(self.api.pods.objects[key].metadata.uid, None)
+        self.api.delete_pod(key, at_once=True)

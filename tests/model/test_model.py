@@ -16,7 +16,7 @@ import pytest
 import structlog
 
 from tests.model.profiles import PROFILES
-from tests.model.simulation import Life
+from tests.model.simulation import Simulation
 from tests.model.virtual_time import run
 
 STEPS = int(os.environ.get("MODEL_STEPS", "100000"))
@@ -47,7 +47,7 @@ def live(name: str, seed: int, steps: int) -> None:
     random.seed(seed)  # binding adds jitter to its pauses
 
     async def main() -> None:
-        life = Life(seed, PROFILES[name])
+        life = Simulation(seed, PROFILES[name])
         try:
             await life.run(steps)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""An event loop whose clock only moves when nothing else is left to do: waiting costs nothing and never races.
+"""An event loop whose clock moves only when nothing else is left to do: waiting takes no time and is deterministic.
 
 It has no sockets and no threads. A loop with nothing to wait for raises instead of hanging.
 """
@@ -17,7 +17,7 @@ RESOLUTION = 1e-6
 
 
 class _Jump(selectors.BaseSelector):
-    """Instead of waiting for files it moves the clock."""
+    """Moves the clock instead of waiting for files."""
 
     def __init__(self) -> None:
         self.now = 0.0
