@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.fit import fit_pod
@@ -44,35 +44,20 @@ def indexes(placement: Placement) -> list[int]:
 
 
 def agreed(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
-    """Selection's answer, which must be the plain one in everything that anybody can see."""
-    some = candidates.names[::2]
-    placement, misfits = plainly(selector.ledger, pod, candidates.names)
-    half = plainly(selector.ledger, pod, some)[0]
-    # From what earlier decisions left behind.
-    assert selector.glimpse(pod, set(candidates.names).__contains__, likeness(candidates.names)) in (None, placement)
-    assert selector.glimpse(pod, set(some).__contains__, likeness(some)) in (None, half)
+    """Selection's answer, which must be the plain one in everything that a caller can see."""
     answer = selector.select(pod, candidates)
+    check(answer, selector.ledger, pod, candidates.names)
+    return answer
+
+
+def check(answer: Selected | Refused, ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> None:
+    """Compare an answer with the plain rule, which gets what the product gets: the ledger, the pod and the names."""
+    placement, misfits = plainly(ledger, pod, names)
     if isinstance(answer, Selected):
-        assert answer.placement == placement
         assert placement is not None
+        assert answer.placement == placement
         assert indexes(answer.placement) == indexes(placement)
         assert answer.fits[-1] == (placement.node, placement.score)
     else:
         assert placement is None
         assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
-    glanced = selector.glance(pod, set(candidates.names).__contains__, likeness(candidates.names))
-    if glanced is not None:
-        # A glance that finds something finds the same, and can tell of the same nodes.
-        assert isinstance(answer, Selected)
-        assert glanced.placement == answer.placement
-        # Of a glance nothing is kept, so candidates of another epoch are looked up again, as `select` does.
-        fresh = selector.candidates(candidates.names)
-        assert glanced.among(fresh).fits[-1] == answer.fits[-1]
-    glanced = selector.glance(pod, set(some).__contains__, likeness(some))
-    assert glanced is None or glanced.placement == half
-    return answer
-
-
-def likeness(names: Iterable[str]) -> int:
-    """Other names, another number."""
-    return hash(frozenset(names))

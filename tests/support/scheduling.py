@@ -91,8 +91,6 @@ class World:
         self.at = 0.0
         self.mode = mode
         self.api = FakeCluster()
-        self.is_rush = False
-        """whether successes are told briefly"""
         self.room = 0
         """how often something was told to have become free"""
         self.start()
@@ -120,7 +118,6 @@ class World:
             defaults=PolicyDefaults(),
             reservation_seconds=RESERVATION,
             time=self.time,
-            is_rush=lambda: self.is_rush,
             on_room=self._more_room,
             on_decision=self.decisions.append,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,17 @@ UNKNOWN = -1
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+class NameOrder(NamedTuple):
+    """Columns sorted by name, for one epoch: equal nodes are decided by it."""
+
+    epoch: int
+    names: tuple[str, ...]
+    rows: Ints
+    """columns, in the order of `names`"""
+    places: Ints
+    """by column: its place in that order"""
 
 
 class CardArrays:
@@ -52,7 +64,7 @@ class CardArrays:
         self._free: list[int] = []
         self._places_by_uuid: dict[str, set[str]] = {}
         """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
-        self._ranks: tuple[int, Ints] | None = None
+        self._order: NameOrder | None = None
         self._hosts: dict[str, tuple[int, int]] = {}
         self._allocate(devices, nodes)
 
@@ -112,14 +124,15 @@ class CardArrays:
         return counts
 
     @property
-    def ranks(self) -> Ints:
-        """By column, the node's place in the order of names: the tie-break."""
-        if self._ranks is None or self._ranks[0] != self.epoch:
-            ranks = np.zeros(len(self.names), dtype=np.int64)
-            for place, row in enumerate(sorted(range(len(self.names)), key=self.names.__getitem__)):
-                ranks[row] = place
-            self._ranks = (self.epoch, ranks)
-        return self._ranks[1]
+    def order(self) -> NameOrder:
+        """The columns in the order of their nodes' names."""
+        if self._order is None or self._order.epoch != self.epoch:
+            rows = sorted(range(len(self.names)), key=self.names.__getitem__)
+            places = np.zeros(len(rows), dtype=np.int64)
+            places[rows] = np.arange(len(rows))
+            names = tuple(map(self.names.__getitem__, rows))
+            self._order = NameOrder(self.epoch, names, np.array(rows, dtype=np.int64), places)
+        return self._order
 
     # -- writing
 

@@ -22,14 +22,14 @@ def success_text(selected: Selected) -> str:
 
     Nodes that only a look at each of them could decide about, as those with MIG, are neither fit nor not fit.
     """
-    sure = selected.certain()
-    found, open_ = len(sure.rows), len(selected.rows) - len(sure.rows)
-    shown = [f"{name}:{score:.2f}" for name, score in sure.best(NAMED_NODES)]
+    found = int(selected.decided.sum())
+    undecided = len(selected.decided) - found
+    shown = [f"{name}:{score:.2f}" for name, score in selected.best_decided(NAMED_NODES)]
     if found > NAMED_NODES:
         shown.insert(0, f"{found - NAMED_NODES} more ...")
-    refused = len(selected.candidates.names) - found - open_
+    refused = len(selected.candidates) - found - undecided
     text = f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
-    return f"{text}, {open_} nodes not looked at" if open_ else text
+    return f"{text}, {undecided} nodes not looked at" if undecided else text
 
 
 def brief_success_text(placement: Placement) -> str:

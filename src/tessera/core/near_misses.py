@@ -103,7 +103,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         # Something that the arrays do not know keeps the pod away: NUMA, a quota, another container.
         return None
     if most.any():
-        first = int(np.lexsort((arrays.ranks[rows], -most))[0])
+        first = int(np.lexsort((arrays.order.places[rows], -most))[0])
         return FewCards(arrays.names[rows[first]], request.count, int(most[first]))
     best: tuple[float, int, int, int, Reason] | None = None
     for code, reason in enumerate(screen.REASONS):
@@ -113,7 +113,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         if not len(places):
             continue
         shares = _shares(arrays, request, places, rows[columns], reason)
-        ranks = arrays.ranks[rows[columns]]
+        ranks = arrays.order.places[rows[columns]]
         i = int(np.lexsort((places, ranks, shares))[0])
         if not np.isfinite(shares[i]):
             continue

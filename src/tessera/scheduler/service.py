@@ -102,7 +102,6 @@ class Service:
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=self._group.create_task,
             leads=lambda: self.leads,
-            is_rush=self.telling.is_rush,
             on_decision=self.telling.decided,
             on_refusal=on_refusal,
             on_bind=self.telling.bound,

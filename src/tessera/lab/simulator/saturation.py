@@ -86,7 +86,7 @@ def place(cluster: Cluster, strategy: Strategy, ask: Ask, within: Bools | None =
 def _best(cluster: Cluster, strategy: Strategy, ask: Ask, rows: Ints) -> int:
     preference = strategy.preference(ask, rows)
     best = rows[preference == preference.max()]
-    return int(best[np.argmin(cluster.arrays.ranks[best])])
+    return int(best[np.argmin(cluster.arrays.order.places[best])])
 
 
 def _sampled(cluster: Cluster, part: float, dice: np.random.Generator) -> Bools:
