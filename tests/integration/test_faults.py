@@ -16,6 +16,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tessera.scheduler import binder as binding
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 
@@ -74,7 +75,7 @@ async def test_a_refused_write_gives_the_pod_back_to_kube_scheduler_and_keeps_it
         cluster.plane.server.faults.next(Fail(status, message="not today"), method="POST", path=BINDING)
         await cluster.plane.create_pod(gpu_pod("p", gpu=1))
         assert "not today" in await cluster.refused("p")
-        assert len(cluster.service.filter.prepared) == 1
+        assert cluster.service.engine.cycles.count(*HOLDS_RESERVATION) == 1
         await cluster.running_pods("p")
         await cluster.at_rest()
         assert bindings(cluster) == [status, 201]

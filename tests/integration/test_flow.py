@@ -15,6 +15,7 @@ from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar
 from tests.support.replaying import wrong_slices
 
@@ -295,7 +296,7 @@ async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_other
 
             def expired() -> bool:
                 cluster.time_passes()
-                return not cluster.service.filter.prepared
+                return not cluster.service.engine.cycles.count(*HOLDS_RESERVATION)
 
             await cluster.until(expired, what="the reservation to expire")
             assert (await extender.filter(waiting, ["n1"])).nodes == ("n1",)

@@ -58,31 +58,31 @@ async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path
         assert len(cluster.writes()) == 24
 
 
-async def test_pods_of_equal_shape_need_no_turn(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
+async def test_pods_that_use_the_downward_api_need_no_turn(tmp_path: Path) -> None:
+    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="env")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
         pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(5)]
         for each in pods:
             await cluster.plane.create_pod(each)
-        await cluster.until(lambda: cluster.service.handover.in_hand == 5, what="five pods in hand at once")
+        await cluster.until(lambda: cluster.service.engine.queue.active == 5, what="five pods in hand at once")
         node.kubelet.resume()
         await cluster.running_pods(*names(pods))
         await cluster.at_rest()
 
 
-async def test_pods_that_could_be_mixed_up_are_bound_one_after_the_other(tmp_path: Path) -> None:
+async def test_dependent_pods_are_bound_one_after_the_other(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
-        pods = [gpu_pod(f"p{number}", gpu=1, mem=100 + number) for number in range(4)]
+        pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(4)]
         for each in pods:
             await cluster.plane.create_pod(each)
-        handover = cluster.service.handover
-        await cluster.until(lambda: handover.waiting == 3, what="three pods to wait")
+        queue = cluster.service.engine.queue
+        await cluster.until(lambda: queue.waiting == 3, what="three pods to wait")
         bound = [name for name in names(pods) if (cluster.plane.pod("default", name) or {})["spec"].get("nodeName")]
         assert bound == ["p0"]
-        assert handover.in_hand == 1
+        assert queue.active == 1
         node.kubelet.resume()
         await cluster.running_pods(*names(pods))
         await cluster.at_rest()
@@ -129,7 +129,7 @@ async def test_a_foreign_lock_is_respected_until_it_is_released(tmp_path: Path) 
         await plane.create_pod(owner())
         await set_lock(cluster, f"{now()},default,owner")
         await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1, what="the pod's turn")
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1, what="the pod's turn")
         await cluster.until(lambda: any(seen.path.endswith("/pods/owner") for seen in cluster.requests()))
         assert plane.phase("default", "p") == "Pending"
         await set_lock(cluster, None)
@@ -219,9 +219,9 @@ async def test_a_pod_deleted_in_handover_frees_its_turn(tmp_path: Path, agent: s
         plane = cluster.plane
         node.kubelet.pause()
         await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1)
         await plane.create_pod(gpu_pod("q", gpu=1, mem=200))
-        await cluster.until(lambda: cluster.service.handover.waiting == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.waiting == 1)
         await plane.delete_pod("default", "p", grace_seconds=0)
         node.kubelet.resume()
         await cluster.running_pods("q")
@@ -239,7 +239,7 @@ async def test_a_node_that_is_slow_to_hand_over_keeps_nobody_else_waiting(tmp_pa
                     pod(f"{speed}{number}", container("a", gpu=1, mem=100 + number), nodeSelector={"speed": speed})
                 )
         await cluster.running_pods("fast0", "fast1", "fast2")
-        assert cluster.service.handover.waiting == 2
+        assert cluster.service.engine.queue.waiting == 2
         slow.kubelet.resume()
         await cluster.running_pods("slow0", "slow1", "slow2")
         await cluster.at_rest()

@@ -1,8 +1,8 @@
 """What the cluster's pods teach a policy that looks ahead, learned as the scheduler learns it.
 
 Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those
-that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler remembers pods
-that the API has forgotten since; nobody else can.
+that hold or held devices, in the order of their binding, then those that wait and were refused. Only the scheduler
+remembers pods that the API has forgotten since.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tessera.core.demand_history import FIRST, DemandHistory
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.inspect.state import Json
-from tessera.scheduler.demand_seed import in_order, was_placed
+from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
 from tessera.wire.objects import Pod
 

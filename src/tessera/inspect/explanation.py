@@ -20,7 +20,7 @@ from tessera.inspect.request import Understood, understood
 from tessera.inspect.slices import Slice, slices_of
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, Group, judge
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.expectations import nearest
@@ -105,9 +105,9 @@ def explain(world: OfflineCluster, key: str, *, cards: bool = False) -> Explanat
     return replace(base, status=status, verdict=verdict, kept_off=grouped(kept_off))
 
 
-def expected_by(world: OfflineCluster, prepared: Prepared | BadPod) -> Expected | None:
+def expected_by(world: OfflineCluster, prepared: PreparedRequest | BadPod) -> Expected | None:
     """What the pod's policies know about the pods to come."""
-    ahead = isinstance(prepared, Prepared) and prepared.request.outlook is not None
+    ahead = isinstance(prepared, PreparedRequest) and prepared.request.outlook is not None
     return world.learning.expected if ahead else None
 
 
@@ -123,9 +123,9 @@ def bad_text(bad: BadPod) -> str:
     return f"container {bad.container}: {bad.text}" if bad.container else bad.text
 
 
-def _base(world: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | BadPod) -> Explanation:
+def _base(world: OfflineCluster, pod: Pod, document: Json, prepared: PreparedRequest | BadPod) -> Explanation:
     """What is always said."""
-    asks = isinstance(prepared, Prepared) and prepared.request.asks_for_devices
+    asks = isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices
     return Explanation(
         pod.metadata.namespace,
         pod.metadata.name,
@@ -134,7 +134,7 @@ def _base(world: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | 
         pod.status.phase,
         node=pod.spec.node_name,
         request=understood(prepared.request, pod.annotations, world.vendors)
-        if isinstance(prepared, Prepared) and asks
+        if isinstance(prepared, PreparedRequest) and asks
         else None,
         problem=bad_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=tuple(_notes(world, pod)),
@@ -144,13 +144,18 @@ def _base(world: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | 
 
 
 def _placed(
-    world: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | BadPod, facts: PodFacts, base: Explanation
+    world: OfflineCluster,
+    pod: Pod,
+    document: Json,
+    prepared: PreparedRequest | BadPod,
+    facts: PodFacts,
+    base: Explanation,
 ) -> Explanation:
     containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
     slices = slices_of(world.ledger, Placement(facts.node, facts.grants), containers)
     names, kept_off = world.candidates(document)
     verdict = None
-    if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+    if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
         with world.without(f"{pod.metadata.namespace}/{pod.metadata.name}"):
             verdict = judge(world.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
     return replace(

@@ -24,8 +24,10 @@ from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import settings_of
 from tessera.inspect.state import InspectionError, Json, State
 from tessera.lab.sandbox.scheduling.fit import SELECTOR, TAINTS, UNSCHEDULABLE, Needs, needs_of, room_of
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -46,11 +48,11 @@ class OfflineCluster:
         self.engine = Engine(
             self.settings,
             OfflineClient(),
-            now=lambda: state.taken,
-            zone=datetime.now().astimezone().tzinfo or UTC,
+            clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
-            leads=lambda: False,
+            observer=NullObserver(),
         )
+        self.engine.is_leader = False
         self.nodes: dict[str, Json] = {}
         self.pods: dict[str, Pod] = {}
         """by namespace/name"""
@@ -85,8 +87,8 @@ class OfflineCluster:
         """What the pods teach: those of the state, then those asked about since."""
         learning = Learning(self.ledger, self.vendors)
         for pod in asked_before(self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name):
-            prepared = self.engine.filter.prepare(pod)
-            if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+            prepared = self.engine.requests.read(pod)
+            if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 learning.observe(prepared.request)
         for request in self._asked:
             learning.observe(request)
@@ -98,9 +100,9 @@ class OfflineCluster:
         if "learning" in self.__dict__:
             self.learning.observe(request)
 
-    def prepare(self, pod: Pod) -> Prepared | BadPod:
+    def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod as filter would place it now."""
-        prepared = self.engine.filter.prepare(pod)
+        prepared = self.engine.requests.read(pod)
         if isinstance(prepared, BadPod) or prepared.request.outlook is None:
             return prepared
         ahead = replace(prepared.request, outlook=self.learning.outlook)

@@ -27,7 +27,7 @@ from tessera.lab.sandbox.api.patches import apply_json_patch
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
@@ -134,7 +134,7 @@ def simulate(world: OfflineCluster, manifest: Manifest, *, most: int = MOST, car
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
     for uid in extra:
-        world.engine.filter.forget(uid)
+        world.engine.cycles.observe_gone(uid)
         world.vacate(_host(uid))
     return replace(result, placed=tuple(placed))
 
@@ -165,9 +165,9 @@ class _Asked:
         self.candidates = world.engine.selector.candidates(self.names)
 
 
-def _reserved(world: OfflineCluster, prepared: Prepared, answer: Selected) -> Placed:
+def _reserved(world: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> Placed:
     request, placement = prepared.request, answer.placement
-    world.engine.filter.keep(prepared, placement)
+    world.engine.cycles.reserve(prepared, placement)
     containers = [container.name for container in request.containers]
     return Placed(request.name, placement.node, slices_of(world.ledger, placement, containers))
 

@@ -13,8 +13,10 @@ import pytest
 from tessera.core.demand_forecast import PRIOR, DemandForecast
 from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
-from tessera.scheduler.engine import WAKE_AGAIN, Engine
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
+from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire import keys
@@ -49,19 +51,24 @@ class World:
         self.engine.pods.drop("default/full")
 
 
+def new_engine(settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup) -> Engine:
+    clock = Clock(lambda: NOW, asyncio.get_running_loop().time, UTC)
+    return Engine(settings, api, clock=clock, spawn=tasks.create_task, observer=NullObserver())
+
+
 @asynccontextmanager
 async def world(**annotations: str) -> AsyncIterator[World]:
     api = FakeCluster()
     api.add_node(node("n1").gpus(1, memory=1000).annotate(*annotations.items()))
     with captured() as logs:
         async with asyncio.TaskGroup() as tasks:
-            engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+            engine = new_engine(Settings(), api, tasks)
             engine.nodes.put("n1", api.nodes["n1"])
             full = gpu_pod("full", mem=1000).on("n1", "n1-0,NVIDIA,1000,0:;").api()
             engine.pods.put("default/full", full)
             for sink in (engine.pods, engine.nodes, engine.quotas):
                 sink.synced()
-            waking = tasks.create_task(engine.wake())
+            waking = tasks.create_task(engine.wake_pods())
             yield World(engine, api, logs)
             waking.cancel()
 
@@ -88,11 +95,11 @@ async def test_a_pod_that_could_not_be_woken_is_woken_later(fault: KubeError) ->
         here.filtered(pod)
         here.api.script("annotate_pod", fault)
         here.make_room()
-        await asyncio.sleep(WAKE_AGAIN / 2)
+        await asyncio.sleep(WAKE_AGAIN_SECONDS / 2)
         assert here.retried(pod) is None
         [told] = here.logs.of("pod not woken")
         assert told["pod"] == "default/p"
-        await asyncio.sleep(WAKE_AGAIN)
+        await asyncio.sleep(WAKE_AGAIN_SECONDS)
         assert here.retried(pod) == "2"
 
 
@@ -106,7 +113,7 @@ async def test_a_pod_that_is_gone_is_not_woken_again_and_the_others_are() -> Non
         here.api.script("annotate_pod", not_found("pod"))
         here.make_room()
         await asyncio.sleep(1)
-        assert uid(gone) not in here.engine.waiting
+        assert uid(gone) not in here.engine.unschedulable
         assert here.retried(there) is not None
         assert here.logs.of("pod not woken") == []
 
@@ -160,7 +167,8 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
     api = FakeCluster()
     api.add_node(node("n1").gpus(1).annotate((HANDSHAKE, REPORTED)))
     async with asyncio.TaskGroup() as tasks:
-        engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task, leads=lambda: False)
+        engine = new_engine(Settings(), api, tasks)
+        engine.is_leader = False
         engine.nodes.put("n1", api.nodes["n1"])
         engine.tick()
     assert [write.verb for write in api.writes] == []
@@ -170,8 +178,8 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
 
 
 def outlook(engine: Engine) -> DemandForecast | None:
-    prepared = engine.filter.prepare(gpu_pod("next").api())
-    assert isinstance(prepared, Prepared)
+    prepared = engine.requests.read(gpu_pod("next").api())
+    assert isinstance(prepared, PreparedRequest)
     return prepared.request.outlook
 
 
@@ -180,7 +188,7 @@ def outlook(engine: Engine) -> DemandForecast | None:
 async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(nodes_first: bool) -> None:
     ahead = Settings(policies=PolicyDefaults(node="fragmentation", device="fragmentation"))
     async with asyncio.TaskGroup() as tasks:
-        engine = Engine(ahead, FakeCluster(), now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+        engine = new_engine(ahead, FakeCluster(), tasks)
         engine.nodes.put("n1", node("n1").gpus(8, memory=1000).api())
         for number in range(FIRST):
             pod = gpu_pod(f"p{number}", mem=100).on("n1", f"n1-{number % 8},NVIDIA,100,0:;")
