@@ -1,6 +1,6 @@
-"""Tests that are coroutines, in real time or in fake time where waiting costs nothing and every moment is exact.
+"""Runs tests that are coroutines, in real time or in fake time, where waiting takes no time and timers are exact.
 
-Each test has its own loop, closed afterwards. A test that hangs fails instead.
+Each test has its own event loop, which is closed afterwards. A test that hangs fails.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HANGS_AFTER_FAKE_SECONDS = 30 * 86400.0
 
 
 def in_real_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """For tests that talk to another process; such a test waits for what happens, never for a time."""
+    """For tests that call another process. They wait for events, never for a time."""
     return _running(test, asyncio.new_event_loop, HANGS_AFTER_SECONDS)
 
 
 def on_uvloop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """In real time, on the loop that the services run on: where TLS and sockets matter, loops differ."""
+    """In real time, on the loop that the services use: loops differ in TLS and sockets."""
     return _running(test, uvloop.new_event_loop, HANGS_AFTER_SECONDS)
 
 

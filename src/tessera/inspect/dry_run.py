@@ -12,8 +12,7 @@ import msgspec
 
 from tessera.inspect.state import Json
 from tessera.kube.access import Access
-from tessera.kube.client import JSON
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 from tessera.kube.transport import Transport
 
 
@@ -21,8 +20,7 @@ class Trial:
     """Use as `async with`."""
 
     def __init__(self, access: Access, *, timeout: float, user_agent: str) -> None:
-        self._transport = Transport(access, limiter=None, user_agent=user_agent)
-        self._timeout = timeout
+        self._transport = Transport(access, timeout=timeout, limiter=None, user_agent=user_agent)
 
     async def __aenter__(self) -> Self:
         self._transport.open()
@@ -35,18 +33,11 @@ class Trial:
 
     async def create(self, path: str, body: Json) -> Json:
         """The object as it would be stored."""
-        data = await self._transport.exchange(
-            "POST",
-            path,
-            timeout=self._timeout,
-            query={"dryRun": "All"},
-            body=msgspec.json.encode(body),
-            content_type=JSON,
-        )
+        data = await self._transport.request("POST", path, msgspec.json.encode(body), query={"dryRun": "All"})
         try:
             found: Any = msgspec.json.decode(data)
         except msgspec.MsgspecError as error:
-            raise BadAnswer(f"POST {path}: {error}") from error
+            raise BadResponse(f"POST {path}: {error}") from error
         if not isinstance(found, dict):
-            raise BadAnswer(f"POST {path}: not an object")
+            raise BadResponse(f"POST {path}: not an object")
         return found

@@ -35,7 +35,7 @@ from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.metrics import Metrics, Seen
 from tessera.services.addresses import Address
-from tessera.services.file_watch import FileNotice
+from tessera.services.file_watch import FileWatch
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)
@@ -110,7 +110,7 @@ class Process:
         self.address: Address | None = None
         """of the metrics; known once `listening` is set"""
         self.stopping = asyncio.Event()
-        self._notice = FileNotice(lambda: self.configuration.files)
+        self._file_watch = FileWatch(lambda: self.configuration.files)
         self._renew = asyncio.Event()
         self._parts_over = asyncio.Event()
         self._kept: str | None = None
@@ -120,7 +120,7 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._notice.ask)
+        loop.add_signal_handler(signal.SIGHUP, self._file_watch.request_reload)
         try:
             return await self._until_stopped()
         finally:
@@ -230,11 +230,11 @@ class Process:
 
     async def _watch_files(self) -> None:
         """Read the configuration again on SIGHUP and when a file changes."""
-        await self._notice.begin()
+        await self._file_watch.start()
         # A file may have changed between the first reading and the first look.
         await self._read_again(asked=False)
         while True:
-            await self._read_again(asked=await self._notice.news())
+            await self._read_again(asked=await self._file_watch.wait_for_change())
 
     async def _read_again(self, *, asked: bool) -> None:
         if self._reload is None:

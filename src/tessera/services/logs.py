@@ -1,7 +1,6 @@
-"""Logging of the services: structured events on stderr, as JSON lines for machines or coloured text on a terminal.
+"""Logging of the services: structured events on stderr, as JSON lines or as coloured text on a terminal.
 
-Records of libraries that use the standard library come out in the same form. Called once, by the process; modules only
-take a logger.
+Log records of libraries have the same form. The process configures logging once; modules only get a logger.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class LogLevel(Enum):
 
     @property
     def number(self) -> int:
-        """As the standard library counts."""
+        """The level of the standard library."""
         return {"debug": 10, "info": 20, "warning": 30, "error": 40}[self.value]
 
 
@@ -41,17 +40,17 @@ class LogOptions:
 
 
 def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
-    """Send what this process logs to `stream`, stderr by default."""
+    """Send the log of this process to `stream`, by default stderr."""
     stream = stream or sys.stderr
     chosen = options.format or (LogFormat.CONSOLE if stream.isatty() else LogFormat.JSON)
-    before: list[Processor] = [
+    common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last = _renderers(chosen, colors=stream.isatty())
+    renderers = _renderers(chosen, colors=stream.isatty())
     structlog.configure(
-        processors=[*before, *last],
+        processors=[*common, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(options.level.number),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
@@ -59,11 +58,11 @@ def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*before, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
-    # Libraries talk at info about what nobody asked; their debug output comes with ours.
+    # At info, libraries log too much; their debug output comes with ours.
     level = options.level.number if options.level is not LogLevel.INFO else logging.WARNING
     logging.basicConfig(handlers=[handler], level=level, force=True)
 

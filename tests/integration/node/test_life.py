@@ -43,7 +43,7 @@ async def test_a_command_that_cannot_reach_any_apiserver_says_so(tmp_path: Path)
     arguments = ("--node-name=n1", "--inventory=null", ADDRESS, f"--node-config-file={tmp_path}/c.json")
     async with started("device-plugin", *arguments) as command:
         assert await command.end() == 2
-    assert "no way to the apiserver" in command.events[-1]["error"]
+    assert "no access to an apiserver" in command.events[-1]["error"]
 
 
 async def test_simulated_cards_that_cannot_be_understood_are_one_message(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""A scripted HTTP server on a raw socket: every answer, and every fault, byte for byte.
+"""A scripted HTTP server on a raw socket: every response and every fault, byte for byte.
 
-Each request gets the next answer of the script, the last one for ever. It knows just enough of HTTP to read a request.
+Each request gets the next answer of the script, and the last one is repeated. It knows just enough of HTTP to read a
+request.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import msgspec
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request as it came in."""
+class ReceivedRequest:
+    """A request as it arrived."""
 
     method: str
     target: str
@@ -42,9 +43,9 @@ class Request:
 
 @dataclass
 class Exchange:
-    """One request, and the connection to answer it on."""
+    """One request, and the connection to respond on."""
 
-    request: Request
+    request: ReceivedRequest
     writer: asyncio.StreamWriter
 
     async def send(self, data: bytes) -> None:
@@ -52,21 +53,21 @@ class Exchange:
         await self.writer.drain()
 
     def reset(self) -> None:
-        """End the connection with a TCP reset instead of a regular end."""
+        """End the connection with a TCP reset."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
 
 TURNS = 50
-"""of the loop, enough for the other side to read what it was sent"""
+"""of the event loop; enough for the client to read what was sent"""
 
 Answer = Callable[[Exchange], Awaitable[bool | None]]
-"""answers one request; True keeps the connection for the next"""
+"""responds to one request; returns True to keep the connection"""
 
 
 def reply(status: int = 200, body: Any = b"", **headers: str) -> Answer:
-    """A complete answer. Header names are written with underscores."""
+    """A complete response. Header names are written with underscores."""
     data = body if isinstance(body, bytes) else msgspec.json.encode(body)
     lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     head = "\r\n".join([f"HTTP/1.1 {status} Whatever", f"Content-Length: {len(data)}", *lines])
@@ -85,9 +86,9 @@ def refusal(status: int, reason: str = "", message: str = "no", **headers: str) 
 
 
 def stream(*chunks: bytes, end: str = "end", lasting: float = 0.0) -> Answer:
-    """A chunked answer that stays open for `lasting` seconds.
+    """A chunked response that stays open for `lasting` seconds.
 
-    `end`: end (as it should), cut (plain EOF), reset (TCP reset), hold (never)."""
+    `end`: end (properly), cut (plain EOF), reset (TCP reset), hold (never)."""
 
     async def answer(exchange: Exchange) -> bool:
         await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -95,7 +96,7 @@ def stream(*chunks: bytes, end: str = "end", lasting: float = 0.0) -> Answer:
             await exchange.send(b"%x\r\n%s\r\n" % (len(chunk), chunk))
         await asyncio.sleep(lasting)
         if end == "reset":
-            # The client must have the bytes first: a reset throws away what it has not read.
+            # The client must read the bytes first: a reset discards what it has not read.
             for _ in range(TURNS):
                 await asyncio.sleep(0)
             exchange.reset()
@@ -127,7 +128,7 @@ async def reset_at_once(exchange: Exchange) -> None:
 
 
 async def silence(exchange: Exchange) -> None:
-    """No answer and no end."""
+    """No response and no end."""
     await asyncio.Event().wait()
 
 
@@ -138,7 +139,7 @@ class RawServer:
         self.script = list(script) or [close_at_once]
         self.tls = tls
         self.port = port
-        self.requests: list[Request] = []
+        self.requests: list[ReceivedRequest] = []
         self.connections = 0
         self.arrived = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,7 +159,7 @@ class RawServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def wait_for(self, count: int) -> None:
-        """Until this many requests have come."""
+        """Return when this many requests have arrived."""
         async with self.arrived:
             await self.arrived.wait_for(lambda: len(self.requests) >= count)
 
@@ -176,13 +177,13 @@ class RawServer:
                 if not await answer(Exchange(request, writer)):
                     break
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client, or the test, is done with it
+            pass  # the client or the test has ended it
         finally:
             self._tasks.discard(task)
             writer.close()
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | None:
+async def _read(reader: asyncio.StreamReader) -> ReceivedRequest | None:
     head = await reader.readline()
     if not head:
         return None
@@ -192,4 +193,4 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
         name, _, value = line.decode().partition(":")
         headers[name.lower()] = value.strip()
     body = await reader.readexactly(int(headers.get("content-length", "0")))
-    return Request(method, target, headers, body)
+    return ReceivedRequest(method, target, headers, body)

@@ -1,32 +1,31 @@
-"""Cutting a stream of chunks into lines, wherever the chunks end. Linear, and bounded by the longest line."""
+"""Splits a stream of chunks into lines, wherever the chunks end: in linear time, with a limit on the line length."""
 
 from __future__ import annotations
 
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 
 MAX_LINE_BYTES = 32 << 20
 """an object in etcd has at most 1.5 MiB; JSON and escapes make that a few times more"""
 
 
-class Lines:
-    """Holds the beginning of the line whose end has not come."""
+class LineSplitter:
+    """Holds the beginning of the line whose end has not arrived."""
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._held = 0
 
     @property
-    def partial(self) -> bool:
-        """Whether a line has begun and not ended."""
+    def has_partial_line(self) -> bool:
         return self._held > 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that this chunk completes, without their ends; blank ones are left out."""
+        """The lines that this chunk completes, without their line ends; blank lines are left out."""
         first, *others = chunk.split(b"\n")
         self._pieces.append(first)
         self._held += len(first)
         if self._held > MAX_LINE_BYTES:
-            raise BadAnswer(f"a line of the watch is longer than {MAX_LINE_BYTES >> 20} MiB")
+            raise BadResponse(f"a line of the watch is longer than {MAX_LINE_BYTES >> 20} MiB")
         if not others:
             return []
         complete = [b"".join(self._pieces), *others[:-1]]

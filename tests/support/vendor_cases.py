@@ -1,4 +1,4 @@
-"""Asking a vendor for cards without a ledger: cards in the order given are best first."""
+"""Requests for cards of one vendor, without a ledger. Cards are preferred in the order given."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class World:
         return fit_request(self.vendor, Ask(request, pod, constraint, facts, self.cards, room=self.room))
 
     def grants(self, **limits: Any) -> Grants:
-        answer = self.fit(self.request(**limits))
-        assert not isinstance(answer, Misfit), answer
-        return answer
+        result = self.fit(self.request(**limits))
+        assert not isinstance(result, Misfit), result
+        return result
 
     def refusal(self, **limits: Any) -> str:
-        answer = self.fit(self.request(**limits))
-        assert isinstance(answer, Misfit), answer
-        return answer.text
+        result = self.fit(self.request(**limits))
+        assert isinstance(result, Misfit), result
+        return result.text
 
     def indexes(self, **limits: Any) -> list[int]:
         return [grant.index for grant in self.grants(**limits)]
@@ -86,7 +86,7 @@ def devices(vendor: Vendor, of: Node) -> tuple[Device, ...]:
 def mutated(
     vendor: Vendor, limits: dict[str, Any], requests: dict[str, Any] | None = None
 ) -> tuple[Any, ContainerDraft]:
-    """The vendor's answer and the draft it left; asked twice, since mutation may be repeated."""
+    """What the vendor returned, and the draft it left. Called twice, since mutation may be repeated."""
     draft, pod = ContainerDraft(dict(limits), dict(requests or {}), name="main"), PodDraft()
     answer = vendor.mutate(draft, pod)
     once = (dict(draft.limits), dict(draft.requests), dict(draft.env), dict(pod.annotations), list(pod.warnings))
@@ -102,7 +102,7 @@ def warnings(vendor: Vendor, limits: dict[str, Any]) -> list[str]:
 
 
 def taken(vendor: Vendor, cards: Sequence[Card], grants: Grants) -> list[Card]:
-    """Copies of the cards with grants charged, as a replay from the annotation would charge them."""
+    """Copies of the cards with the grants charged as a replay of the annotation charges them."""
     copies = {card.device.uuid: card.copy() for card in cards}
     for grant in grants:
         text = vendor.encode([(grant,)])

@@ -1,24 +1,24 @@
-"""How requests travel: connections that are used again, or must not be, and answers in every form that HTTP allows."""
+"""The connection pool and the proxy: which connections are used again, and responses in every form of HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import sys
+import traceback
 from typing import Any
 
 import pytest
 
-from tessera.kube import http_transport as lean_carrier
-from tessera.kube import proxy_transport as proxied_carrier
-from tessera.kube import sockets
+from tessera.http11.client import ClientConnection, ClientResponse
+from tessera.kube import connection_pool, proxy_round_tripper, round_tripper
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.credentials import FixedHeaders
 from tessera.kube.errors import ApiError, BadName, Unreachable
-from tessera.kube.http_connection import MAX_SILENT, MAX_UNREAD, Connection, HttpReply
-from tessera.kube.request import KEEP_ALIVE_SECONDS
+from tessera.kube.round_tripper import KEEP_ALIVE_SECONDS
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
+from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, raw, refusal, reply, silence
 
 THING = "/api/v1/namespaces/team/pods/a"
 BODY = b'{"name":"a"}'
@@ -30,7 +30,7 @@ def client_of(server: RawServer, **settings: Any) -> KubeClient:
 
 
 def and_more(first: bytes, later: bytes, *, turns: int = 0) -> Answer:
-    """Bytes that nobody asked for, in the same packet or some turns of the loop later."""
+    """Sends bytes that were not asked for, in the same packet or some turns of the loop later."""
 
     async def answer(exchange: Exchange) -> bool:
         if not turns:
@@ -78,7 +78,7 @@ async def byte_by_byte(exchange: Exchange) -> bool:
     ],
 )
 @in_fake_time
-async def test_an_answer_is_read_in_every_form(answer: Answer) -> None:
+async def test_a_response_is_read_in_every_form(answer: Answer) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
 
@@ -89,14 +89,14 @@ async def test_an_answer_is_read_in_every_form(answer: Answer) -> None:
         (raw(b"220 ready\r\n"), "not HTTP"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Length: 13\r\n\r\n" + BODY), "not HTTP"),
         (raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"), "not HTTP"),
-        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (MAX_SILENT + 1)), "too large"),
+        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ClientResponse.max_stalled_bytes + 1)), "too large"),
         (raw(COMPLETE[:-1]), "ended before"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"), "ended before"),
         (raw(b"HTTP/1.1 100 Continue\r\n\r\n"), "ended before"),
     ],
 )
 @in_fake_time
-async def test_what_is_no_answer_is_an_answer_lost(answer: Answer, problem: str) -> None:
+async def test_a_malformed_response_counts_as_lost(answer: Answer, problem: str) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         with pytest.raises(Unreachable, match=problem):
             await client.get(THING, dict[str, Any])
@@ -115,7 +115,7 @@ REFUSED = b"HTTP/1.1 429 Too Many Requests\r\nRETRY-After: 3\r\nContent-Length: 
     ],
 )
 @in_fake_time
-async def test_headers_are_those_of_the_answer(answer: Answer) -> None:
+async def test_headers_are_those_of_the_final_response(answer: Answer) -> None:
     async with RawServer(answer) as server, client_of(server) as client:
         with pytest.raises(ApiError) as refused:
             await client.get(THING, dict[str, Any])
@@ -171,7 +171,7 @@ async def test_an_idle_connection_is_given_up_before_the_server_does_it(idle_s: 
 
 @in_fake_time
 async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 2)
+    monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 2)
     at_once = most = 0
 
     async def slow(exchange: Exchange) -> bool:
@@ -189,8 +189,8 @@ async def test_requests_at_once_have_a_connection_each_up_to_a_limit(monkeypatch
 
 
 @in_fake_time
-async def test_a_connection_that_never_came_about_leaves_its_place_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 1)
+async def test_a_connection_that_never_came_about_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     async with RawServer() as gone:
         pass
     async with client_of(gone) as client:
@@ -230,80 +230,14 @@ async def test_a_path_that_would_break_out_of_its_line_is_never_sent(target: str
         assert server.requests == []
 
 
-class Pausing(asyncio.Transport):
-    def __init__(self) -> None:
-        super().__init__()
-        self.is_paused = False
-
-    def write(self, _data: object) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        self.is_paused = True
-
-    def resume_reading(self) -> None:
-        self.is_paused = False
-
-
-@pytest.mark.parametrize("whole", [False, True])
-async def test_a_body_waits_for_its_reader_unless_all_of_it_is_wanted(whole: bool) -> None:
-    connection, transport = Connection(None, lambda _: None), Pausing()
-    connection.connection_made(transport)
-    asking = asyncio.create_task(connection.ask(b"GET / HTTP/1.1\r\n\r\n"))
-    await asyncio.sleep(0)
-    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (3 * MAX_UNREAD))
-    reply = await asking
-    reading = asyncio.create_task(reply.read()) if whole else None
-    await asyncio.sleep(0)
-    for _ in range(2):
-        connection.data_received(b"x" * MAX_UNREAD)
-    assert transport.is_paused is not whole
-    if reading is None:
-        assert len(await reply.chunk()) == 2 * MAX_UNREAD
-        more = asyncio.create_task(reply.chunk())
-        await asyncio.sleep(0)
-        assert not transport.is_paused
-        connection.data_received(b"x" * MAX_UNREAD)
-        assert len(await more) == MAX_UNREAD
-        assert await reply.chunk() == b""
-    else:
-        connection.data_received(b"x" * MAX_UNREAD)
-        assert len(await reading) == 3 * MAX_UNREAD
-
-
-async def test_what_is_gathered_comes_when_somebody_waits_and_nothing_is_left_unread() -> None:
-    """A connection that rests without reading would not notice its end."""
-    connection, transport = Connection(None, lambda _: None), Pausing()
-    connection.connection_made(transport)
-    asking = asyncio.create_task(connection.ask(b"GET / HTTP/1.1\r\n\r\n"))
-    await asyncio.sleep(0)
-    connection.data_received(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    reply = await asking
-    reply.gather(True)
-    connection.data_received(b"1\r\na\r\n")
-    assert transport.is_paused
-    assert await reply.chunk() == b"a"
-    assert transport.is_paused
-    waiting = asyncio.create_task(reply.chunk())
-    await asyncio.sleep(0)
-    assert not transport.is_paused
-    connection.data_received(b"1\r\nb\r\n")
-    connection.data_received(b"0\r\n\r\n")
-    assert not transport.is_paused
-    assert await waiting == b"b"
-
-
 @in_fake_time
-async def test_a_connection_that_ends_as_soon_as_it_is_there_leaves_its_place_to_others(
+async def test_a_connection_that_ends_as_soon_as_it_is_there_gives_its_place_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lean_carrier, "CONNECTIONS", 1)
+    monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     async with RawServer(reply(200, {"name": "a"})) as server, client_of(server) as client:
         with monkeypatch.context() as ended:
-            ended.setattr(Connection, "connection_made", _made_and_lost)
+            ended.setattr(ClientConnection, "connection_made", _made_and_lost)
             for _ in range(3):
                 with pytest.raises(Unreachable, match="ended before it was used") as caught:
                     await client.create("/api/v1/pods", {})
@@ -311,7 +245,7 @@ async def test_a_connection_that_ends_as_soon_as_it_is_there_leaves_its_place_to
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
 
 
-def _made_and_lost(connection: Connection, transport: asyncio.Transport) -> None:
+def _made_and_lost(connection: ClientConnection, transport: asyncio.Transport) -> None:
     connection._transport = transport
     transport.abort()
     connection.connection_lost(None)
@@ -319,21 +253,22 @@ def _made_and_lost(connection: Connection, transport: asyncio.Transport) -> None
 
 
 @in_fake_time
-async def test_who_is_cancelled_in_the_moment_of_the_answer_takes_the_connection_from_nobody(
+async def test_a_request_cancelled_as_its_response_arrives_does_not_close_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The answer is complete, and the connection free for others, before whoever waited for it runs again."""
+    """The connection is free for other requests before the task that waited for the response runs again."""
     async with RawServer(reply(200, {"name": "first"}), reply(200, {"name": "second"})) as server:
         async with client_of(server) as client:
             asking = asyncio.create_task(client.get(THING, dict[str, Any]))
             with monkeypatch.context() as patched:
-                wake = HttpReply.wake
+                wake = ClientResponse.wake
 
-                def wake_and_cancel(self: HttpReply) -> None:
-                    wake(self)
+                def wake_and_cancel(self: ClientResponse) -> bool:
+                    woken = wake(self)
                     asking.cancel()
+                    return woken
 
-                patched.setattr(HttpReply, "wake", wake_and_cancel)
+                patched.setattr(ClientResponse, "wake", wake_and_cancel)
                 with pytest.raises(asyncio.CancelledError):
                     await asking
             assert await client.get(THING, dict[str, Any]) == {"name": "second"}
@@ -344,11 +279,27 @@ async def test_who_is_cancelled_in_the_moment_of_the_answer_takes_the_connection
 async def test_a_connection_that_is_being_ended_is_not_used_again() -> None:
     async with RawServer(reply(200, {"name": "a"})) as server, client_of(server) as client:
         await client.get(THING, dict[str, Any])
-        (idle,) = client._transport._carrier._idle  # type: ignore[union-attr]
-        # Nobody asked for anything: it is of no use any more, but its end takes a turn of the loop.
+        (idle,) = client._transport._round_tripper._idle  # type: ignore[union-attr]
+        # Nothing was asked for: the connection is useless now, but its end takes a turn of the loop.
         idle.data_received(b"HTTP/1.1 408 Request Timeout\r\n\r\n")
         assert await client.get(THING, dict[str, Any]) == {"name": "a"}
     assert server.connections == 2
+
+
+@in_fake_time
+async def test_a_bind_is_written_to_its_connection_within_four_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every coroutine between a verb and the socket costs time for every pod."""
+    frames: list[str] = []
+    send = ClientConnection.send
+
+    def noted(self: ClientConnection, request: bytes) -> ClientResponse:
+        frames.extend(frame.f_code.co_qualname for frame, _ in traceback.walk_stack(sys._getframe(1)))
+        return send(self, request)
+
+    monkeypatch.setattr(ClientConnection, "send", noted)
+    async with RawServer(reply(201, {})) as server, client_of(server) as client:
+        await client.bind("team", "a", uid="u", node="n")
+    assert frames[:3] == ["ConnectionPool.round_trip", "Transport.request", "KubeClient.bind"]
 
 
 @in_fake_time
@@ -374,10 +325,10 @@ async def test_a_peer_that_vanishes_is_noticed_by_probes(proxied: bool, monkeypa
     made: list[socket.socket] = []
 
     def noted(address: Any) -> socket.socket:
-        made.append(sockets.probed_socket(address))
+        made.append(round_tripper.create_probed_socket(address))
         return made[-1]
 
-    monkeypatch.setattr(proxied_carrier if proxied else lean_carrier, "probed_socket", noted)
+    monkeypatch.setattr(proxy_round_tripper if proxied else connection_pool, "create_probed_socket", noted)
     async with RawServer(reply(200, {})) as server:
         access = Access("http://apiserver.test", proxy=server.url) if proxied else Access(server.url)
         async with KubeClient(access) as client:
@@ -389,9 +340,9 @@ async def test_a_peer_that_vanishes_is_noticed_by_probes(proxied: bool, monkeypa
 async def test_a_connection_of_older_certificates_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     async with RawServer(reply(200, {})) as server, client_of(server) as client:
         await client.get(THING, dict[str, Any])
-        # As after a rotation: what the idle connection was made with is not what the access would make one with.
-        (idle,) = client._transport._carrier._idle  # type: ignore[union-attr]
-        monkeypatch.setattr(idle, "context", object())
+        # As after a rotation: the idle connection has an older context than the access.
+        (idle,) = client._transport._round_tripper._idle  # type: ignore[union-attr]
+        monkeypatch.setattr(idle, "tls", object())
         await client.get(THING, dict[str, Any])
     assert server.connections == 2
 

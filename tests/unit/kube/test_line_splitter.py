@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.kube import lines
-from tessera.kube.errors import BadAnswer
-from tessera.kube.lines import Lines
+from tessera.kube import line_splitter
+from tessera.kube.errors import BadResponse
+from tessera.kube.line_splitter import LineSplitter
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from tessera.kube.lines import Lines
     ],
 )
 def test_lines_are_found_wherever_the_chunks_end(chunks: list[bytes], found: list[bytes], partial: bool) -> None:
-    cutter = Lines()
-    assert [line for chunk in chunks for line in cutter.feed(chunk)] == found
-    assert cutter.partial is partial
+    splitter = LineSplitter()
+    assert [line for chunk in chunks for line in splitter.feed(chunk)] == found
+    assert splitter.has_partial_line is partial
 
 
 def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
-    cutter = Lines()
-    cutter.feed(b"x" * 1000)
-    with pytest.raises(BadAnswer, match="longer than"):
-        cutter.feed(b"x")
+    monkeypatch.setattr(line_splitter, "MAX_LINE_BYTES", 1000)
+    splitter = LineSplitter()
+    splitter.feed(b"x" * 1000)
+    with pytest.raises(BadResponse, match="longer than"):
+        splitter.feed(b"x")

@@ -1,4 +1,4 @@
-"""The user of a kubeconfig as credentials: which of the ways to authenticate it gives, and that it gives just one."""
+"""Turns the user of a kubeconfig into credentials, and refuses users with none or several ways to authenticate."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile, basic, bearer
 from tessera.kube.errors import AccessError
 from tessera.kube.exec_plugin import API_VERSIONS, ExecPlugin, PluginSettings
-from tessera.kube.kubeconfig import Choice, Entry, Exec, User
+from tessera.kube.kubeconfig import AuthInfo, Entry, ExecConfig, SelectedContext
 from tessera.kube.tls import ClientPair
 
 
-def client_pair(user: Entry[User]) -> ClientPair | None:
-    """The client certificate, if there is one."""
+def client_pair(user: Entry[AuthInfo]) -> ClientPair | None:
+    """The client certificate and its key, if there are any."""
     value = user.value
     certificate = user.pem("client-certificate", value.client_certificate, value.client_certificate_data)
     key = user.pem("client-key", value.client_key, value.client_key_data)
@@ -23,13 +23,12 @@ def client_pair(user: Entry[User]) -> ClientPair | None:
     if certificate is None and key is None:
         return None
     missing = "client-key" if key is None else "client-certificate"
-    raise AccessError(f"{user.where(missing)}: not set; a certificate and its key go together")
+    raise AccessError(f"{user.where(missing)}: not set; a certificate needs its key and the other way round")
 
 
-def credentials_of(choice: Choice, environ: Mapping[str, str]) -> Credentials:
-    """What goes into the headers."""
-    user, value = choice.user, choice.user.value
-    _refuse_unknown(user)
+def credentials_of(selected: SelectedContext, environ: Mapping[str, str]) -> Credentials:
+    user, value = selected.user, selected.user.value
+    _refuse_unsupported(user)
     ways = {
         "token": bool(value.token or value.token_file),
         "username": bool(value.username or value.password),
@@ -37,11 +36,11 @@ def credentials_of(choice: Choice, environ: Mapping[str, str]) -> Credentials:
     }
     given = [name for name, there in ways.items() if there]
     if len(given) > 1:
-        raise AccessError(f"{user.where(given[1])}: more than one way to authenticate, {given[0]} is given too")
+        raise AccessError(f"{user.where(given[1])}: more than one way to authenticate, {given[0]} is set too")
     if value.exec is not None:
-        return ExecPlugin(_plugin(choice, value.exec, environ))
+        return ExecPlugin(_plugin(selected, value.exec, environ))
     if value.token_file:
-        return TokenFile(user.resolved(value.token_file), where=user.where("tokenFile"))
+        return TokenFile(user.resolve(value.token_file), where=user.where("tokenFile"))
     headers = {}
     if value.token:
         headers = bearer(value.token, user.where("token"))
@@ -50,26 +49,26 @@ def credentials_of(choice: Choice, environ: Mapping[str, str]) -> Credentials:
     return FixedHeaders(headers)
 
 
-def _refuse_unknown(user: Entry[User]) -> None:
-    """What cannot be done is refused: to leave it out would be to act as somebody else."""
+def _refuse_unsupported(user: Entry[AuthInfo]) -> None:
+    """Ignoring these fields would mean acting as a different user."""
     value = user.value
     if value.auth_provider is not None:
         raise AccessError(f"{user.where('auth-provider')}: removed from Kubernetes in 1.26; use exec or a token")
     if value.act_as or value.as_uid or value.as_groups or value.as_user_extra:
-        raise AccessError(f"{user.where('as')}: acting as somebody else is not supported")
+        raise AccessError(f"{user.where('as')}: impersonation is not supported")
 
 
-def _plugin(choice: Choice, plugin: Exec, environ: Mapping[str, str]) -> PluginSettings:
-    user = choice.user
+def _plugin(selected: SelectedContext, plugin: ExecConfig, environ: Mapping[str, str]) -> PluginSettings:
+    user = selected.user
     if plugin.api_version not in API_VERSIONS:
         expected = " or ".join(API_VERSIONS)
         raise AccessError(f"{user.where('exec.apiVersion')}: {plugin.api_version!r}, expected {expected}")
     if not plugin.command:
         raise AccessError(f"{user.where('exec.command')}: not set")
     if plugin.interactive_mode == "Always":
-        raise AccessError(f"{user.where('exec.interactiveMode')}: Always needs a terminal, which there is none of")
-    # A bare name is looked up in PATH; anything with a slash counts from the kubeconfig.
-    command = str(user.resolved(plugin.command)) if "/" in plugin.command else plugin.command
+        raise AccessError(f"{user.where('exec.interactiveMode')}: Always needs a terminal, and there is none")
+    # A plain name is looked up in PATH; a path is relative to the kubeconfig.
+    command = str(user.resolve(plugin.command)) if "/" in plugin.command else plugin.command
     return PluginSettings(
         where=user.where("exec"),
         api_version=plugin.api_version,
@@ -77,14 +76,14 @@ def _plugin(choice: Choice, plugin: Exec, environ: Mapping[str, str]) -> PluginS
         args=tuple(plugin.args or ()),
         env={**environ, **{item.name: item.value for item in plugin.env or ()}},
         install_hint=plugin.install_hint or "",
-        cluster=_cluster_info(choice) if plugin.provide_cluster_info else None,
+        cluster=_cluster_info(selected) if plugin.provide_cluster_info else None,
     )
 
 
-def _cluster_info(choice: Choice) -> dict[str, Any]:
-    cluster = choice.cluster.value
+def _cluster_info(selected: SelectedContext) -> dict[str, Any]:
+    cluster = selected.cluster.value
     info: dict[str, Any] = {"server": cluster.server}
-    authority = choice.cluster.pem(
+    authority = selected.cluster.pem(
         "certificate-authority", cluster.certificate_authority, cluster.certificate_authority_data
     )
     if authority is not None:

@@ -6,21 +6,28 @@ import gc
 import weakref
 from itertools import pairwise
 
+import httptools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.services.http_listener import Table
-from tessera.services.http_parser import HEAD_TOO_LARGE, MAX_SILENT, NO_UPGRADE, NOT_HTTP, TOO_LARGE, Reader, Route
-from tessera.services.listener import MAX_BODY
-from tessera.services.responses import Answer
+from tessera.http11.request_parser import (
+    BODY_TOO_LARGE,
+    HEAD_TOO_LARGE,
+    MAX_BODY_BYTES,
+    MAX_HEAD_BYTES,
+    NO_UPGRADE,
+    NOT_HTTP,
+    RequestParser,
+)
+from tessera.http11.router import Response, Route, Router
 
-FORBIDDEN = Answer(403, b"not you\n")
-TABLE = Table(
+FORBIDDEN = Response(403, b"not you\n")
+ROUTER = Router(
     [
-        Route("POST", "/echo", lambda body: Answer(200, body)),
-        Route("POST", "/own", lambda body: Answer(200, body), guarded=True),
-        Route("GET", "/hello", lambda _body: Answer(200, b"hello")),
+        Route("POST", "/echo", lambda body: Response(200, body)),
+        Route("POST", "/own", lambda body: Response(200, body), guarded=True),
+        Route("GET", "/hello", lambda _body: Response(200, b"hello")),
     ]
 )
 CONVERSATION = (
@@ -32,12 +39,12 @@ CONVERSATION = (
 )
 
 
-def reader(refusal: Answer | None = None) -> Reader:
-    return Reader(find=TABLE.find, refusal=refusal)
+def parser(refusal: Response | None = None) -> RequestParser:
+    return RequestParser(find=ROUTER.find, refusal=refusal)
 
 
-def read(*pieces: bytes, refusal: Answer | None = None) -> Reader:
-    made = reader(refusal)
+def read(*pieces: bytes, refusal: Response | None = None) -> RequestParser:
+    made = parser(refusal)
     for piece in pieces:
         if not made.is_over:
             made.feed(piece)
@@ -48,7 +55,7 @@ def read(*pieces: bytes, refusal: Answer | None = None) -> Reader:
 def test_requests_are_the_same_wherever_their_bytes_are_split(cuts: list[int]) -> None:
     bounds = [0, *cuts, len(CONVERSATION)]
     made = read(*(CONVERSATION[a:b] for a, b in pairwise(bounds)))
-    assert [(r.target, r.body, r.keep, r.says_keep, r.is_head) for r in made.requests] == [
+    assert [(r.target, r.body, r.keeps_connection, r.confirms_keep_alive, r.is_head) for r in made.requests] == [
         (b"/echo?timeout=5s", b"abcde", True, False, False),
         (b"/echo", b"abcde", True, False, False),
         (b"/hello", b"", True, True, True),
@@ -78,15 +85,15 @@ def test_one_byte_at_a_time_is_enough() -> None:
         (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nabc", NOT_HTTP),
         (b"GET /hello HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n", NO_UPGRADE),
         (b"CONNECT x:1 HTTP/1.1\r\nHost: x\r\n\r\n", NO_UPGRADE),
-        (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
-        (b"POST /none HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
-        (b"POST /echo HTTP/1.1\r\nHost: x\r\ncontent-LENGTH: %d\r\n\r\n" % (MAX_BODY + 1), TOO_LARGE),
-        (b"GET /hello HTTP/1.1\r\nX: " + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
-        (b"GET /" + b"x" * MAX_SILENT, HEAD_TOO_LARGE),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), BODY_TOO_LARGE),
+        (b"POST /none HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), BODY_TOO_LARGE),
+        (b"POST /echo HTTP/1.1\r\nHost: x\r\ncontent-LENGTH: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), BODY_TOO_LARGE),
+        (b"GET /hello HTTP/1.1\r\nX: " + b"x" * MAX_HEAD_BYTES, HEAD_TOO_LARGE),
+        (b"GET /" + b"x" * MAX_HEAD_BYTES, HEAD_TOO_LARGE),
         (b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: " + b"x" * 9, None),
     ],
 )
-def test_what_cannot_be_served_is_refused_and_ends_the_reading(data: bytes, answer: Answer | None) -> None:
+def test_what_cannot_be_served_is_refused_and_ends_the_reading(data: bytes, answer: Response | None) -> None:
     made = read(data)
     assert [request.handle for request in made.requests] == ([] if answer is None else [answer])
     assert (made.is_over, made.is_reading) == (answer is not None, answer is None)
@@ -116,10 +123,10 @@ def test_requests_before_a_bad_one_are_served_and_nothing_after_it() -> None:
 def test_chunks_count_together(chunk: int) -> None:
     head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     framed = b"%x\r\n%s\r\n" % (chunk, b"x" * chunk)
-    whole = read(head, framed * (MAX_BODY // chunk), b"0\r\n\r\n")
-    assert [len(request.body) for request in whole.requests] == [MAX_BODY]
-    over = read(head, framed * (MAX_BODY // chunk), b"1\r\nx\r\n")
-    assert [request.handle for request in over.requests] == [TOO_LARGE]
+    whole = read(head, framed * (MAX_BODY_BYTES // chunk), b"0\r\n\r\n")
+    assert [len(request.body) for request in whole.requests] == [MAX_BODY_BYTES]
+    over = read(head, framed * (MAX_BODY_BYTES // chunk), b"1\r\nx\r\n")
+    assert [request.handle for request in over.requests] == [BODY_TOO_LARGE]
 
 
 @pytest.mark.parametrize(
@@ -147,27 +154,28 @@ def test_chunks_count_together(chunk: int) -> None:
     ],
 )
 def test_a_request_finds_its_route_or_the_reason_why_not(
-    method: str, target: str, refusal: Answer | None, status: int
+    method: str, target: str, refusal: Response | None, status: int
 ) -> None:
     data = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
     [request] = read(data, refusal=refusal).requests
-    found = request.handle if isinstance(request.handle, Answer) else request.handle(request.body)
-    assert isinstance(found, Answer)
+    found = request.handle if isinstance(request.handle, Response) else request.handle(request.body)
+    assert isinstance(found, Response)
     assert found.status == status
 
 
 @pytest.mark.parametrize("path", ["/none", "/own"])
-def test_a_body_that_nobody_will_read_is_not_kept(path: str) -> None:
-    head = f"POST {path} HTTP/1.1\r\nContent-Length: {MAX_BODY}\r\n\r\n".encode()
-    [request] = read(head, b"x" * MAX_BODY, refusal=FORBIDDEN).requests
+def test_a_body_that_no_handler_will_see_is_not_kept(path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n".encode()
+    [request] = read(head, b"x" * MAX_BODY_BYTES, refusal=FORBIDDEN).requests
     assert (request.body, request.is_complete) == (b"", True)
 
 
-def test_a_reader_that_was_released_leaves_nothing_to_the_collector() -> None:
+def test_a_parser_that_was_released_leaves_nothing_to_the_collector() -> None:
     made = read(CONVERSATION)
     seen = weakref.ref(made)
     gc.disable()
     try:
+        made.end()
         made.release()
         del made
         assert seen() is None
@@ -181,7 +189,17 @@ def test_a_reader_that_was_released_leaves_nothing_to_the_collector() -> None:
 )
 def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str, expects: bool, refused: bool) -> None:
     made = read(f"POST {path} HTTP/{version}\r\nContent-Length: 3\r\nEXPECT: 100-Continue\r\n\r\n".encode())
-    assert (made.expects, made.is_over) == (expects, refused)
+    assert (made.expects_continue, made.is_over) == (expects, refused)
     if expects:
         made.feed(b"abc")
-        assert (made.expects, made.requests[0].body) == (False, b"abc")
+        assert (made.expects_continue, made.requests[0].body) == (False, b"abc")
+
+
+def test_a_fault_of_our_own_is_not_taken_for_a_bad_request() -> None:
+    def find(_method: bytes, _target: bytes) -> Route | Response:
+        raise RuntimeError("a bug")
+
+    made = RequestParser(find=find, refusal=None)
+    with pytest.raises(httptools.HttpParserCallbackError):
+        made.feed(CONVERSATION)
+    assert (list(made.requests), made.is_over) == ([], False)
