@@ -37,7 +37,7 @@ AGENT_USES_DOWNWARD_API = "env"
 """word in the agent's annotation: containers get their slices from their own pod"""
 
 
-class Place(Enum):
+class TicketState(Enum):
     """Where a ticket is."""
 
     WAITING = "waiting"
@@ -59,7 +59,7 @@ class Ticket:
     """the node locks that its plugin needs"""
     since: float = 0.0
     """when it asked, became active, or its binding was written"""
-    place: Place = Place.OUT
+    state: TicketState = TicketState.OUT
     turn: asyncio.Future[None] | None = None
     is_locking: bool = False
     """it is active only to wait for HAMi's node lock"""
@@ -167,9 +167,9 @@ class AllocationQueue:
     async def enter(self, ticket: Ticket) -> str:
         """Wait for the turn and for the node locks; empty, or why they could not be had in time."""
         deadline = self._time() + self._turn_seconds
-        if ticket.place is not Place.ACTIVE and not await self._take_turn(ticket, deadline):
+        if ticket.state is not TicketState.ACTIVE and not await self._take_turn(ticket, deadline):
             return f"node {ticket.node} is still handing devices to another pod"
-        if ticket.place is Place.OUT:
+        if ticket.state is TicketState.OUT:
             return ""  # The pod was deleted or bound meanwhile, which the bind sees itself.
         for key in ticket.lock_keys:
             if any(held.key == key for held in ticket.locks):
@@ -191,7 +191,7 @@ class AllocationQueue:
 
     def restart_clock(self, ticket: Ticket) -> None:
         """The binding is written: from now on the plugin can hand over."""
-        if ticket.place is Place.ACTIVE:
+        if ticket.state is TicketState.ACTIVE:
             ticket.since = self._time()
 
     async def _take_turn(self, ticket: Ticket, deadline: float) -> bool:
@@ -201,7 +201,7 @@ class AllocationQueue:
             self._activate(ticket)
             return True
         turn = ticket.turn = asyncio.get_running_loop().create_future()
-        ticket.place = Place.WAITING
+        ticket.state = TicketState.WAITING
         queue.waiting.append(ticket)
         try:
             while not turn.done() and self._time() < deadline:
@@ -211,13 +211,13 @@ class AllocationQueue:
             if not turn.done() and not ticket.depends_on_allocate:
                 queue.waiting.remove(ticket)
                 self._activate(ticket)
-            return ticket.place is not Place.WAITING
+            return ticket.state is not TicketState.WAITING
         except asyncio.CancelledError:
             self.leave(ticket)
             raise
         finally:
             ticket.turn = None
-            if ticket.place is Place.WAITING:
+            if ticket.state is TicketState.WAITING:
                 self.leave(ticket)
 
     def _next_look(self, queue: _NodeQueue, ticket: Ticket, deadline: float) -> float:
@@ -240,10 +240,10 @@ class AllocationQueue:
         """The pod is handed over, or gone. The plugin removes its locks itself; a bind that waits goes on."""
         ticket.locks.clear()
         queue = self._queues.get(ticket.node)
-        place, ticket.place = ticket.place, Place.OUT
-        if queue is None or place is Place.OUT:
+        state, ticket.state = ticket.state, TicketState.OUT
+        if queue is None or state is TicketState.OUT:
             return
-        if place is Place.ACTIVE:
+        if state is TicketState.ACTIVE:
             del queue.active[ticket]
             queue.active_dependents -= ticket.depends_on_allocate
         else:
@@ -275,7 +275,7 @@ class AllocationQueue:
     # -- inside
 
     def _activate(self, ticket: Ticket) -> None:
-        ticket.place, ticket.since = Place.ACTIVE, self._time()
+        ticket.state, ticket.since = TicketState.ACTIVE, self._time()
         queue = self._queues.setdefault(ticket.node, _NodeQueue())
         queue.active[ticket] = None
         queue.active_dependents += ticket.depends_on_allocate

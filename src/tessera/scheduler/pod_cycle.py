@@ -1,28 +1,29 @@
 """One record per pod from filter to the end of its handover, and the only place where its state changes.
 
-         the API shows the pod, or filter meets it
-    (absent) ------------------------> PENDING <------------------------------.
-                                       |  ^  |                                | void: no write can land any more
-                               reserve |  |  | refuse                         | (looked up, node lost its cards),
-                                       v  |  v                                | or the reservation expired
-                   give_up, expire  .--'  |  REFUSED -- reserve --.           |
-                                    |     '------- forget         |           |
-                                    |                             v           |
-                                    '-------------------------- RESERVED -----+
-                                                                 |    ^       |
-                                                      start_bind |    | put_back: not written
-                                                                 v    |       |
-                       put_back: the write may have landed .--- BINDING ------+
-                                                           v     ^    |       |
-                                                      UNCERTAIN -'    | confirm
-                                                           |          v       |
-                                                  confirm  '-------> BOUND ---'
-                                                                      |
-             the API shows the binding, from any state                v
-                                                                HANDING_OVER
-                                                                      |
-             Allocate is over, the pod ended or is gone, any state    v
-                                                                   SETTLED --> (absent)
+    (absent)
+       | the API shows the pod, or filter meets it
+       v       refuse
+    PENDING <----------> REFUSED
+       |  ^    forget       |
+       |  |                 |
+       |  '-- give_up, expire (RESERVED, UNCERTAIN), void (BINDING, UNCERTAIN, BOUND)
+       | reserve            | reserve
+       v                    |
+    RESERVED <--------------'
+       |  ^
+       |  | put_back: not written
+       v  |
+    BINDING --- put_back: the write may have taken effect ---> UNCERTAIN
+       |    <----------------- start_bind -----------------------  |
+       | confirm                                                   | confirm: looked up
+       v                                                           |
+    BOUND <--------------------------------------------------------'
+       | the API shows the binding, from any state
+       v
+    HANDING_OVER
+       | Allocate is over, the pod ended, or it is gone, from any state
+       v
+    SETTLED --> (absent)
 
 What the API shows wins over every decision of this process, so observations are legal in every state. All other
 transitions are legal only where `Transition` says so, and raise elsewhere. `PodCycles` is the only caller of the
@@ -49,7 +50,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.scheduler.allocation_queue import AllocationQueue, Place, Ticket
+from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
@@ -91,7 +92,7 @@ class Transition(Enum):
     START_BIND = ({RESERVED, UNCERTAIN}, BINDING)
     CONFIRM = ({BINDING, UNCERTAIN}, BOUND)
     PUT_BACK = ({BINDING}, RESERVED)
-    LOSE_SIGHT = ({BINDING}, UNCERTAIN)
+    LOSE_TRACK = ({BINDING}, UNCERTAIN)
     VOID = ({BINDING, UNCERTAIN, BOUND}, PENDING)
     OBSERVE_BOUND = (set(CycleState) - {HANDING_OVER}, HANDING_OVER)
     SETTLE = (set(CycleState) - {SETTLED}, SETTLED)
@@ -213,7 +214,7 @@ class PodCycles:
         assert cycle.prepared is not None  # both states have them
         assert cycle.placement is not None
         self.ledger.bind(cycle.uid)
-        if cycle.ticket is None or cycle.ticket.place is Place.OUT:
+        if cycle.ticket is None or cycle.ticket.state is TicketState.OUT:
             request = cycle.prepared.request
             cycle.ticket = self.queue.issue(
                 cycle.uid,
@@ -246,7 +247,7 @@ class PodCycles:
         if is_unknown and cycle.written_at is None:
             cycle.written_at = now
         if is_unknown or self.may_land(cycle):
-            self._apply(Transition.LOSE_SIGHT, cycle)
+            self._apply(Transition.LOSE_TRACK, cycle)
         else:
             self._apply(Transition.PUT_BACK, cycle)
             cycle.written_at = cycle.ticket = None

@@ -24,11 +24,11 @@ from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.http_api import (
     Routes,
+    aiohttp_extender_routes,
     extender_routes,
+    find_refusal,
     health_routes,
-    lean_routes,
     metrics_routes,
-    refusal_of,
     webhook_routes,
 )
 from tessera.scheduler.metrics.exposition import Exposition
@@ -150,7 +150,7 @@ class Process(NullObserver):
     async def _listen(self) -> None:
         listeners, grace = self.settings.listeners, self.settings.grace_seconds * (1 - EVENTS_SHARE)
         routes = self._routes()
-        decide, admit = extender_routes(routes), webhook_routes(routes)
+        decide, admit = aiohttp_extender_routes(routes), webhook_routes(routes)
         health, metrics = health_routes(routes), metrics_routes(routes)
         tls = self._tls.context
         if listeners.single is not None:
@@ -160,7 +160,7 @@ class Process(NullObserver):
             if listeners.extender is not None:
                 own = tls if listeners.extender_tls else None
                 self.listeners["extender"] = HttpListener(
-                    listeners.extender, lean_routes(routes), guard=refusal_of, tls=own, grace=grace
+                    listeners.extender, extender_routes(routes), guard=find_refusal, tls=own, grace=grace
                 )
             if listeners.webhook is not None and tls is not None:
                 self.listeners["webhook"] = Listener(listeners.webhook, [*admit, *health], tls=tls, grace=grace)

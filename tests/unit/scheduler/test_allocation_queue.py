@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.grants import Grant, Placement
-from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S, AllocationQueue, Place, Ticket
+from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S, AllocationQueue, Ticket, TicketState
 from tessera.scheduler.node_lock import NodeLocks
 from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
@@ -97,7 +97,7 @@ def test_a_ticket_has_the_device_counts_of_all_containers_with_devices() -> None
     )
     ticket = world.queue.issue("u", ("default", "p"), placement, uses_downward_api=False)
     assert ticket is not None
-    assert (sorted(ticket.device_counts), ticket.depends_on_allocate, ticket.place) == ([1, 2], True, Place.OUT)
+    assert (sorted(ticket.device_counts), ticket.depends_on_allocate, ticket.state) == ([1, 2], True, TicketState.OUT)
 
 
 def test_a_plugin_that_never_says_when_it_is_done_is_not_waited_for() -> None:
@@ -295,9 +295,9 @@ async def test_a_pod_that_goes_while_it_waits_is_not_waited_for() -> None:
         await line.ask(uid, dependent(1))
     await line.leave("p2")
     assert line.tasks["p2"].done(), "its bind goes on, and finds out"
-    assert line.tickets["p2"].place is Place.OUT
+    assert line.tickets["p2"].state is TicketState.OUT
     await line.leave("p1")
-    assert line.tickets["p3"].place is Place.ACTIVE
+    assert line.tickets["p3"].state is TicketState.ACTIVE
 
 
 @in_fake_time
@@ -353,7 +353,7 @@ async def test_a_bind_that_waits_is_not_blocked_by_its_own_pod_seen_in_handover(
     waiting = line.tickets["p2"]
     line.queue.enter_at_once(line.ticket("p2", dependent(1)))
     await line.leave("p1")
-    assert (line.got, waiting.place) == (["p1", "p2"], Place.ACTIVE)
+    assert (line.got, waiting.state) == (["p1", "p2"], TicketState.ACTIVE)
     await line.leave("p2")
     line.queue.leave(waiting)
     assert line.is_empty
@@ -505,7 +505,7 @@ async def act(line: Line, step: tuple[object, ...]) -> None:
     match step:
         case ("ask", str(uid), (bool(depends), frozenset() as counts), str(node)):
             # One bind of a pod at a time, and one ticket: the record of the pod sees to it.
-            if uid not in line.tasks or line.tickets[uid].place is Place.OUT:
+            if uid not in line.tasks or line.tickets[uid].state is TicketState.OUT:
                 await line.ask(uid, (depends, counts), node=node)
         case ("leave", str(uid)) if uid in line.tickets:
             await line.leave(uid)
