@@ -55,7 +55,7 @@ LEARNED: list[Json] = [
     for number in range(32)
     for annotations in [{"nvidia.com/use-gputype": "L4"} if number < 8 else None]
 ]
-"""as many as teach the first outlook: small parts of cards, some of which must be of one model"""
+"""as many as it takes for the first forecast: small parts of cards, some of which must be of one model"""
 
 NEXT: list[Json] = [
     using_host(gpu_pod("next-1-third", gpu=1, percent=30, cores=30), "3"),

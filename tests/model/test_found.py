@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tessera.core.audit import audit
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.scheduler.pod_cycle import LANDED_S, UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod
@@ -54,7 +54,7 @@ async def test_a_bound_pod_whose_watch_is_late_keeps_its_card() -> None:
     assert await world.bound(POD) == ""
     await asyncio.sleep(LANDED_S)
     await world.binder.look_up_unconfirmed()
-    assert world.state(POD) is State.BOUND
+    assert world.state(POD) is GrantState.BOUND
     assert world.agrees()
 
 
@@ -97,7 +97,7 @@ async def test_a_write_that_may_land_is_not_void_because_its_node_lost_the_card(
     world.api.add_node(serving_downward_api(node("n1").gpu("other")))
     world.watch()
     assert await world.bound(POD) == "node n1 lost its devices"
-    assert (world.state(POD), world.cycle_state(POD)) == (State.RESERVED, CycleState.UNCERTAIN)
+    assert (world.state(POD), world.cycle_state(POD)) == (GrantState.RESERVED, CycleState.UNCERTAIN)
 
 
 @in_fake_time

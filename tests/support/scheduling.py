@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import State, replay
+from tessera.core.ledger import GrantState, replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.observer import BindEvent, NullObserver, PlacedEvent, RefusedEvent
@@ -209,7 +209,7 @@ class World:
         cycle = self.cycles.get(uid(pod))
         return cycle.state if cycle is not None else None
 
-    def state(self, pod: PodBuilder) -> State | None:
+    def state(self, pod: PodBuilder) -> GrantState | None:
         entry = self.ledger.pod(uid(pod))
         return entry.state if entry is not None else None
 
@@ -247,11 +247,11 @@ def assert_cycles_match(engine: Engine) -> None:
             case CycleState.PENDING | CycleState.REFUSED:
                 expected = None
             case CycleState.RESERVED | CycleState.UNCERTAIN:
-                expected = (State.RESERVED, False)
+                expected = (GrantState.RESERVED, False)
             case CycleState.BINDING | CycleState.BOUND:
-                expected = (State.BOUND, False)
+                expected = (GrantState.BOUND, False)
             case CycleState.HANDING_OVER:
-                expected = (State.BOUND, True)
+                expected = (GrantState.BOUND, True)
             case CycleState.SETTLED:
                 continue  # The bind that still works on it has no say any more.
         assert held == expected, f"{cycle.uid} is {cycle.state}, the ledger says {held}"

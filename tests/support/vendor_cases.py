@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.core.cards import Card, NodeView
-from tessera.core.device_rules import UNLIMITED, Ask, Room
+from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.fit import fit_request
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, Vendor
 from tessera.vendors.drafts import ContainerDraft, PodDraft, Resources
 from tessera.wire.objects import Metadata, Node, NodeStatus
@@ -30,7 +30,7 @@ class World:
     cards: Sequence[Card]
     policy: str = "spread"
     numa_bind: bool = False
-    room: Room = UNLIMITED
+    room: QuotaRoom = UNLIMITED
     annotations: Mapping[str, str] | None = None
 
     def request(self, **limits: Any) -> Request:
@@ -39,7 +39,7 @@ class World:
         return found
 
     def fit(self, request: Request) -> Grants | Misfit:
-        containers = (ContainerAsk("main", requests=(request,)),)
+        containers = (ContainerRequest("main", requests=(request,)),)
         pod = PodRequest("u", "ns", "p", containers, device_policy=self.policy, numa_bind=self.numa_bind)
         constraint = self.vendor.constraint(self.annotations or {})
         facts = NodeFacts("n1", tuple(card.device for card in self.cards))
@@ -60,11 +60,11 @@ class World:
 
     def written(self, *containers: Grants) -> dict[str, str]:
         """Annotations of a binding whose containers are named c0, c1, ..."""
-        pod = PodRequest("u", "ns", "p", tuple(ContainerAsk(f"c{i}") for i in range(len(containers))))
+        pod = PodRequest("u", "ns", "p", tuple(ContainerRequest(f"c{i}") for i in range(len(containers))))
         return self.vendor.annotations(Bound(pod, "n1", containers, NOW))
 
     def score(self, *containers: Grants) -> float:
-        view = NodeView(NodeFacts("n1", tuple(card.device for card in self.cards)), self.cards)
+        view = NodeInfo(NodeFacts("n1", tuple(card.device for card in self.cards)), self.cards)
         return self.vendor.node_score(view, PodRequest("u", "ns", "p", ()), containers)
 
 

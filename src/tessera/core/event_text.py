@@ -1,4 +1,4 @@
-"""Sentences about decisions: HAMi's event texts, bounded, because Kubernetes cuts an event at 1024 characters."""
+"""The texts of events about decisions: HAMi's, bounded, because Kubernetes cuts an event at 1024 characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.core.misfits import NODE_REASONS, Reason
 from tessera.core.selection import Refused, Selected
 
 NAMED_NODES = 16
-"""nodes named in one sentence; the rest are counted"""
+"""nodes named in one text; the rest are counted"""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -18,9 +18,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def success_text(selected: Selected) -> str:
-    """Which node was found, and among which: worst to best, the best ones where there are many.
+    """Which node was chosen, and the best of those that fit, the best one last.
 
-    Nodes that only a look at each of them could decide about, as those with MIG, are neither fit nor not fit.
+    Nodes that only the plain rule could decide about and that were not tried (MIG) count neither as fit nor as not fit.
     """
     found = int(selected.decided.sum())
     undecided = len(selected.decided) - found
@@ -33,12 +33,12 @@ def success_text(selected: Selected) -> str:
 
 
 def brief_success_text(placement: Placement) -> str:
-    """The same without the others, for which nobody has time."""
+    """The chosen node alone: costs nothing, for times of many decisions."""
     return f"find fit node({placement.node}), score {placement.score:.2f}"
 
 
 def failure_texts(refused: Refused) -> list[str]:
-    """One sentence for each card reason, then the sum."""
+    """One text for each card reason, then the sum."""
     by_reason: dict[Reason, list[str]] = {}
     for name, misfit in refused.misfits.items():
         for reason, _ in misfit.counts:

@@ -18,7 +18,7 @@ import numpy as np
 from tessera.core import policies, quota
 from tessera.core.arrays import Bools, Ints
 from tessera.core.evaluation import UNREGISTERED, Evaluation
-from tessera.core.fit import Rooms
+from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
@@ -65,7 +65,7 @@ class Selected:
     preference: Floats
     """what the node policy made of the scores: larger is better"""
     decided: Bools
-    """whether the pod fits for sure; False where only the plain rule could tell and was not asked"""
+    """whether the pod fits for sure; False if only the plain rule could tell and was not asked"""
 
     @property
     def fits(self) -> list[tuple[str, float]]:
@@ -151,18 +151,17 @@ class Selector:
             short = quota.first_shortage(pod, rooms)
             if short is not None:
                 return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
-            rooms = quota.binding(pod, rooms, ledger.arrays, ledger.rules)
+            rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
         return self._choose(pod, candidates, cache, rooms) or self._refuse(pod, candidates, cache, rooms)
 
     # -- choosing
 
-    def _choose(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: Rooms) -> Selected | None:
+    def _choose(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Selected | None:
         arrays, evaluation = self.ledger.arrays, cache.evaluation
         positions = np.flatnonzero(evaluation.possible[candidates.rows])
         rows = candidates.rows[positions]
         scores = self._scores(pod, evaluation, rows, rooms)
-        rank = policies.node_rank(pod.node_policy)
-        preference = rank(Ranking(pod, rows, scores, arrays, cache.ranking))
+        preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
         failed: list[int] = []
         for i in best_first(preference):
             row = int(rows[i])
@@ -184,26 +183,26 @@ class Selector:
             )
         return None
 
-    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: Rooms) -> Floats:
+    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
         """The use of these nodes, with what the vendors add to it."""
         scores: Floats = self.ledger.arrays.score[rows]
-        if evaluation.scored:
+        if evaluation.has_vendor_scores:
             added = [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()]
             scores = scores + np.array(added, dtype=np.float64)
         return scores
 
     # -- refusing
 
-    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: Rooms) -> Refused:
+    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
         evaluation = cache.evaluation
         if rooms:
             rows = candidates.rows.tolist()
             return _refused(candidates, [_misfit(evaluation.place(pod, row, rooms)) for row in rows])
         known = cache.refusal
-        if known is not None and known[0] is candidates and known[1] == evaluation.changed:
+        if known is not None and known[0] is candidates and known[1] == evaluation.version:
             return known[2]
         refused = _refused(candidates, evaluation.misfits(candidates.rows))
-        cache.refusal = (candidates, evaluation.changed, refused)
+        cache.refusal = (candidates, evaluation.version, refused)
         return refused
 
     def _refuse_for_quota(
@@ -211,7 +210,7 @@ class Selector:
         pod: PodRequest,
         candidates: Candidates,
         evaluation: Evaluation,
-        rooms: Rooms,
+        rooms: QuotaRooms,
         short: tuple[Request, int, int],
     ) -> Refused:
         request, container, cards_paid = short

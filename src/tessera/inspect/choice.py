@@ -16,8 +16,8 @@ from tessera.core.event_text import success_text
 from tessera.core.fit import fit_pod, make_ask
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.policies import card_scores, fragmentation
-from tessera.core.policies.fragmentation_parts import Growth, growths
+from tessera.core.policies import POLICIES, card_scores, fragmentation, node_policy
+from tessera.core.policies.fragmentation import Growth, growths
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected
 from tessera.inspect.slices import Slice, slices_of
@@ -82,7 +82,7 @@ def chosen(ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: s
         len(ranked),
         _card_order(ledger, request, shown),
         shown,
-        request.device_policy == fragmentation.NAME,
+        POLICIES.get(request.device_policy) is fragmentation.POLICY,
         (success_text(answer),),
     )
 
@@ -99,7 +99,7 @@ def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tupl
 
 
 def _with_growth(ledger: Ledger, request: PodRequest, nodes: Sequence[ScoredNode]) -> list[ScoredNode]:
-    if request.node_policy != fragmentation.NAME:
+    if node_policy(request.node_policy) is not fragmentation.POLICY:
         return list(nodes)
     rows = np.array([ledger.arrays.row(one.node) for one in nodes], dtype=np.intp)
     found = growths(ledger.arrays, request, rows)

@@ -1,8 +1,8 @@
-"""What the cluster's pods teach a policy that looks ahead, learned as the scheduler learns it.
+"""The demand forecast of a cluster, made from its pods as the scheduler makes it.
 
 Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those
-that hold or held devices, in the order of their binding, then those that wait and were refused. Only the scheduler
-remembers pods that the API has forgotten since.
+that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler also
+knows pods that the API has forgotten since; this module does not.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Expected:
     pods: int
     """known pods"""
     learned_from: int
-    """pods known when the outlook was last renewed; 0 = the prior holds"""
+    """pods known when the forecast was last renewed; 0 = the prior holds"""
     needed: int
-    """pods before the first outlook of their own"""
+    """pods before the first forecast of their own"""
     slices: tuple[Asked, ...]
     """the most frequent first"""
     groups: tuple[Group, ...]
@@ -70,30 +70,30 @@ class Learning:
     def __init__(self, ledger: Ledger, vendors: Mapping[str, Vendor]) -> None:
         self._ledger = ledger
         self._vendors = vendors
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._pods = self._learned_from = 0
 
     @property
-    def outlook(self) -> DemandForecast:
-        return self._workload.outlook_on(self._ledger.arrays)
+    def forecast(self) -> DemandForecast:
+        return self._history.forecast(self._ledger.arrays)
 
     @property
     def expected(self) -> Expected:
-        outlook = self.outlook
-        often = sorted(outlook.slices, key=lambda one: (-one.weight, one.memory, one.cores))
+        forecast = self.forecast
+        often = sorted(forecast.slices, key=lambda one: (-one.weight, one.memory, one.cores))
         return Expected(
             self._pods,
             self._learned_from,
             FIRST,
             tuple(Asked(one.memory, one.cores, round(one.weight, 4)) for one in often),
-            tuple(Group(cards, round(part, 4)) for cards, part in outlook.groups),
-            tuple(Pressure(model, round(number, 4)) for model, number in sorted(outlook.pressure.items())),
+            tuple(Group(cards, round(part, 4)) for cards, part in forecast.groups),
+            tuple(Pressure(model, round(number, 4)) for model, number in sorted(forecast.pressure.items())),
         )
 
     def observe(self, request: PodRequest) -> None:
         """A pod that was not counted before has been asked about."""
         self._pods += 1
-        if self._workload.observe(request, self._ledger.arrays, self._vendors):
+        if self._history.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.inspect.choice import Fits
 from tessera.inspect.demand import Expected, refusal
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -88,7 +88,7 @@ def explain(world: OfflineCluster, key: str, *, cards: bool = False) -> Explanat
     if pod.status.phase in ENDED:
         return replace(base, status=Status.ENDED)
     entry = world.ledger.pod(pod.metadata.uid)
-    if entry is not None and entry.state is State.BOUND:
+    if entry is not None and entry.state is GrantState.BOUND:
         return _placed(world, pod, document, prepared, entry.facts, base)
     if isinstance(prepared, BadPod):
         return replace(base, status=Status.INVALID)
@@ -107,7 +107,7 @@ def explain(world: OfflineCluster, key: str, *, cards: bool = False) -> Explanat
 
 def expected_by(world: OfflineCluster, prepared: PreparedRequest | BadPod) -> Expected | None:
     """What the pod's policies know about the pods to come."""
-    ahead = isinstance(prepared, PreparedRequest) and prepared.request.outlook is not None
+    ahead = isinstance(prepared, PreparedRequest) and prepared.request.forecast is not None
     return world.learning.expected if ahead else None
 
 

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from tessera.core.ledger import Ledger
-from tessera.core.policies import looks_ahead
-from tessera.core.requests import HostAsk, PodRequest
+from tessera.core.policies import uses_forecast
+from tessera.core.requests import HostRequest, PodRequest
 from tessera.inspect.demand import Learning, asked_before
 from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import settings_of
@@ -103,9 +103,9 @@ class OfflineCluster:
     def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod as filter would place it now."""
         prepared = self.engine.requests.read(pod)
-        if isinstance(prepared, BadPod) or prepared.request.outlook is None:
+        if isinstance(prepared, BadPod) or prepared.request.forecast is None:
             return prepared
-        ahead = replace(prepared.request, outlook=self.learning.outlook)
+        ahead = replace(prepared.request, forecast=self.learning.forecast)
         return msgspec.structs.replace(prepared, request=ahead)
 
     @contextmanager
@@ -117,9 +117,9 @@ class OfflineCluster:
         finally:
             self.engine.pods.put(key, self.pods[key])
 
-    def occupy(self, who: str, node: str, ask: HostAsk) -> None:
+    def occupy(self, who: str, node: str, ask: HostRequest) -> None:
         """Somebody without a name asks for this much of the host, where anybody looks at hosts."""
-        if not looks_ahead(self.settings.policies.node, self.settings.policies.device):
+        if not uses_forecast(self.settings.policies.node, self.settings.policies.device):
             return
         amounts: dict[str, str | int | float] = {"cpu": f"{ask.cpu}m", "memory": f"{ask.memory}Mi"}
         containers = [Container(resources=ResourceRequirements(requests=amounts))]

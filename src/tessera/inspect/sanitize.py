@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.inspect.state import Json
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
@@ -52,17 +52,17 @@ def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[st
     )
 
 
-def host_asks(pods: Iterable[Json]) -> dict[str, HostAsk]:
+def host_asks(pods: Iterable[Json]) -> dict[str, HostRequest]:
     """By node: what these pods together ask of it, counted as the scheduler counts it."""
-    asked: dict[str, HostAsk] = {}
+    asked: dict[str, HostRequest] = {}
     for document in pods:
         try:
             pod = msgspec.convert(document, Pod)
         except msgspec.ValidationError:
             continue  # a pod that cannot be read asks for nothing that could be counted
         if pod.spec.node_name and pod.status.phase not in ENDED:
-            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostAsk())
-            asked[pod.spec.node_name] = HostAsk(before.cpu + ask.cpu, before.memory + ask.memory)
+            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostRequest())
+            asked[pod.spec.node_name] = HostRequest(before.cpu + ask.cpu, before.memory + ask.memory)
     return dict(sorted(asked.items()))
 
 

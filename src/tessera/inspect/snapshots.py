@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from tessera import __version__
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.inspect.state import CHART_DEFAULTS, InspectionError, Setup, State
 
 KIND = "TesseraSnapshot"
@@ -41,7 +41,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     nodes: tuple[dict[str, Any], ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
-    others: dict[str, HostAsk] = {}
+    others: dict[str, HostRequest] = {}
 
 
 class _Head(msgspec.Struct, frozen=True):

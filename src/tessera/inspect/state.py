@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 
 Json = dict[str, Any]
 
@@ -51,5 +51,5 @@ class State:
     setup: Setup = field(default_factory=Setup)
     unseen: tuple[str, ...] = ()
     """what could not be read, and what that means for the answers"""
-    others: Mapping[str, HostAsk] = field(default_factory=dict)
+    others: Mapping[str, HostRequest] = field(default_factory=dict)
     """by node: what its pods that are not in `pods` ask of it; decides only where a policy looks at hosts"""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tessera.core.cards import Card
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
+from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import Holder, Slice, holders_of, slices_of
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.core.advice import Change, advise
+from tessera.core.advice import RequestChange, advise
 from tessera.core.event_text import failure_texts
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
@@ -58,7 +58,7 @@ class FitsNowhere:
     near_miss: str
     holders: tuple[Holder, ...]
     """of the nearest card"""
-    changes: tuple[Change, ...]
+    changes: tuple[RequestChange, ...]
     event: tuple[str, ...]
     """what the scheduler's event says"""
     cards: tuple[CardVerdict, ...] = ()

@@ -58,7 +58,7 @@ class DemandTracker:
     def forecast(self) -> DemandForecast:
         while self._uncounted:
             self._history.observe(self._uncounted.popleft(), self._arrays, self._vendors)
-        return self._history.outlook_on(self._arrays)
+        return self._history.forecast(self._arrays)
 
 
 class DemandSeed:

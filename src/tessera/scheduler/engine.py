@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from tessera.core.ledger import Ledger
-from tessera.core.policies import looks_ahead
+from tessera.core.policies import uses_forecast
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
@@ -81,9 +81,9 @@ class Engine:
             clock=clock,
             reservation_seconds=settings.reservation_seconds,
         )
-        self._looks_ahead = looks_ahead(settings.policies.node, settings.policies.device)
+        self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
-        self._hosts = HostResources(self.ledger.arrays) if self._looks_ahead else None
+        self._hosts = HostResources(self.ledger.arrays) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
         self.filter = Filter(
             self.selector, self.cycles, self.requests, vendors=self.vendors, demand=self._demand, observer=observer
@@ -145,14 +145,14 @@ class Engine:
         self.unschedulable.on_room()
 
     def on_synced(self) -> None:
-        if self._looks_ahead and self.pods.has_synced and self.nodes.has_synced:
+        if self._uses_forecast and self.pods.has_synced and self.nodes.has_synced:
             # What a pod asks for is seen against the cards that there are, so both lists are needed.
             self._demand.start(self._read_request)
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
     def _on_pod_listed(self, pod: Pod) -> None:
-        if self._looks_ahead:
+        if self._uses_forecast:
             self._demand.note_listed(pod)
 
     def _read_request(self, pod: Pod) -> PodRequest | None:

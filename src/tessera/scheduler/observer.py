@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from tessera.core.audit import Finding
+from tessera.core.audit import AuditFinding
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused
 from tessera.wire.objects import Pod
@@ -69,7 +69,7 @@ class SchedulerObserver(Protocol):
         """A write is about to be sent to the apiserver."""
         ...
 
-    def on_audit(self, node: str, findings: Sequence[Finding]) -> None:
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         """A node's accounting was checked."""
         ...
 
@@ -92,7 +92,7 @@ class NullObserver:
     def on_write(self, verb: str) -> None:
         pass
 
-    def on_audit(self, node: str, findings: Sequence[Finding]) -> None:
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         pass
 
 
@@ -122,6 +122,6 @@ class ObserverGroup:
         for member in self._members:
             member.on_write(verb)
 
-    def on_audit(self, node: str, findings: Sequence[Finding]) -> None:
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         for member in self._members:
             member.on_audit(node, findings)

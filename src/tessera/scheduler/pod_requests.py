@@ -63,8 +63,8 @@ class RequestReader:
             return known
         metadata = pod.metadata
         request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
-        if request.asks_for_devices and policies.looks_ahead(request.node_policy, request.device_policy):
-            request = replace(request, host=host_ask(pod), outlook=self._demand.forecast())
+        if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
+            request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
         return PreparedRequest(request, known.uses_downward_api)
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:

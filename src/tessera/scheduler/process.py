@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import structlog
 import uvloop
 
-from tessera.core.audit import Finding
+from tessera.core.audit import AuditFinding
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
@@ -96,7 +96,7 @@ class Process(NullObserver):
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
-        self._findings: dict[str, frozenset[Finding]] = {}
+        self._findings: dict[str, frozenset[AuditFinding]] = {}
         """by node, what its last audit found"""
 
     async def run(self) -> int:
@@ -224,7 +224,7 @@ class Process(NullObserver):
         async for piece in self._exposition.stream():
             yield piece
 
-    def on_audit(self, node: str, findings: Sequence[Finding]) -> None:
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())
         for finding in findings:
             # A small cluster is audited every second: what lasts is logged once, and shown by the metrics.

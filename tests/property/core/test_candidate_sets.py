@@ -123,5 +123,4 @@ class CandidateSets(RuleBasedStateMachine):
 
 
 def test_decisions_follow_from_the_ledger_the_request_and_the_set_of_candidates() -> None:
-    limits = settings(max_examples=2 * settings().max_examples, stateful_step_count=25)
-    run_state_machine_as_test(CandidateSets, settings=limits)
+    run_state_machine_as_test(CandidateSets, settings=settings(stateful_step_count=20))

@@ -9,7 +9,7 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.quota import QuotaFacts
-from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
+from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support import strategies as some
 from tests.support.oracle import agreed
@@ -35,7 +35,7 @@ def quota(**limits: int) -> QuotaFacts:
 def pod(*requests: Request, roles: tuple[Role, ...] = (), numa_bind: bool = False) -> PodRequest:
     """One container for every request, all apps unless `roles` say otherwise."""
     asks = zip(requests, roles or [Role.APP] * len(requests), strict=True)
-    containers = tuple(ContainerAsk(f"c{i}", role, (request,)) for i, (request, role) in enumerate(asks))
+    containers = tuple(ContainerRequest(f"c{i}", role, (request,)) for i, (request, role) in enumerate(asks))
     return PodRequest("pod", "team-a", "pod", containers, numa_bind=numa_bind)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.amd import CHART as AMD_CHART
 from tessera.vendors.amd import Amd

@@ -14,7 +14,7 @@ from tessera.core.audit import audit
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.core.selection import Refused, Selected
 from tests.support.builders import (
     A100_40GB,
@@ -81,7 +81,7 @@ def test_unknown_candidates_beside_known_ones_are_unregistered() -> None:
 
 def test_an_unknown_vendor_is_refused_everywhere() -> None:
     world = cluster(node().gpus(1), node("n2").gpus(1).annotate(("hami.io/node-dcu-register", "nonsense")))
-    request = PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(Request("Acme", 1),)),))
+    request = PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(Request("Acme", 1),)),))
     expected = {"n1": "Device type not found", "n2": "Device type not found", "nX": "node unregistered"}
     assert texts(world.select(request, list(expected))) == expected
     for name in ("n1", "n2"):
@@ -191,7 +191,7 @@ def test_a_reader_that_the_log_has_left_behind_starts_afresh(monkeypatch: pytest
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_judging_afresh_or_by_column_gives_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(evaluation, "AFRESH", share)
+    monkeypatch.setattr(evaluation, "REBUILD_SHARE", share)
     world = many(6)
     asking = gpu_pod("asking", gpu=2, mem=40000)
     seen = []

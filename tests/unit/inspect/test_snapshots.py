@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.inspect import sanitize as reducing
 from tessera.inspect.anonymize import hash_names
 from tessera.inspect.choice import Fits
@@ -35,7 +35,7 @@ def busy() -> State:
     small = gpu_pod(mem=1000).called("small-pod", namespace="other-team", uid="5555-6666")
     quotas = [quota("team-secret", {MEMORY: 200000}, name="secret-limit")]
     state = state_of(nodes, [holder, waiting, small], quotas=quotas)
-    return replace(state, others={"alpha-host": HostAsk(1500, 2048), "left-host": HostAsk(100, 0)})
+    return replace(state, others={"alpha-host": HostRequest(1500, 2048), "left-host": HostRequest(100, 0)})
 
 
 def test_a_snapshot_reads_back_as_it_was() -> None:
@@ -72,8 +72,8 @@ def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes()
     ]
     documents = [plain(one) for one in pods]
     assert reducing.host_asks([*documents, {"spec": {"nodeName": 7}}]) == {
-        "n1": HostAsk(2500, 2048),
-        "n2": HostAsk(250, 512),
+        "n1": HostRequest(2500, 2048),
+        "n2": HostRequest(250, 512),
     }
 
 
@@ -146,7 +146,7 @@ async def test_a_hashed_snapshot_decides_as_the_cluster_does() -> None:
 def test_what_others_ask_follows_the_name_of_its_node() -> None:
     hashed = hash_names(busy(), KEY)
     alpha = sorted(node["metadata"]["name"] for node in hashed.nodes)[0]
-    assert hashed.others[alpha] == HostAsk(1500, 2048)
+    assert hashed.others[alpha] == HostRequest(1500, 2048)
 
 
 async def test_cards_that_are_named_after_their_node_follow_it() -> None:

@@ -177,10 +177,10 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
 # -- learning
 
 
-def outlook(engine: Engine) -> DemandForecast | None:
+def forecast(engine: Engine) -> DemandForecast | None:
     prepared = engine.requests.read(gpu_pod("next").api())
     assert isinstance(prepared, PreparedRequest)
-    return prepared.request.outlook
+    return prepared.request.forecast
 
 
 @pytest.mark.parametrize("nodes_first", [True, False])
@@ -193,9 +193,9 @@ async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(n
         for number in range(FIRST):
             pod = gpu_pod(f"p{number}", mem=100).on("n1", f"n1-{number % 8},NVIDIA,100,0:;")
             engine.pods.put(f"default/p{number}", pod.api())
-        assert outlook(engine) == PRIOR
+        assert forecast(engine) == PRIOR
         for sink in (engine.nodes, engine.pods) if nodes_first else (engine.pods, engine.nodes):
             sink.synced()
-        learned = outlook(engine)
+        learned = forecast(engine)
         assert learned is not None
         assert [(part.memory, part.weight) for part in learned.slices] == [(10, 1.0)]

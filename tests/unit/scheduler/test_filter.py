@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.scheduler.pod_cycle import CycleState, PodCycle
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.objects import ResourceQuota, decode_object
@@ -64,7 +64,7 @@ def test_a_pod_without_devices_leaves_no_trace() -> None:
 def test_an_answer_has_exactly_one_node_and_it_is_reserved() -> None:
     cluster, asking = world(), gpu_pod("p", mem=1000, cores=10)
     assert cluster.filtered(asking, ["n1", "n2"]) == NOTHING | {"NodeNames": ["n1"]}
-    assert cluster.state(asking) is State.RESERVED
+    assert cluster.state(asking) is GrantState.RESERVED
     assert cluster.cards("n1") == {"n1-0": (1, 1000, 10)}
     assert cluster.cycle_state(asking) is CycleState.RESERVED
 
@@ -274,7 +274,7 @@ def test_a_pod_that_names_no_nodes_keeps_its_reservation() -> None:
     cluster, asking = world(), gpu_pod("p")
     cluster.chosen(asking)
     cluster.asked(filter_body(asking))
-    assert cluster.state(asking) is State.RESERVED
+    assert cluster.state(asking) is GrantState.RESERVED
 
 
 json_values = st.recursive(
@@ -351,7 +351,7 @@ def test_a_simulation_keeps_the_pods_own_reservation() -> None:
     cluster, asking = world(), gpu_pod("p")
     cluster.chosen(asking)
     cluster.asked(filter_body(asking, nodes=[one_card("new").manifest()]))
-    assert cluster.state(asking) is State.RESERVED
+    assert cluster.state(asking) is GrantState.RESERVED
 
 
 def test_a_simulation_without_a_fitting_node_says_why_for_each() -> None:

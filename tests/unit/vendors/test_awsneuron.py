@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, NeuronSection
 from tessera.vendors.base import NodeProblem, Switches
@@ -243,9 +243,9 @@ def test_lists_of_uuids(vendor: Neuron) -> None:
 
 def test_quotas(vendor: Neuron) -> None:
     assert vendor.quota_cores == CORE
-    assert World(vendor, cards(2), room=Room(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=Room(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=Room(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
+    assert World(vendor, cards(2), room=QuotaRoom(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
+    assert World(vendor, cards(2), room=QuotaRoom(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
+    assert World(vendor, cards(2), room=QuotaRoom(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
 
 
 def test_a_plain_request_means_cores(vendor: Neuron) -> None:

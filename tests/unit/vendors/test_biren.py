@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.biren import FAMILY, Biren

@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Use
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
@@ -274,7 +274,7 @@ def test_two_halves_fill_a_card(drs: Drs) -> None:
 def test_lists_of_uuids_and_quotas(drs: Drs) -> None:
     wishes = {"enflame.com/nouse-gpuuuid": "n1-enflame-drs-0"}
     assert World(drs, cards(2), annotations=wishes).indexes(**{DRS: 1}) == [1]
-    assert World(drs, cards(), room=Room(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
+    assert World(drs, cards(), room=QuotaRoom(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
     assert (drs.quota_memory, drs.quota_cores) == (MEM, CORES)
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.grants import Grant
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import Resources

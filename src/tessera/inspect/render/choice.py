@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tessera.core.policies.fragmentation_loss import MISSING
-from tessera.core.policies.fragmentation_parts import Growth
+from tessera.core.policies.fragmentation import Growth
+from tessera.core.policies.fragmentation.growth import MISSING
 from tessera.inspect.choice import Fits, ScoredNode
 from tessera.inspect.demand import Asked, Expected
 from tessera.inspect.render.lines import Column, Line, Style, counted, listed, table

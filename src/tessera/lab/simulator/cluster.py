@@ -19,7 +19,7 @@ from tessera.core.devices import HAMI_CORE, Device, NodeFacts
 from tessera.core.evaluation import Evaluation
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.requests import Constraint, ContainerAsk, HostAsk, PodRequest, Request, Role
+from tessera.core.requests import Constraint, ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.lab.simulator.traces import WHOLE, Ask, TraceNode
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors
@@ -47,7 +47,7 @@ def request_of(ask: Ask) -> PodRequest:
     requests = (Request(NVIDIA, count=ask.cards, memory=ask.milli, cores=ask.milli // 10),) if ask.cards else ()
     models = tuple(model_word(model) for model in ask.models)
     constraints = ((NVIDIA, Constraint(use_models=models)),) if models and ask.cards else ()
-    return PodRequest("", "trace", "", (ContainerAsk("main", Role.APP, requests),), constraints)
+    return PodRequest("", "trace", "", (ContainerRequest("main", Role.APP, requests),), constraints)
 
 
 def _device(node: TraceNode, index: int) -> Device:
@@ -64,7 +64,7 @@ class Cluster:
         self.arrays = self.ledger.arrays
         self.nodes = nodes
         for node in nodes:
-            self.arrays.tell_host(node.name, cpu=node.cpu, memory=node.memory)
+            self.arrays.set_host_free(node.name, cpu=node.cpu, memory=node.memory)
             self.ledger.observe_node(NodeFacts(node.name, tuple(_device(node, i) for i in range(node.cards))))
         self.rows: Ints = self.arrays.rows([node.name for node in nodes if node.cards])
         """columns of the nodes; those without cards are left out, as in the published node list"""
@@ -110,16 +110,16 @@ class Cluster:
             request = request_of(ask)
             named = PodRequest(uid, request.namespace, uid, request.containers, request.constraints)
             self.ledger.reserve(named, placement, deadline=0.0)
-        self._charge(name, row, HostAsk(ask.cpu, ask.memory))
+        self._charge(name, row, HostRequest(ask.cpu, ask.memory))
         self.taken += ask.demand
         return uid
 
     def end(self, ask: Ask, row: int, uid: str) -> None:
         """The pod has ended."""
         self.ledger.release(uid)
-        self._charge(self.arrays.names[row], row, HostAsk(-ask.cpu, -ask.memory))
+        self._charge(self.arrays.names[row], row, HostRequest(-ask.cpu, -ask.memory))
         self.taken -= ask.demand
 
-    def _charge(self, name: str, row: int, host: HostAsk) -> None:
+    def _charge(self, name: str, row: int, host: HostRequest) -> None:
         cpu, memory = int(self.arrays.free_cpu[row]) - host.cpu, int(self.arrays.free_memory[row]) - host.memory
-        self.arrays.tell_host(name, cpu=cpu, memory=memory)
+        self.arrays.set_host_free(name, cpu=cpu, memory=memory)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.arrays import Ints
-from tessera.core.cards import Card
 from tessera.core.fit import make_ask
 from tessera.core.grants import Placement
+from tessera.core.node_info import Card
 from tessera.lab.simulator.cluster import NVIDIA, Cluster, request_of
 from tessera.lab.simulator.traces import Ask
 
@@ -33,7 +33,7 @@ def place(cluster: Cluster, ask: Ask, row: int, key: Callable[[Card], float]) ->
     pod = request_of(ask)
     request = pod.containers[0].requests[0]
     rules = cluster.ledger.rules[NVIDIA]
-    fitting, _ = generic.eligible(rules, make_ask(node, pod, request, node.cards, container=0))
+    fitting, _ = card_checks.eligible(rules, make_ask(node, pod, request, node.cards, container=0))
     ordered = sorted(fitting, key=lambda pair: (key(pair[0]), pair[0].device.index))
     grants = tuple(grant for _, grant in ordered[: ask.cards])
     return Placement(node.name, {NVIDIA: (grants,)})

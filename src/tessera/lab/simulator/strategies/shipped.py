@@ -14,7 +14,7 @@ from tessera.core.arrays import Ints
 from tessera.core.demand_history import DemandHistory
 from tessera.core.grants import Placement
 from tessera.core.policies.base import Ranking
-from tessera.core.requests import HostAsk, PodRequest
+from tessera.core.requests import HostRequest, PodRequest
 from tessera.lab.simulator.cluster import Cluster, request_of
 from tessera.lab.simulator.strategies.base import Floats
 from tessera.lab.simulator.strategies.kube import default_marks
@@ -23,7 +23,7 @@ from tessera.lab.simulator.traces import Ask
 
 @dataclass(slots=True)
 class Known:
-    """What is remembered of one ask under the current outlook."""
+    """What is remembered of one ask under the current forecast."""
 
     request: PodRequest
     memo: dict[str, object]
@@ -33,16 +33,15 @@ class Shipped:
     def __init__(self, cluster: Cluster, *, node: str, device: str) -> None:
         self._cluster = cluster
         self._node, self._device = node, device
-        self._rank = policies.node_rank(node)
-        self._workload = DemandHistory()
-        self._looks_ahead = policies.looks_ahead(node, device)
+        self._history = DemandHistory()
+        self._looks_ahead = policies.uses_forecast(node, device)
         self._known: dict[Ask, Known] = {}
 
     def arrived(self, ask: Ask) -> None:
         if self._looks_ahead:
             ledger = self._cluster.ledger
-            pod = replace(request_of(ask), host=HostAsk(ask.cpu, ask.memory))
-            if self._workload.observe(pod, ledger.arrays, ledger.rules):
+            pod = replace(request_of(ask), host=HostRequest(ask.cpu, ask.memory))
+            if self._history.observe(pod, ledger.arrays, ledger.rules):
                 self._known.clear()
 
     def preference(self, ask: Ask, rows: Ints) -> Floats:
@@ -50,7 +49,7 @@ class Shipped:
         if not ask.cards and not self._looks_ahead:
             return default_marks(self._cluster, ask, rows)
         known = self._recall(ask)
-        return self._rank(Ranking(known.request, rows, arrays.score[rows], arrays, known.memo))
+        return policies.rank_nodes(Ranking(known.request, rows, arrays.score[rows], arrays, known.memo))
 
     def cards(self, ask: Ask, row: int) -> Placement:
         placement = self._cluster.evaluation(self._recall(ask).request).placement(row)
@@ -64,8 +63,8 @@ class Shipped:
             if self._looks_ahead:
                 request = replace(
                     request,
-                    host=HostAsk(ask.cpu, ask.memory),
-                    outlook=self._workload.outlook_on(self._cluster.ledger.arrays),
+                    host=HostRequest(ask.cpu, ask.memory),
+                    forecast=self._history.forecast(self._cluster.ledger.arrays),
                 )
             known = self._known[ask] = Known(request, {})
         return known

@@ -1,7 +1,8 @@
-"""Cards as one evaluation sees them: a device together with what is taken of it.
+"""A node and its cards with what is taken of them.
 
-Cards are cheap, mutable working copies. The ledger makes them for one node at a time, fitting charges them while it
-tries containers, and nobody keeps them.
+A `Device` is a physical card as its node registered it, and never changes. A `Card` is a device together with its use:
+the ledger keeps one for every device and changes it, and fitting charges copies while it tries containers. `NodeInfo`
+is, as in kube-scheduler, a node with everything that is taken of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Tenant(NamedTuple):
 
     uid: str
     settings: tuple[tuple[str, str], ...] = ()
-    """the pod's vendor settings (`Constraint.extra`), for rules about who may share with whom"""
+    """the pod's vendor settings (`Constraint.extra`), for rules about which pods may share a card"""
 
     def setting(self, name: str) -> str | None:
         return next((value for key, value in self.settings if key == name), None)
@@ -69,7 +70,7 @@ class Card:
             self.mig = (*self.mig, mig)
 
 
-class NodeView(NamedTuple):
+class NodeInfo(NamedTuple):
     """One node with the use of all its cards, in order of registration."""
 
     facts: NodeFacts
