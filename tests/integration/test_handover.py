@@ -1,4 +1,4 @@
-"""Between bind and the last Allocate: nobody gets another's slice, and nobody waits without a reason."""
+"""Between bind and the last Allocate: no pod gets another pod's slice, and none waits without a reason."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("agent", "injects"), [("answer", True), ("env", False)], ids=["answers itself", "pods carry nothing"]
+    ("agent", "injects"), [("answer", True), ("env", False)], ids=["answers itself", "without the downward API"]
 )
-async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
+async def test_pods_that_depend_on_allocate_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 8, slots=64), agent=agent, shuffled=True)
     async with product([node], tmp_path, injects_identity=injects) as cluster:
         await run_all(cluster, mixed_pods(24))
@@ -109,7 +109,7 @@ async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Pa
 
 
 async def test_only_a_pods_init_container_needs_devices_and_still_has_the_lock(tmp_path: Path) -> None:
-    """Row Q8 of the specification: HAMi does otherwise."""
+    """HAMi looks at app containers only."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
@@ -137,7 +137,7 @@ async def test_a_foreign_lock_is_respected_until_it_is_released(tmp_path: Path) 
         await cluster.at_rest()
 
 
-@pytest.mark.parametrize("lock", ["2020-01-01T00:00:00Z,default,owner", "{now},default,nobody"], ids=["old", "orphan"])
+@pytest.mark.parametrize("lock", ["2020-01-01T00:00:00Z,default,owner", "{now},default,missing"], ids=["old", "orphan"])
 async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None:
     async with product([SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")], tmp_path) as cluster:
         await cluster.plane.create_pod(owner())
@@ -151,7 +151,7 @@ async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None
 async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(
     tmp_path: Path, lock: str
 ) -> None:
-    """Row Q6 of the specification: HAMi does otherwise."""
+    """HAMi removes any lock that names no owner."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path, turn_seconds=0.1) as cluster:
         plane = cluster.plane
@@ -228,7 +228,7 @@ async def test_a_pod_deleted_in_handover_frees_its_turn(tmp_path: Path, agent: s
         await cluster.at_rest()
 
 
-async def test_a_node_that_is_slow_to_hand_over_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+async def test_a_node_that_is_slow_to_hand_over_does_not_delay_other_nodes(tmp_path: Path) -> None:
     slow = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami", labels={"speed": "slow"})
     fast = SimulatedNode("n2", gpu_cards("n2", 1), agent="hami", labels={"speed": "fast"})
     async with product([slow, fast], tmp_path) as cluster:
@@ -246,7 +246,7 @@ async def test_a_node_that_is_slow_to_hand_over_keeps_nobody_else_waiting(tmp_pa
 
 
 def owner() -> Json:
-    """A pod that stays pending: somebody else schedules it."""
+    """A pod that stays pending: another scheduler is responsible for it."""
     return pod("owner", container("a"), schedulerName="volcano")
 
 

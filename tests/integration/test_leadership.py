@@ -54,7 +54,7 @@ async def refusal(replica: Replica, pod: dict[str, Any]) -> str:
 
 
 async def test_only_the_holder_of_the_lease_decides_and_its_name_is_matched_exactly(tmp_path: Path) -> None:
-    """Row Q30 of the specification: HAMi does otherwise."""
+    """HAMi compares a prefix: host-1 would match the holder host-10."""
     plugin = node(handshake=True, text_registration=True, agent="hami")
     async with product([plugin], tmp_path, scheduling=False, leadership=LEASE) as cluster:
         others = [await cluster.add_replica(host) for host in ("host", "host-10", "host-2")]
@@ -75,7 +75,7 @@ async def test_only_the_holder_of_the_lease_decides_and_its_name_is_matched_exac
         await cluster.until(lambda: not cluster.service.is_leader, what="the old holder to stop")
 
 
-async def test_a_lease_that_nobody_renews_ends(tmp_path: Path) -> None:
+async def test_a_lease_that_is_not_renewed_ends(tmp_path: Path) -> None:
     async with product([node()], tmp_path, scheduling=False, leadership=LEASE) as cluster:
         await lease_to(cluster, "host-1_x", seconds=1)
         await cluster.until(lambda: cluster.service.is_leader)

@@ -236,7 +236,7 @@ async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> N
         assert len([seen for seen in cluster.writes() if "binding" in seen.path]) == 1
 
 
-async def test_nobody_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
+async def test_no_pod_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
     async with product([node()], tmp_path) as cluster:
         await run(cluster, "small", gpu=1, mem=100)
         await run(cluster, "large", gpu=1, mem=80000)

@@ -2,7 +2,7 @@
 
 A pod gets exactly what it asked for, once; no card and no quota is overdrawn; no two pods that a node could mix up are
 handed over at once; a foreign plugin's lock is held. A card or a namespace has an excuse while people, not the
-scheduler, made it too full: its registration or quota shrank, or somebody else bound a pod there.
+scheduler, made it too full: its registration or quota shrank, or another scheduler bound a pod there.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Bindings:
         self._check_allocation(pod)
         orphan = call.generation != self._world.generation
         if orphan and self.is_running:
-            # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
+            # Sent by a process that is gone, and seen by no list of the one that is there: it could not have known.
             self.orphans += 1
             self.excuse_pod(pod, "bound by a process that had ended")
         self._check_cards(pod)

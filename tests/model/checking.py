@@ -1,7 +1,7 @@
 """What must hold for the scheduler's memory after every step, and for everything at rest.
 
 The ledger is what a replay of the shown objects gives; what a step touched is looked at after that step, the whole
-every now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and nobody
+every now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and no pod
 waits beside room. Bindings are checked in `bindings`.
 """
 
@@ -145,7 +145,7 @@ class Checker:
     # -- at rest
 
     def rest(self, candidates: Callable[[Pod], list[str]]) -> None:
-        """Nothing is left behind, and nobody waits beside room."""
+        """Nothing is left behind, and no pod waits beside room."""
         engine, world = self._engine, self._world
         self.full()
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]

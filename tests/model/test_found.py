@@ -33,7 +33,7 @@ def asked(*nodes: NodeBuilder, pod: PodBuilder = POD) -> World:
     return world
 
 
-# -- writes that nobody heard of again
+# -- writes that were never heard of again
 
 
 @in_fake_time
@@ -168,7 +168,7 @@ async def test_what_a_failed_bind_gives_up_is_room_for_others() -> None:
 
 
 @in_fake_time
-async def test_a_turn_that_nobody_ends_takes_the_memory_of_its_lock_with_it() -> None:
+async def test_an_overdue_turn_takes_the_record_of_its_lock_with_it() -> None:
     plain = gpu_pod("p", mem=1000, cores=10)
     world = asked(node("n1").gpus(1), pod=plain)
     assert await world.bound(plain) == ""

@@ -35,17 +35,17 @@ LOCK = 300.0
 
 
 def serving_downward_api(node: NodeBuilder) -> NodeBuilder:
-    """A node whose agent is ours and takes slices from the pods themselves: no turns, no lock."""
+    """A node with an agent that lets containers read their slices through the downward API: no turns, no lock."""
     return node.annotate((AGENT, "env"))
 
 
 def answering(node: NodeBuilder) -> NodeBuilder:
-    """A node whose agent is ours but must answer Allocate rightly: turns, no lock."""
+    """A node with an agent whose Allocate response holds the slice: turns, no lock."""
     return node.annotate((AGENT, "cdi"))
 
 
 def using_downward_api(pod: PodBuilder) -> PodBuilder:
-    """The pod with the variables that the webhook gives it."""
+    """The pod with the environment variables that the webhook gives it."""
     split = len(pod.init_containers)
     changed = tuple(_with_env(c, i) for i, c in enumerate((*pod.init_containers, *pod.containers)))
     return replace(pod, init_containers=changed[:split], containers=changed[split:])

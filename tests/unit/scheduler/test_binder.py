@@ -287,7 +287,7 @@ async def test_a_node_that_is_gone_is_refused_and_nothing_is_written() -> None:
 
 
 @in_fake_time
-async def test_a_card_that_is_gone_is_not_given_to_anyone() -> None:
+async def test_a_card_that_is_gone_is_not_given_to_a_pod() -> None:
     world = ready(agent("n1", cards=1))
     world.api.add_node(serving_downward_api(node("n1").gpu("another-card")))
     world.watch()
@@ -362,7 +362,7 @@ async def test_a_bind_that_was_lost_while_its_pod_was_deleted_frees_the_card() -
     assert world.agrees()
 
 
-# -- when nobody can say what happened
+# -- when the effect of a write is unknown
 
 
 async def unknown(world: World, *, done: bool) -> None:
@@ -737,7 +737,7 @@ async def test_an_init_container_alone_is_protected_like_any_other() -> None:
 
 
 @in_fake_time
-async def test_a_hundred_pods_that_carry_their_slices_go_to_one_node_at_once() -> None:
+async def test_a_hundred_downward_api_pods_are_bound_to_one_node_at_once() -> None:
     world = World(agent("n1", cards=10))
     many = [using_downward_api(gpu_pod(f"p{i}", mem=100 + i)) for i in range(100)]
     for asking in many:
@@ -781,4 +781,4 @@ async def test_the_fake_refuses_what_an_apiserver_refuses() -> None:
     with pytest.raises(KubeError, match="409"):
         await api.bind("default", "p", uid=uid(POD), node="n1", annotations={}, labels={})
     with pytest.raises(KubeError, match="404"):
-        await api.annotate_pod("default", "nobody", {})
+        await api.annotate_pod("default", "missing", {})

@@ -119,7 +119,7 @@ async def test_a_pod_that_is_gone_is_not_woken_again_and_the_others_are() -> Non
 
 
 @in_fake_time
-async def test_nobody_is_woken_before_everything_is_known() -> None:
+async def test_no_pod_is_woken_before_all_lists_are_complete() -> None:
     async with world() as here:
         pod = gpu_pod("p", mem=1000)
         here.api.add_pod(pod)
@@ -133,7 +133,7 @@ async def test_nobody_is_woken_before_everything_is_known() -> None:
 
 @pytest.mark.parametrize("fault", [refused(409), never_sent(), None])
 @in_fake_time
-async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | None) -> None:
+async def test_a_handshake_that_is_not_written_does_no_harm(fault: KubeError | None) -> None:
     async with world() as here:
         if fault is not None:
             here.api.script("annotate_node", fault)
@@ -146,7 +146,7 @@ async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | N
 
 
 @in_fake_time
-async def test_a_reservation_that_nobody_binds_makes_room_when_its_time_is_over() -> None:
+async def test_a_reservation_that_is_never_bound_makes_room_when_it_expires() -> None:
     async with world() as here:
         here.make_room()
         first, second = gpu_pod("first", mem=1000), gpu_pod("second", mem=1000)

@@ -93,21 +93,21 @@ def test_a_refusal_has_a_reason_for_every_candidate() -> None:
     }
 
 
-def test_a_node_without_candidates_refuses_nobody_and_chooses_nothing() -> None:
+def test_a_request_without_candidates_gets_no_node_and_no_reasons() -> None:
     assert world().filtered(gpu_pod(), []) == NOTHING | {"FailedNodes": {}}
 
 
 @pytest.mark.parametrize(
-    ("asking", "carries"),
+    ("asking", "downward_api"),
     [(gpu_pod(), False), (using_downward_api(gpu_pod()), True), (pod().container(), False)],
 )
-def test_a_prepared_pod_knows_whether_it_carries_its_slices(asking: PodBuilder, carries: bool) -> None:
+def test_a_prepared_request_knows_whether_its_pod_uses_the_downward_api(asking: PodBuilder, downward_api: bool) -> None:
     prepared = world().engine.requests.read(asking.api())
     assert isinstance(prepared, PreparedRequest)
-    assert prepared.uses_downward_api is carries
+    assert prepared.uses_downward_api is downward_api
 
 
-def test_a_pod_that_carries_its_slices_never_gets_a_mig_instance() -> None:
+def test_a_pod_that_uses_the_downward_api_never_gets_a_mig_instance() -> None:
     mig = node("n1").gpu("mig", mode="mig", profiles=A100_40GB)
     cluster = world(mig)
     assert cluster.chosen(gpu_pod("free", mem=4000)) == "n1"
@@ -340,7 +340,7 @@ def test_a_simulation_returns_the_best_given_node_as_it_was_written_and_has_no_e
     assert len(cluster.unschedulable) == 0
 
 
-def test_a_simulation_sees_given_nodes_empty_whoever_runs_there() -> None:
+def test_a_simulation_sees_the_given_nodes_as_empty() -> None:
     cluster = world(one_card("n1", memory=8000))
     cluster.create(gpu_pod("running").on("n1", "n1-0,NVIDIA,8000,0:;"))
     answer = cluster.asked(filter_body(gpu_pod("p", mem=8000), nodes=[one_card("n1", memory=8000).manifest()]))

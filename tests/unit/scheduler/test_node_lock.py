@@ -250,7 +250,7 @@ async def test_cambricons_lock_is_a_bare_time_under_its_own_key() -> None:
 
 
 @in_fake_time
-async def test_cambricons_lock_is_waited_for_whoever_holds_it() -> None:
+async def test_cambricons_lock_is_waited_for_although_it_names_no_owner() -> None:
     world = World(at(0), key=CAMBRICON)
     waiting = world.waiting(CAMBRICON)
     await asyncio.sleep(2)
@@ -324,7 +324,7 @@ def test_a_release_that_fails_otherwise_is_a_fault(fault: ApiError | Unreachable
 
 
 @in_fake_time
-async def test_news_of_a_node_that_nobody_waits_for_is_no_matter() -> None:
+async def test_a_change_of_a_node_that_no_bind_waits_for_is_ignored() -> None:
     world = World()
     world.locks.observe_node(world.api.nodes["n1"])
     assert isinstance(await world.acquire(), HeldLock)

@@ -36,7 +36,7 @@ def test_a_bound_pod_counts_from_the_moment_it_is_seen() -> None:
     assert kept.cards() == {"n1-0": (1, 700, 5), "n1-1": (0, 0, 0)}
 
 
-def test_annotations_of_a_pod_that_is_not_bound_are_nobodys_word() -> None:
+def test_allocation_annotations_of_a_pod_that_is_not_bound_are_ignored() -> None:
     kept = world()
     kept.create(gpu_pod("forged").annotate(("hami.io/vgpu-devices-allocated", "n1-0,NVIDIA,700,5:;")))
     assert kept.cards() == FREE
@@ -132,7 +132,7 @@ def test_a_pod_that_is_gone_leaves_nothing_behind() -> None:
     assert (kept.queue.active, len(kept.unschedulable), list(kept.cycles), kept.room) == (0, 0, [], told + 1)
 
 
-def test_a_reservation_that_somebody_else_bound_is_no_longer_open() -> None:
+def test_a_reserved_pod_that_another_scheduler_binds_has_no_record_left() -> None:
     kept = world()
     kept.chosen(gpu_pod("p", mem=100))
     assert kept.cycle_state(gpu_pod("p")) is CycleState.RESERVED
@@ -140,7 +140,7 @@ def test_a_reservation_that_somebody_else_bound_is_no_longer_open() -> None:
     assert kept.cycle_state(gpu_pod("p")) is None
 
 
-def test_a_refused_pod_that_somebody_else_binds_waits_no_longer() -> None:
+def test_a_refused_pod_that_another_scheduler_binds_is_not_woken() -> None:
     kept = world()
     kept.filtered(gpu_pod("p", mem=10**6))
     kept.create(running())
@@ -171,7 +171,7 @@ def test_a_turn_ends_when_the_pods_phase_says_so(ending: type, in_hand: int) -> 
     assert kept.queue.active == in_hand
 
 
-def test_pods_that_carry_their_slices_and_those_that_do_not_are_both_known_to_be_in_handover() -> None:
+def test_downward_api_pods_and_dependent_pods_are_both_in_the_queue() -> None:
     kept = world(node("n1").gpus(2).annotate((keys.AGENT, "env")))
     kept.create(allocating(using_downward_api(running("mine"))))
     assert kept.queue.active == 1

@@ -33,7 +33,7 @@ def pods(count: int, *, namespace: str = "default", mem: int = 100) -> list[PodB
     ]
 
 
-def test_nobody_is_woken_while_nothing_fits() -> None:
+def test_no_pod_is_woken_while_nothing_fits() -> None:
     world = full("n1")
     world.filtered(gpu_pod("p", mem=100))
     assert woken(world) == []
@@ -86,7 +86,7 @@ def test_a_pod_that_could_not_be_told_is_woken_by_the_next_change() -> None:
     free(world, "n1")
     assert woken(world) == ["p"]
     world.unschedulable.on_wake_failed(uid(asking))
-    world.unschedulable.on_wake_failed("nobody")
+    world.unschedulable.on_wake_failed("missing")
     assert woken(world) == ["p"]
 
 
@@ -141,7 +141,7 @@ def test_a_pod_that_is_gone_or_placed_is_not_woken() -> None:
     world.chosen(gpu_pod("placed", mem=100))
     assert woken(world) == ["left"]
     assert len(world.unschedulable) == 1
-    world.unschedulable.remove("nobody")
+    world.unschedulable.remove("missing")
     world.unschedulable.remove("uid-left")
     assert "uid-left" not in world.unschedulable
     assert world.unschedulable._shapes == {}
@@ -168,6 +168,6 @@ def test_a_node_that_registers_wakes_pods_that_had_it_among_their_candidates() -
     assert woken(world) == ["p"]
 
 
-def test_nobody_waits_at_first() -> None:
+def test_there_are_no_unschedulable_pods_at_first() -> None:
     pods = UnschedulablePods()
     assert (len(pods), "x" in pods, pods.wake(World().selector)) == (0, False, [])
