@@ -25,7 +25,7 @@ from tessera.vendors.kunlun import Kunlun, Vxpu
 from tessera.vendors.kunlun.section import CHART as KUNLUN_CHART
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node
-from tests.support.asking import World, devices, node, taken
+from tests.support.vendor_cases import World, devices, node, taken
 
 GCU, DRS = ENFLAME.build(ENFLAME.chart, Switches())
 (VA,) = VASTAI.build(VASTAI.chart, Switches())

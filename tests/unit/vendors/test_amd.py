@@ -13,7 +13,7 @@ from tessera.vendors.amd import CHART, FAMILY, Amd, compute_units
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.wire.pod_devices import decode_pod_devices
-from tests.support.asking import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
 
 GPU, MEM, CORES = "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores"
 REGISTER = "hami.io/node-amd-register"

@@ -14,7 +14,7 @@ from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, Neur
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tests.support import builders
-from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
 
 DEVICE, CORE = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
 LABEL = "node.kubernetes.io/instance-type"

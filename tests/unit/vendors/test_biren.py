@@ -11,7 +11,7 @@ from tessera.core.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.biren import FAMILY, Biren
 from tessera.vendors.drafts import BadRequest, Resources
-from tests.support.asking import World, devices, mutated, node, taken
+from tests.support.vendor_cases import World, devices, mutated, node, taken
 
 GPU = "birentech.com/gpu"
 

@@ -17,7 +17,7 @@ from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.vendors.enflame import FAMILY, Gcu
 from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
 from tessera.vendors.enflame.section import CHART, CORES_NAME, DRS_NAME, MEMORY_NAME
-from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
 PROFILES = {"1g.8gb": "0", "3g.24gb": "2", "6g.48gb": "5"}

@@ -17,7 +17,7 @@ from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.kunlun import FAMILY, Kunlun, Vxpu
 from tessera.vendors.kunlun.section import CHART
 from tessera.vendors.kunlun.together import CARD_MEMORY
-from tests.support.asking import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"
 QUARTER, HALF = 24576, 49152

@@ -11,7 +11,7 @@ from tessera.core.requests import Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import Resources
 from tessera.vendors.vastai import FAMILY, Vastai
-from tests.support.asking import World, devices, node
+from tests.support.vendor_cases import World, devices, node
 
 VA = "vastaitech.com/va"
 
