@@ -83,7 +83,7 @@ nvidia:
 
 @dataclass(frozen=True)
 class OfflineClient:
-    """An API server that nobody else uses: whatever it is asked, the command asked it."""
+    """An API server that only the command under test uses."""
 
     kubeconfig: Path
     server: ApiServer

@@ -1,4 +1,4 @@
-"""The plain form of selection: ask `fit_pod` about one node after the other. `agreed` compares the two."""
+"""The plain form of selection: ask `fit_pod` about one node after the other. `select_and_check` compares the two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.core.scores import node_score
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 
 
-def plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
+def decide_plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
     """What selection must answer, by asking the plain rule about one node after the other."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
     misfits: dict[str, Misfit] = {}
@@ -43,16 +43,16 @@ def indexes(placement: Placement) -> list[int]:
     return [grant.index for held in placement.grants.values() for grants in held for grant in grants]
 
 
-def agreed(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
+def select_and_check(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
     """Selection's answer, which must be the plain one in everything that a caller can see."""
     answer = selector.select(pod, candidates)
-    check(answer, selector.ledger, pod, candidates.names)
+    check_decision(answer, selector.ledger, pod, candidates.names)
     return answer
 
 
-def check(answer: Selected | Refused, ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> None:
+def check_decision(answer: Selected | Refused, ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> None:
     """Compare an answer with the plain rule, which gets what the product gets: the ledger, the pod and the names."""
-    placement, misfits = plainly(ledger, pod, names)
+    placement, misfits = decide_plainly(ledger, pod, names)
     if isinstance(answer, Selected):
         assert placement is not None
         assert answer.placement == placement

@@ -14,42 +14,33 @@ from collections.abc import Callable, Mapping
 
 import httptools
 
-from tessera.http11.connection import HttpConnection, MessageParser
+from tessera.http11.connection import HttpConnection
 
 
 class IncompleteResponse(ConnectionError):
     """The connection failed before the response was complete."""
 
 
-class _NotAwaited(Exception):
-    """Stops the parser: a second response begins where one was asked for."""
-
-
-class ClientResponse(MessageParser):
-    """The response to one request, as far as it has arrived. The connection feeds it."""
-
-    max_stalled_bytes = 1 << 20
-    _parser: httptools.HttpResponseParser
+class ClientResponse:
+    """The response to one request, as far as it has arrived. The connection fills it."""
 
     def __init__(self, connection: ClientConnection) -> None:
-        super().__init__()
         self.status = 0
         """0 until the head is complete"""
+        self.header_fields: dict[bytes, bytes] = {}
+        self.chunks: list[bytes] = []
+        """what arrived of the body and was not read"""
+        self.is_complete = False
         self.failure = ""
         """why the response will never be complete"""
-        self.keeps_connection = False
         self.is_read_whole = False
         self._connection = connection
         self._waiter: asyncio.Future[None] | None = None
-        self._chunks: list[bytes] = []
-        self._parser = httptools.HttpResponseParser(self)
-
-    # -- called by the caller
 
     @property
     def headers(self) -> Mapping[str, str]:
         """Names are in lower case."""
-        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self._head_fields.items()}
+        return {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in self.header_fields.items()}
 
     async def wait_for_head(self) -> None:
         try:
@@ -62,20 +53,27 @@ class ClientResponse(MessageParser):
     async def read(self) -> bytes:
         """The whole body."""
         self.is_read_whole = True
-        while not self.is_over:
+        while not self.is_complete:
             await self._wait()
         return self._take()
 
     async def read_chunk(self) -> bytes:
         """What arrived since the last call; empty at the end of the body."""
-        while not self._chunks and not self.is_over:
+        while not self.chunks and not self.is_complete:
             await self._wait()
         return self._take()
 
     def close(self) -> None:
         """Drop the rest. The connection of a complete response is left alone: another request may use it already."""
-        if not self.is_over:
+        if not self.is_complete:
             self._connection.abort()
+
+    def wake(self) -> bool:
+        """Tell the caller about progress; returns whether it was waiting."""
+        if self._waiter is None or self._waiter.done():
+            return False
+        self._waiter.set_result(None)
+        return True
 
     async def _wait(self) -> None:
         if self.failure:
@@ -88,31 +86,86 @@ class ClientResponse(MessageParser):
             self._waiter = None
 
     def _take(self) -> bytes:
-        chunks, self._chunks = self._chunks, []
+        chunks, self.chunks = self.chunks, []
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
-    # -- called by the connection
 
-    def wake(self) -> bool:
-        """Tell the caller about progress; returns whether it was waiting."""
-        if self._waiter is None or self._waiter.done():
-            return False
-        self._waiter.set_result(None)
-        return True
+class _Unsolicited(Exception):
+    """Stops the parser: more came than was asked for."""
 
-    def on_lost(self, error: Exception | None) -> None:
-        """A response without a length ends with its connection; any other is incomplete."""
-        if error is None and self.status and not {"content-length", "transfer-encoding"} & self.headers.keys():
-            self.is_over = True
+
+class ClientConnection(HttpConnection):
+    """`on_released` is called when a response is over and when the connection is lost."""
+
+    max_stalled_bytes = 1 << 20
+    _parser: httptools.HttpResponseParser
+    _response: ClientResponse
+
+    def __init__(self, tls: ssl.SSLContext | None, on_released: Callable[[ClientConnection], None]) -> None:
+        super().__init__()
+        self.tls = tls
+        """the context that it was made with; None for plain HTTP"""
+        self.is_lost = False
+        self.is_leased = False
+        """kept by the pool: a request has the connection"""
+        self._on_released = on_released
+        self._is_waiting = False
+        self._parser = httptools.HttpResponseParser(self)
+
+    def send(self, request: bytes) -> ClientResponse:
+        """Write a request. The connection must be idle."""
+        self._response, self._is_waiting = ClientResponse(self), True
+        self._transport.write(request)
+        return self._response
+
+    def abort(self) -> None:
+        self.is_over = True
+        super().abort()
+
+    # -- called by the transport
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_waiting:
+            # Nothing was asked for: the next response could not be told from this one.
+            self.abort()
+            return
+        self._feed(data)
+        response = self._response
+        if response.is_complete or response.failure:
+            self._finish()
+        elif response.status and not response.is_read_whole and not response.wake():
+            # The caller is not waiting. What comes until it does stays in the socket and is read in one piece.
+            self.pause_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self.is_over = self.is_lost = True
+        if not self._is_waiting:
+            self._on_released(self)
+            return
+        response = self._response
+        if error is None and response.status and not {"content-length", "transfer-encoding"} & response.headers.keys():
+            # Such a response ends with its connection.
+            response.is_complete = True
         else:
-            self.failure = f"the connection ended before the response did{f': {error}' if error else ''}"
+            response.failure = f"the connection ended before the response did{f': {error}' if error else ''}"
+        self._finish()
+
+    def _finish(self) -> None:
+        response, self._is_waiting = self._response, False
+        # Response and connection refer to each other, as connection and parser do.
+        del self._response
+        # An idle connection has to notice its end.
+        self.resume_reading()
+        response.wake()
+        self._on_released(self)
 
     # -- called by the parser
 
     def on_message_begin(self) -> None:
-        if self.is_over:
-            self.keeps_connection = False
-            raise _NotAwaited
+        if self._response.is_complete:
+            self.is_over = True
+            raise _Unsolicited
         # Informational responses (1xx) may come before the final one.
         self._header_fields.clear()
 
@@ -120,18 +173,17 @@ class ClientResponse(MessageParser):
         self._stalled_bytes = 0
         status = self._parser.get_status_code()
         if status >= 200:
-            self.status = status
-            # A copy: trailers are not part of the head.
-            self._head_fields = self._header_fields.copy()
+            self._response.status = status
+            self._response.header_fields = self._header_fields.copy()
 
     def on_body(self, piece: bytes) -> None:
         self._stalled_bytes = 0
-        self._chunks.append(piece)
+        self._response.chunks.append(piece)
 
     def on_message_complete(self) -> None:
-        if self.status:
-            self.is_over = True
-            self.keeps_connection = self._parser.should_keep_alive()
+        if self._response.status:
+            self._response.is_complete = True
+            self.is_over = self.is_over or not self._parser.should_keep_alive()
 
     def on_malformed(self, problem: str) -> None:
         self._fail(f"the response is not HTTP/1.1: {problem}")
@@ -140,67 +192,6 @@ class ClientResponse(MessageParser):
         self._fail("the head of the response is too large")
 
     def _fail(self, problem: str) -> None:
-        self.keeps_connection = False
-        if not self.is_over:
-            self.failure = problem
-
-
-class ClientConnection(HttpConnection):
-    """`on_released` is called when a response is over and when the connection is lost."""
-
-    def __init__(self, tls: ssl.SSLContext | None, on_released: Callable[[ClientConnection], None]) -> None:
-        super().__init__()
-        self.tls = tls
-        """the context that it was made with; None for plain HTTP"""
-        self.is_reusable = True
-        self.is_lost = False
-        self.is_leased = False
-        """kept by the pool: a request has the connection"""
-        self._on_released = on_released
-        self._response: ClientResponse | None = None
-
-    def send(self, request: bytes) -> ClientResponse:
-        """Write a request. The connection must be idle."""
-        response = self._response = ClientResponse(self)
-        self._transport.write(request)
-        return response
-
-    def abort(self) -> None:
-        self.is_reusable = False
-        super().abort()
-
-    # -- called by the transport
-
-    def data_received(self, data: bytes) -> None:
-        response = self._response
-        if response is None:
-            # Nothing was asked for: the next response could not be told from this one.
-            self.abort()
-            return
-        response.feed(data)
-        if response.is_over:
-            self.is_reusable = self.is_reusable and response.keeps_connection
-            self._finish(response)
-        elif response.failure:
-            self.abort()
-            self._finish(response)
-        elif response.status and not response.is_read_whole and not response.wake():
-            # The caller is not waiting. What comes until it does stays in the socket and is read in one piece.
-            self.pause_reading()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_reusable, self.is_lost = False, True
-        response = self._response
-        if response is None:
-            self._on_released(self)
-        else:
-            response.on_lost(error)
-            self._finish(response)
-
-    def _finish(self, response: ClientResponse) -> None:
-        self._response = None
-        response.release()
-        # An idle connection has to notice its end.
-        self.resume_reading()
-        response.wake()
-        self._on_released(self)
+        self.abort()
+        if not self._response.is_complete:
+            self._response.failure = problem

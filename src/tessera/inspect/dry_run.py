@@ -1,6 +1,6 @@
-"""One request that is never kept: an object sent with `dryRun`, which the apiserver admits, answers and forgets.
+"""Creates objects with `dryRun`: the apiserver admits and returns them, but stores nothing.
 
-Apart from the client, because a lost `dryRun` would create the object: here no other request can be made.
+Separate from `KubeClient`, so that no call can forget `dryRun` and create the object: this client can do nothing else.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tessera.kube.errors import BadResponse
 from tessera.kube.transport import Transport
 
 
-class Trial:
-    """Use as `async with`."""
+class DryRunClient:
+    """Use it as `async with`."""
 
     def __init__(self, access: Access, *, timeout: float, user_agent: str) -> None:
         self._transport = Transport(access, timeout=timeout, limiter=None, user_agent=user_agent)
@@ -32,7 +32,7 @@ class Trial:
         await self._transport.close()
 
     async def create(self, path: str, body: Json) -> Json:
-        """The object as it would be stored."""
+        """The object as the apiserver would store it."""
         data = await self._transport.request("POST", path, msgspec.json.encode(body), query={"dryRun": "All"})
         try:
             found: Any = msgspec.json.decode(data)

@@ -92,7 +92,7 @@ class ConnectionPool:
     def _take_idle(self) -> ClientConnection | None:
         while self._idle:
             connection, _ = self._idle.popitem()
-            if connection.is_reusable and connection.tls is self._access.ssl:
+            if not connection.is_over and connection.tls is self._access.ssl:
                 return connection
             connection.abort()
         return None
@@ -134,7 +134,7 @@ class ConnectionPool:
             self._idle.pop(connection, None)
             if self._is_closed and not self._open:
                 self._is_empty.set()
-        elif connection.is_reusable and not self._is_closed:
+        elif not connection.is_over and not self._is_closed:
             loop = asyncio.get_running_loop()
             self._idle[connection] = loop.time()
             if self._idle_timer is None:

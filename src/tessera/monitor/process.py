@@ -31,7 +31,7 @@ from tessera.monitor.collector import Rounds, Snapshot
 from tessera.monitor.device_usage import CardUse, HostUse
 from tessera.monitor.metrics import Seen, Series
 from tessera.monitor.pods import Pods
-from tessera.monitor.settings import Settings
+from tessera.monitor.settings import MonitorSettings
 from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.inventory.cards import InventoryError
 from tessera.services import exposition as exposing
@@ -56,12 +56,12 @@ SHOWN = 5
 """problems in one message"""
 
 
-def run(settings: Settings) -> int:
+def run(settings: MonitorSettings) -> int:
     """Run until told to stop; the exit code."""
     return asyncio.run(_main(settings))
 
 
-async def _main(settings: Settings) -> int:
+async def _main(settings: MonitorSettings) -> int:
     for text in settings.warnings:
         log.warning("configuration", warning=text)
     try:
@@ -78,7 +78,7 @@ class Process:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: MonitorSettings,
         client: KubeClient,
         *,
         host: HostUse | None = None,

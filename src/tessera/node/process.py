@@ -26,14 +26,15 @@ from tessera.kube.errors import AccessError
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node import metrics as observing
 from tessera.node.agent import Agent, Surroundings
-from tessera.node.configuration.agent import Configuration
-from tessera.node.configuration.node_file import keep
+from tessera.node.configuration.dump import changes
+from tessera.node.configuration.node_file import save_last_good
 from tessera.node.health.async_inventory import AskedInventory
 from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.metrics import Metrics, Seen
+from tessera.node.settings import Configuration
 from tessera.services.addresses import Address
 from tessera.services.file_watch import FileWatch
 from tessera.wire.errors import WireError
@@ -221,7 +222,7 @@ class Process:
         if text is None or text == self._kept:
             return
         try:
-            await asyncio.to_thread(keep, text, self.configuration.settings.paths.state)
+            await asyncio.to_thread(save_last_good, text, self.configuration.settings.paths.state)
             self._kept = text
         except OSError as error:
             log.warning("the node configuration cannot be kept for later", error=str(error))
@@ -253,7 +254,10 @@ class Process:
         if not changed and not asked:
             await self._keep_node_file()
             return
-        log.info("configuration changed" if changed else "starting anew with the same configuration")
+        if changed:
+            log.info("configuration changed", settings=changes(found, since=old))
+        else:
+            log.info("starting anew with the same configuration")
         if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
             log.warning("another driver root takes effect when the agent is restarted")
         self.watch.use(found.settings)

@@ -107,7 +107,7 @@ class Service:
             privileged=settings.privileged,
             trusted_users=settings.trusted_users,
             injection=Injection(settings.hook_path, settings.allow_disable_control)
-            if settings.injects_identity
+            if settings.injects_downward_api
             else None,
         )
         self._informers: tuple[Reflector[Any], ...] = (

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from tessera.http11.request_parser import MAX_BODY_BYTES
 from tessera.http11.router import Response
-from tessera.http11.server import KEEP_ALIVE_SECONDS
+from tessera.http11.server import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES
 from tessera.services.addresses import Address
 
 SHUTDOWN_WAITS = 2

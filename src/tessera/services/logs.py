@@ -1,18 +1,25 @@
 """Logging of the services: structured events on stderr, as JSON lines or as coloured text on a terminal.
 
-Log records of libraries have the same form. The process configures logging once; modules only get a logger.
+Log records of libraries have the same form. The process configures logging once; modules only get a logger. structlog
+is imported late, so that `--help` stays quick.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import structlog
-from structlog.typing import Processor
+from tessera.services.settings_table import Group, Setting, Sources, rows_of
+from tessera.services.value_types import ValueType, choice, parse_whole
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+DEBUG_VERBOSITY = 5
+"""HAMi's chart runs at 4, which must not mean debug"""
 
 
 class LogFormat(Enum):
@@ -34,13 +41,35 @@ class LogLevel(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    format: LogFormat | None = None
-    """None = console on a terminal, JSON elsewhere"""
-    level: LogLevel = LogLevel.INFO
+    # fmt: off
+    format: LogFormat | None = Group.OPERATION("log-format", choice(LogFormat), None,
+        "Form of log lines.", default_text="console on a terminal, json elsewhere")
+    level: LogLevel = Group.OPERATION("log-level", choice(LogLevel), LogLevel.INFO,
+        "Least important level that is logged.")
+    # fmt: on
+
+
+VERBOSITY = Setting(
+    "v",
+    ValueType("NUMBER", lambda text: parse_whole(text.removeprefix("="))),
+    None,
+    Group.OPERATION,
+    "HAMi's verbosity: 5 and above is --log-level debug.",
+    short="v",
+)
+LOG_SETTINGS = (*rows_of(LogOptions), VERBOSITY)
+
+
+def read_log_options(sources: Sources) -> LogOptions:
+    options = sources.load(LogOptions)
+    is_verbose = (sources.read(VERBOSITY) or 0) >= DEBUG_VERBOSITY
+    return replace(options, level=LogLevel.DEBUG) if is_verbose and "log-level" not in sources else options
 
 
 def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
     """Send the log of this process to `stream`, by default stderr."""
+    import structlog
+
     stream = stream or sys.stderr
     chosen = options.format or (LogFormat.CONSOLE if stream.isatty() else LogFormat.JSON)
     common: list[Processor] = [
@@ -68,6 +97,8 @@ def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
 
 
 def _renderers(chosen: LogFormat, *, colors: bool) -> list[Processor]:
+    import structlog
+
     if chosen is LogFormat.CONSOLE:
         return [structlog.dev.ConsoleRenderer(colors=colors)]
     return [

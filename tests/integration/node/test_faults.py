@@ -80,6 +80,8 @@ async def test_a_sharing_mode_that_does_not_end_is_left_behind(tmp_path: Path, m
     monkeypatch.setattr(wiring, "STOP_S", 0.01)
     with captured() as logs:
         async with agent_node(tmp_path) as node:
+            # A mode that was never started is not stopped.
+            await node.kubelet.listed()
             assert node.process.agent is not None
             monkeypatch.setattr(node.process.agent.mode, "stop", asyncio.Event().wait)
             assert await node.stop() == 0

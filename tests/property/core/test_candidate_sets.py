@@ -20,7 +20,7 @@ from tessera.core.selection import Refused, Selected, Selector
 from tessera.scheduler import candidate_lists
 from tessera.scheduler.candidate_lists import CandidateLists
 from tests.support.builders import NodeBuilder, PodBuilder, cluster, gpu_pod, node
-from tests.support.oracle import check
+from tests.support.oracle import check_decision
 
 REGISTERED = tuple(f"n{i}" for i in range(6))
 NAMES = (*REGISTERED, "x0", "x1")
@@ -63,7 +63,7 @@ class CandidateSets(RuleBasedStateMachine):
         candidates = self.lists.lookup(msgspec.Raw(json.dumps(names).encode()))
         assert set(candidates.names) == set(names)
         answer = self.world.selector.select(pod, candidates)
-        check(answer, self.world.ledger, pod, names)
+        check_decision(answer, self.world.ledger, pod, names)
         fresh = Selector(self.world.ledger).select(pod, names)
         if isinstance(answer, Selected):
             assert isinstance(fresh, Selected)

@@ -12,7 +12,7 @@ from tessera.core.quota import QuotaFacts
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support import strategies as some
-from tests.support.oracle import agreed
+from tests.support.oracle import select_and_check
 
 PLAIN = Device("plain", "NVIDIA", slots=10, memory=8192, mode=HAMI_CORE)
 CUT = Device(
@@ -41,7 +41,7 @@ def pod(*requests: Request, roles: tuple[Role, ...] = (), numa_bind: bool = Fals
 
 def decided(ledger: Ledger, asked: PodRequest) -> Selected | Refused:
     selector = Selector(ledger)
-    return agreed(selector, asked, selector.candidates(ledger.node_names()))
+    return select_and_check(selector, asked, selector.candidates(ledger.node_names()))
 
 
 def running(uid: str, grant: Grant, *more: Grant) -> PodFacts:

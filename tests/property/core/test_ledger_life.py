@@ -30,7 +30,7 @@ from tessera.core.quota import QuotaFacts
 from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tests.support import strategies as some
-from tests.support.oracle import agreed
+from tests.support.oracle import select_and_check
 
 UNKNOWN_NODE = "no-such-node"
 LIVES = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
@@ -118,7 +118,7 @@ class Decisions(RuleBasedStateMachine):
         """Ask, both ways that callers may, and compare with the plain rule."""
         if self.candidates is None:
             self.candidates = self.selector.candidates(self.names())
-        return agreed(self.selector, pod, self.candidates)
+        return select_and_check(self.selector, pod, self.candidates)
 
     # -- what the scheduler does
 

@@ -89,7 +89,7 @@ async def test_a_response_is_read_in_every_form(answer: Answer) -> None:
         (raw(b"220 ready\r\n"), "not HTTP"),
         (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 12\r\nContent-Length: 13\r\n\r\n" + BODY), "not HTTP"),
         (raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: upgrade\r\n\r\n"), "not HTTP"),
-        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ClientResponse.max_stalled_bytes + 1)), "too large"),
+        (raw(b"HTTP/1.1 200 OK\r\nX: " + b"x" * (ClientConnection.max_stalled_bytes + 1)), "too large"),
         (raw(COMPLETE[:-1]), "ended before"),
         (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc"), "ended before"),
         (raw(b"HTTP/1.1 100 Continue\r\n\r\n"), "ended before"),
@@ -151,7 +151,10 @@ async def test_a_connection_that_is_out_of_step_is_not_used_again(answer: Answer
 
 
 @in_fake_time
-async def test_the_connection_of_a_request_that_was_given_up_is_not_used_again() -> None:
+async def test_the_connection_of_a_request_that_was_given_up_is_closed_and_gives_its_place_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_pool, "MAX_CONNECTIONS", 1)
     async with RawServer(silence, reply(200, {"name": "mine"})) as server, client_of(server, timeout=5.0) as client:
         with pytest.raises(Unreachable):
             await client.get(THING, dict[str, Any])

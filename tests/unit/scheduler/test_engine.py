@@ -18,7 +18,6 @@ from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
-from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire import keys
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
@@ -186,7 +185,7 @@ def forecast(engine: Engine) -> DemandForecast | None:
 @pytest.mark.parametrize("nodes_first", [True, False])
 @in_fake_time
 async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(nodes_first: bool) -> None:
-    ahead = Settings(policies=PolicyDefaults(node="fragmentation", device="fragmentation"))
+    ahead = Settings(node_policy="fragmentation", device_policy="fragmentation")
     async with asyncio.TaskGroup() as tasks:
         engine = new_engine(ahead, FakeCluster(), tasks)
         engine.nodes.put("n1", node("n1").gpus(8, memory=1000).api())

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from tessera.http11.request_parser import MAX_BODY_BYTES
+from tessera.http11.server import MAX_BODY_BYTES
 from tessera.scheduler.http_api import (
     Routes,
     aiohttp_extender_routes,

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 import trustme
 
-from tessera.http11.request_parser import MAX_BODY_BYTES
 from tessera.http11.router import Response, Route
-from tessera.http11.server import KEEP_ALIVE_SECONDS, LINGER_SECONDS, REQUEST_SECONDS
+from tessera.http11.server import KEEP_ALIVE_SECONDS, LINGER_SECONDS, MAX_BODY_BYTES, REQUEST_SECONDS
 from tessera.services.addresses import Address
 from tessera.services.http_listener import EXPIRE_EVERY_SECONDS, HttpListener
 from tests.support.logs import captured

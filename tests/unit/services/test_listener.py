@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
-from tessera.http11.request_parser import MAX_BODY_BYTES
+from tessera.http11.server import MAX_BODY_BYTES
 from tessera.services.addresses import Address
 from tessera.services.exposition import render
 from tessera.services.listener import Listener, health_routes

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.inventory.cards import CardFacts, Hardware, InventoryError
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.inventory.links import pair_scores
 from tessera.node.inventory.render import as_json, as_table
-from tessera.node.settings import AgentSettings, Paths
+from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
 
 

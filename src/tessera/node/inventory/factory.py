@@ -6,12 +6,12 @@ import ctypes
 
 import structlog
 
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.inventory.awaited import AwaitedHardware
 from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.null import NullHardware
 from tessera.node.inventory.nvml import NvmlHardware
 from tessera.node.inventory.nvml_library import Dlopen, can_load
+from tessera.node.settings import Configuration, InventoryKind
 
 log = structlog.get_logger(__name__)
 

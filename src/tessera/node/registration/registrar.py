@@ -142,7 +142,7 @@ class NodeRegistrar:
     async def _wanted(self, node: Node) -> dict[str, str | None]:
         """Annotations as they should be; None for one that should not be there."""
         settings, fleet = self._settings, self._fleet.value
-        way = BY_ENVIRONMENT if settings.travels else BY_ANSWER
+        way = BY_ENVIRONMENT if settings.uses_downward_api else BY_ANSWER
         wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
         if fleet.problem and not fleet.cards:
             return wanted

@@ -6,13 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.inventory.__main__ import main
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.inventory.null import NullHardware
 from tessera.node.inventory.nvml import NvmlHardware
 from tessera.node.inventory.simulated import SimulatedHardware
-from tessera.node.settings import AgentSettings, Paths
+from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
 from tests.support.logs import captured
 from tests.unit.node.inventory.fake_nvml import FakeNvml

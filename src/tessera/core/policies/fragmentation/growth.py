@@ -38,7 +38,7 @@ STATES = 128
 """states of cards that are cached for one shape of pod; a new one costs a microsecond or two"""
 _SCALE = 10.0**DIGITS
 
-CardState = tuple[int, int, int, int, int, int]
+CardNumbers = tuple[int, int, int, int, int, int]
 """kind, memory, cores, memory in use, cores in use, MIG slices taken: as the arrays have them"""
 
 
@@ -53,7 +53,7 @@ class SliceEffect(NamedTuple):
     """of what it takes, in cards"""
     alone: bool
     """whether it must not share the card"""
-    after: CardState | None
+    after: CardNumbers | None
     """the card with it, if the same request may take another slice of it: in MIG mode"""
 
 
@@ -90,7 +90,7 @@ class NodeGrowth:
         self._loads = [(weight, max(cpu, 1.0), max(memory, 1.0)) for weight, cpu, memory in forecast.loads]
         self._groups = [(size, GROUP * sqrt(part) * size) for size, part in forecast.groups]
         self._kinds: list[_KindFacts] = []
-        self._known: dict[CardState, CardEffects] = {}
+        self._known: dict[CardNumbers, CardEffects] = {}
 
     def on(self, arrays: CardArrays, column: int) -> float:
         """How much the loss of a node grows with the pod there."""
@@ -174,7 +174,7 @@ class NodeGrowth:
             state = effect.after
             effect = None if state is None else (self._known.get(state) or self._judge(state)).slices[number]
 
-    def _judge(self, state: CardState) -> CardEffects:
+    def _judge(self, state: CardNumbers) -> CardEffects:
         kind, memory, cores, used_memory, used_cores, _ = state
         free_memory, free_cores = steps(memory - used_memory, memory), steps(cores - used_cores, cores)
         effects = CardEffects(
@@ -189,7 +189,7 @@ class NodeGrowth:
         self._known[state] = effects
         return effects
 
-    def _effect(self, state: CardState, request: Request) -> SliceEffect | None:
+    def _effect(self, state: CardNumbers, request: Request) -> SliceEffect | None:
         number, memory, cores, used_memory, used_cores, taken = state
         kind = self._kinds[number]
         takes_memory = request.memory_on(memory)
@@ -233,7 +233,7 @@ class NodeGrowth:
 
 
 def _states(arrays: CardArrays) -> tuple[Ints, ...]:
-    """What makes a `CardState`, in its order."""
+    """What makes a `CardNumbers`, in its order."""
     return arrays.kind, arrays.memory, arrays.cores, arrays.used_memory, arrays.used_cores, arrays.taken
 
 

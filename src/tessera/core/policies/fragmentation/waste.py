@@ -62,7 +62,7 @@ class Instance(NamedTuple):
     """growth of the waste"""
 
 
-class _Profile(NamedTuple):
+class _ProfilePlaces(NamedTuple):
     """A MIG profile and the slices that each of its places takes."""
 
     profile: MigProfile
@@ -81,7 +81,7 @@ class MigWaste:
 
     def __init__(self, forecast: DemandForecast, profiles: Sequence[MigProfile], memory: int, slices: int) -> None:
         self._profiles = [
-            _Profile(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)
+            _ProfilePlaces(each, tuple(bits([place]) for place in each.placements)) for each in by_size(profiles)
         ]
         self._memories = [each.profile.memory for each in self._profiles]
         self._slices = slices
