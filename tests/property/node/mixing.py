@@ -120,19 +120,17 @@ class Node:
     async def live(self) -> None:
         """Until every pod was there."""
         while self._coming or self._bound or self._running:
-            steps = [self._bind] * (bool(self._coming) * 3) + [self._end] * bool(self._running)
-            steps += [self._admit] * (bool(self._bound) * 2)
+            free = bool(self._coming) and not any(self._waits(self._coming[0], each) for each in self._in_hand())
+            steps = [self._bind] * (free * 3) + [self._admit] * (bool(self._bound) * 2)
+            steps += [self._end] * bool(self._running)
             await self._rng.choice(steps)()
             await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.01, 0.2, 1.0, 4.0)))
         await asyncio.gather(*self._late)
 
     async def _bind(self) -> None:
-        plan = self._coming[0]
-        if any(self._waits(plan, each) for each in self._in_hand()):
-            return
+        plan = self._coming.pop(0)
         self._bound_at[plan.name] = asyncio.get_running_loop().time()
         self._fall_behind()
-        self._coming.pop(0)
         carried = list(range(len(plan.containers))) if plan.carries else []
         self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, carried=carried, at=self._at))
         self._at += 1

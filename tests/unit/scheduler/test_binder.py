@@ -428,6 +428,34 @@ async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() ->
     assert world.cards("n1") == FREE
 
 
+@in_fake_time
+async def test_a_pod_of_unknown_end_is_not_bound_to_another_node() -> None:
+    world = ready(agent("n1"), agent("n2"))
+    await unknown(world, done=False)
+    assert await world.bound(POD, "n2") == "pod default/p may be bound to n1 already"
+    assert (world.cards("n1"), world.cards("n2")) == (HELD, {"n2-0": (0, 0, 0)})
+    assert world.cycle_state(POD) is CycleState.UNCERTAIN
+
+
+@pytest.mark.parametrize("bound_elsewhere", [True, False])
+def test_a_conflict_that_cannot_be_looked_up_is_looked_up_later(bound_elsewhere: bool) -> None:
+    async def case() -> None:
+        world = ready(agent("n1"), agent("n2"))
+        world.api.script("bind", refused(409, "Conflict"))
+        world.api.always("get_pod", never_sent())
+        assert await world.bound(POD) == "409 Conflict: scripted"
+        assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.UNCERTAIN, HELD)
+        world.api.always("get_pod", None)
+        if bound_elsewhere:
+            world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))
+        await asyncio.sleep(LANDED_S)
+        await world.binder.look_up_unconfirmed()
+        assert world.cards("n1") == FREE
+        assert world.agrees()
+
+    run(case)
+
+
 # -- answers that are no
 
 
@@ -662,6 +690,18 @@ async def test_a_pod_deleted_while_it_waits_for_its_turn_is_not_written() -> Non
     assert await task == "pod default/p was deleted or bound meanwhile"
     assert [write.name for write in world.api.writes] == ["default/first"]
     assert (world.queue.active, world.queue.waiting) == (0, 0)
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_pod_deleted_while_it_waits_for_its_turn_takes_no_lock_and_ends_at_once() -> None:
+    world = World(node("n1").gpus(1))
+    task = await queued(world)
+    world.api.delete_pod("default/p")
+    world.watch()
+    assert await task == "pod default/p was deleted or bound meanwhile"
+    assert seconds() == pytest.approx(1, abs=0.01)
+    assert world.api.nodes["n1"].annotations[keys.NODE_LOCK].endswith(",default,first")
     assert world.agrees()
 
 
