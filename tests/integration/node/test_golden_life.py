@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.lab.sandbox.api.faults import Fail
 from tessera.node.health import hardware_watch as watching
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration import registrar
 from tests.support.agent import NODE, SPLIT, AgentNode, agent_node
 from tests.support.agent_api import registered

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.services import file_watch as noticing
 from tests.support.agent import SPLIT, AgentNode, agent_node

@@ -1,4 +1,4 @@
-"""Which hardware the agent works with, as it was configured."""
+"""Chooses the hardware that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import ctypes
 
 import structlog
 
+from tessera.host.cards import Hardware
+from tessera.host.no_driver import AwaitedHardware, NullHardware
+from tessera.host.nvml.hardware import NvmlHardware
+from tessera.host.nvml.session import Dlopen, why_not_loadable
 from tessera.node.configuration.agent import Configuration, InventoryKind
-from tessera.node.inventory.awaited import AwaitedHardware
-from tessera.node.inventory.cards import Hardware
-from tessera.node.inventory.null import NullHardware
-from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.inventory.nvml_library import Dlopen, can_load
 
 log = structlog.get_logger(__name__)
 
@@ -29,14 +28,14 @@ def choose_hardware(configuration: Configuration, *, dlopen: Dlopen = ctypes.CDL
             if configuration.simulated is None:
                 raise ValueError("simulated cards need a file that describes them")
             # Not needed on a node with cards.
-            from tessera.node.inventory.simulated import simulated_hardware
+            from tessera.host.simulated.hardware import simulated_hardware
 
             return simulated_hardware(configuration.simulated, node_name=configuration.settings.node_name)
         case InventoryKind.AUTO:
-            why_not = can_load(driver_root, dlopen=dlopen)
+            why_not = why_not_loadable(driver_root, dlopen=dlopen)
     if not why_not:
         return NvmlHardware(driver_root=driver_root)
     log.warning("no cards here so far: NVIDIA's management library cannot be loaded", problem=why_not)
     return AwaitedHardware(
-        lambda: not can_load(driver_root, dlopen=dlopen), lambda: NvmlHardware(driver_root=driver_root)
+        lambda: not why_not_loadable(driver_root, dlopen=dlopen), lambda: NvmlHardware(driver_root=driver_root)
     )

@@ -5,10 +5,10 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
+from tessera.host.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.health.roster import GONE, NOT_READ
-from tessera.node.inventory.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 from tests.support.logs import Logs, captured

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.cdi_record import FILE, CdiRecord
+from tessera.node.modes.cdi_files import FILE, CdiFiles, CdiRecord
 from tessera.node.settings import DeviceListStrategy
 from tests.support.logs import captured
 from tests.support.sharing import fleet, put_files, settings

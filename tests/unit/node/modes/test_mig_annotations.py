@@ -17,7 +17,7 @@ from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.handover.claims import PodKey
-from tessera.node.modes.mig_annotations import TRIES, MigAnnotations, NotWritten
+from tessera.node.modes.mig.annotations import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tests.support.looping import in_fake_time
