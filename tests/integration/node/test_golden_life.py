@@ -51,7 +51,7 @@ async def test_golden_26_a_kubelet_that_comes_late_is_registered_with_when_it_co
     async with agent_node(tmp_path, start=False) as node:
         await node.kubelet.stop()
         await node.start(ready=False)
-        await node.until(lambda: "kubelet is not there" in node.process.missing())
+        await node.until(lambda: "kubelet is not running" in node.process.missing())
         await node.kubelet.start()
         assert (await node.kubelet.registered()).resource_name == "nvidia.com/gpu"
         assert set(await node.kubelet.listed()) == replicas(node.card(0).uuid, node.card(1).uuid)

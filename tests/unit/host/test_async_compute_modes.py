@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from tessera.host.async_hardware import AsyncComputeModes
-from tessera.host.cards import CardError, ComputeMode
+from tessera.host.cards import CardError, ComputeMode, InventoryError
 from tests.support.fake_mps import A, FakeModes
 
 DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
@@ -43,7 +43,7 @@ async def test_a_mode_that_is_right_is_not_set_again() -> None:
 async def test_what_a_driver_comes_up_with_is_one_cards_problem() -> None:
     hardware = FakeModes(A)
     modes = AsyncComputeModes(hardware)
-    with pytest.raises(CardError, match="KeyError"):
+    with pytest.raises(InventoryError, match="KeyError"):
         await modes.current("GPU-nowhere")
     hardware.broken.add(A)
     with pytest.raises(CardError, match="GPU is lost"):
@@ -60,7 +60,7 @@ async def test_a_driver_that_hangs_is_one_cards_problem() -> None:
             return DEFAULT
 
     modes = AsyncComputeModes(Hanging(), answer_s=0.05)
-    with pytest.raises(CardError, match="no answer within"):
+    with pytest.raises(InventoryError, match="no answer within"):
         await modes.current(A)
     go_on.set()
     await modes.close()

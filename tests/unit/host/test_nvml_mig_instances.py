@@ -163,7 +163,7 @@ def test_what_cannot_even_be_taken_back_is_said_to_be_there(attach: Attach) -> N
     hardware = attach(FakeNvml(card))
     offer = offers(hardware)["2g.35gb"]
     card.errors |= {"nvmlGpuInstanceCreateComputeInstance": UNKNOWN, "nvmlGpuInstanceDestroy": LOST}
-    with pytest.raises(CardError, match="Unknown Error; taking it back: GPU is lost, so it is still there"):
+    with pytest.raises(CardError, match="Unknown Error; destroying it again: GPU is lost, so it is still there"):
         hardware.create(UUID, offer, MigPlacement(4, 2))
 
 
@@ -190,7 +190,7 @@ def test_another_instance_with_the_same_number_is_left_alone(
     """8.1 #5: upstream destroys by a stale number."""
     card = on()
     card.hold(1, 19, 0)
-    with pytest.raises(CardError, match="GPU instance 1 is another one by now"):
+    with pytest.raises(CardError, match="GPU instance 1 is now a different one"):
         attach(FakeNvml(card)).destroy(MigInstance(UUID, 1, profile_id, place))
     assert len(card.instances) == 1
 

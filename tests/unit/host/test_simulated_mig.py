@@ -119,7 +119,7 @@ def test_another_instance_with_the_same_number_is_left_alone() -> None:
     hardware.destroy(old)
     new = make(hardware, "1g.18gb", 3, 1)
     assert new.gpu_instance == old.gpu_instance
-    with pytest.raises(CardError, match="is another one by now"):
+    with pytest.raises(CardError, match="is now a different one"):
         hardware.destroy(old)
     assert hardware.instances(new.uuid) == [new]
 

@@ -129,7 +129,7 @@ def test_bug_24_a_file_of_two_names_is_not_touched(node: Node, tmp_path: Path) -
     os.link(outside, node.folder("uid-a_main") / "x.cache")
     found = node.round(A)
     assert not found.regions
-    assert "no regular file" in found.problems[0]
+    assert "not a regular file" in found.problems[0]
     assert holds(outside, region())
 
 

@@ -93,7 +93,7 @@ def test_a_uuid_is_shown_where_it_is_text(written: str | bytes, shown: str | Non
 def test_a_file_that_is_cut_off_meanwhile_is_misread() -> None:
     data = region()
     found = decode_region(len(data), lambda offset, length: data[:2000][offset : offset + length])
-    assert found == Misread("cache file was cut off while it was read")
+    assert found == Misread("cache file was truncated while it was read")
 
 
 @given(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tessera.host.no_driver import NullHardware
-from tessera.node import cleanup as retiring
+from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.pods import NodePods
@@ -54,7 +54,7 @@ Run = Callable[[Node], asyncio.Task[None]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
-        monkeypatch.setattr(retiring, "retire_all", node.retire_all)
+        monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
         return asyncio.create_task(clean_up_mps(SETTINGS, NullHardware(), node))
 
     return start

@@ -138,7 +138,7 @@ async def test_nothing_is_let_go_while_a_pod_cannot_be_read() -> None:
             scene.pods.synced()
             await asyncio.sleep(60.0)
             assert scene.mode.told == []
-            assert len(logs.of("slices are not settled")) == 1
+            assert len(logs.of("slices are not reconciled")) == 1
             scene.pods.drop("default/a")
             await asyncio.sleep(GAP_S)
             assert [names for _, names, _ in scene.mode.told] == [[]]
@@ -152,12 +152,12 @@ async def test_a_fault_of_the_mode_is_said_once_and_met_again_in_the_next_round(
             scene.pods.synced()
             await asyncio.sleep(3 * (EVERY_S + GAP_S))
             assert len(scene.mode.told) >= 3
-            assert [event["problem"] for event in logs.of("slices are not settled")] == ["OSError: no such card"]
+            assert [event["problem"] for event in logs.of("slices are not reconciled")] == ["OSError: no such card"]
             scene.mode.fault = None
             await asyncio.sleep(EVERY_S + GAP_S)
             scene.mode.fault = OSError("no such card")
             await asyncio.sleep(EVERY_S + GAP_S)
-            assert len(logs.of("slices are not settled")) == 2
+            assert len(logs.of("slices are not reconciled")) == 2
 
 
 @in_fake_time

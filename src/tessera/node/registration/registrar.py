@@ -135,7 +135,7 @@ class NodeRegistrar:
     def _failed(self, problem: str, *, at_least: float) -> float:
         self.failures += 1
         if problem != self._problem:
-            log.warning("registration failed; trying again", node=self._settings.node_name, problem=problem)
+            log.warning("registration failed, will try again", node=self._settings.node_name, problem=problem)
         self._problem = problem
         return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
 

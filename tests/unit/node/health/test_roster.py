@@ -166,7 +166,7 @@ def test_without_health_checks_nobody_listens_and_nothing_counts() -> None:
 def test_a_card_that_cannot_be_heard_is_unhealthy_until_it_can() -> None:
     made = roster(A, B)
     made.on_listening({"GPU-b": "no memory"}, now=1.0)
-    assert problems(made) == {"GPU-a": "", "GPU-b": "its events cannot be heard: no memory"}
+    assert problems(made) == {"GPU-a": "", "GPU-b": "its events cannot be received: no memory"}
     for now in (30.0, 60.0, 90.0, 120.0):
         made.on_scan([A, B], now=now)
     assert made.some_deaf
@@ -181,7 +181,7 @@ def test_a_card_that_cannot_be_heard_is_unhealthy_until_it_can() -> None:
 def test_when_no_events_can_be_heard_all_cards_are_unhealthy() -> None:
     made = roster(A, B)
     made.on_listening_failed("unknown error", now=1.0)
-    assert set(problems(made).values()) == {"events cannot be heard: unknown error"}
+    assert set(problems(made).values()) == {"events cannot be received: unknown error"}
 
 
 def test_other_settings_take_cards_away_and_let_sick_ones_be_sick() -> None:

@@ -92,7 +92,7 @@ async def test_a_socket_that_a_newer_agent_put_there_is_not_removed(folder: Path
 async def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
     (folder / "nvidia-gpu.sock").write_text("precious")
     serving = make(folder)
-    with pytest.raises(ServingError, match="there is something that is not a socket"):
+    with pytest.raises(ServingError, match="the path exists and is not a socket"):
         await serving.serve()
     assert (folder / "nvidia-gpu.sock").read_text() == "precious"
     assert names(folder) == ["nvidia-gpu.sock"]

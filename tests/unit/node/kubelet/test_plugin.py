@@ -144,7 +144,7 @@ async def test_a_plugin_that_is_not_to_register_only_serves(folder: Path) -> Non
 @on_uvloop
 async def test_a_kubelet_that_was_absent_is_told_as_soon_as_it_comes(folder: Path) -> None:
     async with running(settings_in(folder)) as plugin:
-        await until(lambda: plugin.problem.startswith("kubelet is not there"))
+        await until(lambda: plugin.problem.startswith("kubelet is not running"))
         async with ScriptedKubelet(folder) as kubelet:
             await kubelet.listed()
 
@@ -224,7 +224,7 @@ async def test_a_kubelet_that_listens_is_told_once_however_often_the_plugin_look
             looks += 1
             return await self.look()
 
-    monkeypatch.setattr(plugin_module, "Watching", Restless)
+    monkeypatch.setattr(plugin_module, "SocketWatch", Restless)
     async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder)):
         await kubelet.listed()
         so_far = looks

@@ -199,7 +199,7 @@ async def test_a_fault_behind_a_preference_leaves_the_choice_to_kubelet() -> Non
         serving.allocator.fault = KeyError("gone")
         with captured() as logs:
             assert await preferences(serving, [f"{A}-0"]) == [[]]
-        assert logs.of("no preference because of a fault")
+        assert logs.of("preferred allocation failed")
 
 
 @on_uvloop

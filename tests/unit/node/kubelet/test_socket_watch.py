@@ -158,7 +158,7 @@ async def test_a_node_without_inotify_is_looked_at_from_time_to_time(
         nothing = await watcher.look()
         asyncio.get_running_loop().call_later(100.0, bind, folder / "kubelet.sock")
         assert (await watcher.other_than(nothing, within=FAR_OFF_S)).kubelet is not None
-    assert logs.of("no inotify; looking from time to time instead")
+    assert logs.of("no inotify; polling instead")
 
 
 @in_fake_time

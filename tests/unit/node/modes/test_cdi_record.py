@@ -37,7 +37,7 @@ async def test_a_spec_that_somebody_changed_stays_and_that_is_said(tmp_path: Pat
     with captured() as logs:
         CdiRecord(tmp_path / "state").retire()
     assert spec.read_text() == "{}"
-    assert logs.of("a CDI spec stays: somebody changed it")
+    assert logs.of("a CDI spec stays: another program changed it")
 
 
 async def test_a_spec_that_is_gone_already_is_no_matter(tmp_path: Path) -> None:

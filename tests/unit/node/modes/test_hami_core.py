@@ -191,8 +191,8 @@ async def test_without_the_library_nobody_starts_without_limits(node: Node, miss
         (claim(slice_of(A)), Fleet(), "is not among this node's cards"),
         (claim(slice_of(A)), Fleet((card(A, problem="XID 79"),)), "XID 79"),
         (claim(slice_of(A), mig=(RESERVED,)), fleet(A), "MIG"),
-        (claim(uid="../../etc"), fleet(A), "cannot be the name of a folder"),
-        (claim(container="a/b"), fleet(A), "cannot be the name of a folder"),
+        (claim(uid="../../etc"), fleet(A), "cannot be the name of a directory"),
+        (claim(container="a/b"), fleet(A), "cannot be the name of a directory"),
     ],
 )
 async def test_what_cannot_be_limited_is_refused_before_anything_is_made(

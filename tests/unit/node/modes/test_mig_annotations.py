@@ -150,10 +150,10 @@ async def test_a_pod_that_is_gone_or_another_is_not_written_to() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "does not reserve this MIG instance any more"),
+        ("", "no longer reserves this MIG instance"),
         (encode_mig_allocations([OTHER]), "container 0, device 0"),
-        (encode_mig_allocations([replace(ONE, uuid="GPU-other")]), "does not reserve"),
-        (encode_mig_allocations([replace(ONE, slot=HALF.slot)]), "does not reserve"),
+        (encode_mig_allocations([replace(ONE, uuid="GPU-other")]), "no longer reserves"),
+        (encode_mig_allocations([replace(ONE, slot=HALF.slot)]), "no longer reserves"),
         ("{", "not valid JSON"),
         ("[{}]", "incomplete"),
     ],

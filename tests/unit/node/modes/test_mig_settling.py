@@ -17,8 +17,8 @@ from tessera.wire.pod_devices import DeviceEntry
 from tests.support.logs import captured
 from tests.support.mig_cards import BOTH, HALF, ONE, A, B, Crash, Node, card, claim, reserve, serial
 
-TAKEN_OVER = "a MIG instance is taken over"
-NOT_TAKEN_OVER = "a MIG reservation names no instance that can be taken over"
+TAKEN_OVER = "a MIG instance was adopted"
+NOT_TAKEN_OVER = "a MIG reservation names an instance that cannot be adopted"
 
 
 @pytest.fixture
@@ -171,10 +171,10 @@ async def test_a_handover_takes_over_what_the_pod_has_already(node: Node) -> Non
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"gpu_instance": 7}, "GPU instance 7 is not there"),
+        ({"gpu_instance": 7}, "GPU instance 7 does not exist"),
         ({"compute_instance": 3}, "GPU instance 1 has another compute instance"),
         ({"mig_uuid": "MIG-ü"}, "GPU instance 1 has another compute instance"),
-        ({"slot": replace(ONE.slot, placement=MigPlacement(5, 1))}, "GPU instance 1 is at another place"),
+        ({"slot": replace(ONE.slot, placement=MigPlacement(5, 1))}, "GPU instance 1 has another placement"),
     ],
 )
 async def test_a_bad_reservation_is_reported_once_and_the_others_are_taken_over(
@@ -252,7 +252,7 @@ async def test_a_record_that_cannot_be_read_at_all_stops_every_change(node: Node
     file.mkdir()
     again = await node.started()
     await again.reconcile([], BOTH)
-    with pytest.raises(AllocationRefused, match="cannot be made"):
+    with pytest.raises(AllocationRefused, match="cannot be created"):
         await again.hand_over(claim(HALF, pod="q"), ["x"])
     file.rmdir()
     node.state.joinpath("kept").rename(file)

@@ -170,7 +170,7 @@ async def test_a_guess_is_refused(node: Node) -> None:
 async def test_a_card_is_refused_before_the_agent_looks_after_it(node: Node) -> None:
     agent = node.agent()
     agent._fleet = ONLY_A
-    assert "not looked after yet" in await refused(agent, claim((A, 3000, 30)))
+    assert "not served yet" in await refused(agent, claim((A, 3000, 30)))
 
 
 async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: Node) -> None:
@@ -254,7 +254,7 @@ async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_ne
     await agent.reconcile([held], ONLY_A)
     assert len(agent.started) == 2
     await agent.reconcile([], ONLY_A)
-    await until(lambda: agent.problems == {B: "it is no card of this node any more"})
+    await until(lambda: agent.problems == {B: "it is no longer a card of this node"})
     await agent.reconcile([], ONLY_A)
     assert (list(agent.started), node.hardware.modes) == ([A], {A: EXCLUSIVE, B: DEFAULT})
     assert len(node.fake.running()) == 1
@@ -293,7 +293,7 @@ async def test_a_node_in_another_mode_gets_its_cards_back(node: Node) -> None:
     await agent.start(BOTH)
     await agent.stop()
     left = await retire_mps(node.fake.root, node.hardware, program=node.fake.program, keep={B})
-    assert left == {B: "a container still has a right to the card"}
+    assert left == {B: "a container may still use the card"}
     assert (node.hardware.modes, len(node.fake.running())) == ({A: DEFAULT, B: EXCLUSIVE}, 1)
 
 

@@ -74,7 +74,7 @@ class ScriptedDaemon(MpsDaemon):
     async def find(self) -> bool:
         return self.running
 
-    async def begin(self) -> bool:
+    async def start(self) -> bool:
         self._note("begin")
         if self.fault:
             raise self.fault
@@ -82,10 +82,10 @@ class ScriptedDaemon(MpsDaemon):
         self._alive, self.deaf = True, False
         return not self.earlier
 
-    async def shut(self) -> None:
+    async def close_card(self) -> None:
         self._note("shut")
 
-    async def open(self) -> None:
+    async def open_card(self) -> None:
         self._note("open")
 
     async def set_ceiling(self, limits: Limits) -> None:
@@ -342,7 +342,7 @@ async def test_a_card_is_retired_once_its_last_client_ended(world: World) -> Non
     assert await world.ended()
     assert world.daemon.happened("retire") == [LOOK_EVERY_S]
     assert world.card.state.retired
-    assert (await world.card.ready(within=WITHIN_S)).problem == "it is no card of this node any more"
+    assert (await world.card.ready(within=WITHIN_S)).problem == "it is no longer a card of this node"
 
 
 async def test_a_card_that_comes_back_before_it_is_retired_serves_on(world: World) -> None:

@@ -139,8 +139,8 @@ async def test_a_program_that_says_nothing_and_ends_is_an_error(
     node: Node, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gone != "later":
-        monkeypatch.setattr("tessera.node.modes.mps.process.identity", lambda pid: None)
-    with pytest.raises(ControlError, match="ended at once: it said nothing"):
+        monkeypatch.setattr("tessera.node.modes.mps.process.identify", lambda pid: None)
+    with pytest.raises(ControlError, match="ended at once: no output"):
         await node.agent(program=MpsProgram(("false",))).start()
 
 

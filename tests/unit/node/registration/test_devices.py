@@ -122,8 +122,8 @@ def test_a_card_that_does_not_report_its_memory_gets_the_configured_one() -> Non
         pytest.param({}, {"split_count": 2**31}, "cannot be registered", id="too-many-shares"),
         pytest.param({}, {"memory_scaling": 0.0}, "no memory", id="no-memory"),
         pytest.param({}, {"memory_scaling": 1e9}, "cannot be registered", id="too-much-memory"),
-        pytest.param({}, {"memory_scaling": float("inf")}, "no number", id="endless-memory"),
-        pytest.param({}, {"core_scaling": float("nan")}, "no number", id="not-a-number"),
+        pytest.param({}, {"memory_scaling": float("inf")}, "not a number", id="endless-memory"),
+        pytest.param({}, {"core_scaling": float("nan")}, "not a number", id="not-a-number"),
         pytest.param({"uuid": "GPU-a,b"}, {}, "cannot be registered", id="separator-in-the-uuid"),
         pytest.param({"name": "NVIDIA \ud800"}, {}, "cannot be registered", id="text-that-is-no-text"),
         pytest.param({"index": -1}, {}, "cannot be registered", id="negative-index"),
@@ -286,8 +286,8 @@ def test_profiles_are_found_by_what_the_card_offers(
 @pytest.mark.parametrize(
     ("card", "allowances", "reason"),
     [
-        pytest.param({}, (), "offers no MIG profiles", id="cannot-be-cut"),
-        pytest.param(H200, (MigAllowance(("A100",), ("1g.18gb",)),), "it offers 1g.18gb, ", id="another-model"),
+        pytest.param({}, (), "supports no MIG profiles", id="cannot-be-cut"),
+        pytest.param(H200, (MigAllowance(("A100",), ("1g.18gb",)),), "it supports 1g.18gb, ", id="another-model"),
         pytest.param(H200, (MigAllowance(("H200",), ("5g.90gb",)),), "none of its MIG profiles", id="another-profile"),
         # The same family, but not the same cuts.
         pytest.param(

@@ -45,8 +45,8 @@ def test_an_instance_has_the_health_and_the_numa_node_of_its_card() -> None:
     [
         (replace(instance(2), compute_instance=None, mig_uuid=None), "it has no compute instance"),
         (instance(2, divided=True), "its compute instances are smaller than it"),
-        (instance(2, profile=77), "its kind (profile 77)"),
-        (replace(instance(2), mig_uuid=None), "does not tell its uuid"),
+        (instance(2, profile=77), "profile (id 77)"),
+        (replace(instance(2), mig_uuid=None), "does not report its uuid"),
     ],
 )
 def test_what_cannot_be_handed_out_whole_is_named_and_the_others_are_served(odd: MigInstance, problem: str) -> None:
@@ -62,7 +62,7 @@ def test_what_cannot_be_handed_out_whole_is_named_and_the_others_are_served(odd:
     [
         (HALF_CUT, [instance(1)], "some cards are in MIG mode and some are not"),
         (CUT, [], "no card has an instance"),
-        (CUT, [instance(1), instance(2, profile=HALF, uuid=B)], "different kinds: 1g.18gb, 3g.71gb"),
+        (CUT, [instance(1), instance(2, profile=HALF, uuid=B)], "different profiles: 1g.18gb, 3g.71gb"),
         (CUT, [instance(1), instance(2, uuid=B, divided=True)], "smaller than it"),
         (CUT, [instance(1)], f"card {B} has no instance"),
         (CUT, [instance(1, divided=True)], "no card has an instance"),
