@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import VENDOR
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler.admission.identity import identity_env
+from tessera.vendors.downward_api import container_env
+from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 
@@ -28,7 +29,7 @@ def pod(name: str, namespace: str, *, memory: int, cores: int) -> Json:
     container = {
         "name": "main",
         "image": "image",
-        "env": identity_env(VENDOR, container=0, name="main", devices=1),
+        "env": container_env(NvidiaDownwardApi(), container=0, name="main", devices=1),
         "resources": {"limits": amounts, "requests": amounts},
     }
     return {

@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from tessera.core.devices import HAMI_CORE, Device
-from tessera.scheduler.admission.identity import identity_env
+from tessera.vendors.downward_api import container_env
+from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera.wire.registration_json import json_from_devices
@@ -194,7 +195,7 @@ def asking_pod(memory: int, cores: int) -> dict[str, Any]:
                     "name": "main",
                     "image": "registry.example/team/trainer:1",
                     "command": ["python", "-m", "train"],
-                    "env": identity_env(NVIDIA, container=0, name="main", devices=1),
+                    "env": container_env(NvidiaDownwardApi(), container=0, name="main", devices=1),
                     "resources": {"limits": amounts, "requests": amounts},
                     "volumeMounts": [{"name": token, "readOnly": True, "mountPath": "/var/run/secrets"}],
                     "terminationMessagePath": "/dev/termination-log",

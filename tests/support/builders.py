@@ -22,9 +22,9 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.binding_annotations import binding_annotations
-from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
+from tessera.vendors.drafts import BadPod, ContainerDraft, Denied, PodDraft
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import BadPod, pod_facts, pod_request
+from tessera.vendors.pod_reader import pod_facts, pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 

@@ -16,7 +16,6 @@ from tessera.core.audit import audit
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, State, replay
 from tessera.core.selection import Selector
-from tessera.scheduler.admission.identity import identity_env
 from tessera.scheduler.allocation_queue import Handover
 from tessera.scheduler.binder import Binder, BindEvent
 from tessera.scheduler.filter import Filter, FilterEvent
@@ -26,7 +25,9 @@ from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
+from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.vendors.pod_reader import PolicyDefaults, pod_facts
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder, vendors
@@ -57,7 +58,11 @@ def carrying(pod: PodBuilder) -> PodBuilder:
 
 def _with_env(container: Any, position: int) -> dict[str, Any]:
     devices = int(container["resources"]["limits"].get(GPU, 0))
-    env = identity_env("NVIDIA", container=position, name=container["name"], devices=devices) if devices else []
+    env = (
+        container_env(NvidiaDownwardApi(), container=position, name=container["name"], devices=devices)
+        if devices
+        else []
+    )
     return {**container, "env": env}
 
 

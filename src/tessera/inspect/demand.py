@@ -1,7 +1,7 @@
 """What the cluster's pods teach a policy that looks ahead, learned as the scheduler learns it.
 
-Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those that
-hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler remembers pods
+Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those
+that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler remembers pods
 that the API has forgotten since; nobody else can.
 """
 

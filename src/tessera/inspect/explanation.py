@@ -21,7 +21,8 @@ from tessera.inspect.slices import Slice, slices_of
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, Group, judge
 from tessera.scheduler.pod_requests import Prepared
-from tessera.vendors.pod_reader import ENDED, BadPod
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.pod_reader import ENDED
 from tessera.wire.expectations import nearest
 from tessera.wire.objects import Pod
 

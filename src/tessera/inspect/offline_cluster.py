@@ -28,7 +28,7 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
-from tessera.vendors.pod_reader import BadPod
+from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 
 T = TypeVar("T")

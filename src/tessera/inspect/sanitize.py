@@ -14,9 +14,9 @@ import msgspec
 
 from tessera.core.requests import HostAsk
 from tessera.inspect.state import Json
-from tessera.scheduler.admission.identity import is_slice_reference
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
+from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import Pod
 

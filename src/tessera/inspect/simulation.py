@@ -29,7 +29,7 @@ from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
-from tessera.vendors.pod_reader import BadPod
+from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
 

@@ -28,14 +28,15 @@ from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.kube.errors import ApiError, KubeError, Unreachable
-from tessera.scheduler.admission.identity import identity_annotations
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.kube_api import Cluster
 from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.turns import Turns
 from tessera.vendors.base import Vendor
 from tessera.vendors.binding_annotations import binding_annotations
-from tessera.vendors.pod_reader import ENDED, BadPod
+from tessera.vendors.downward_api import slice_annotations
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.pod_reader import ENDED
 from tessera.wire import keys
 from tessera.wire.errors import WireError
 from tessera.wire.extender import BindingArgs, decode_binding_args, encode_binding_result
@@ -232,7 +233,7 @@ class Binder:
 
     def _annotations(self, request: PodRequest, placement: Placement) -> dict[str, str]:
         written = binding_annotations(request, placement, vendors=self._vendors, now=self._now())
-        return written | identity_annotations(placement)
+        return written | slice_annotations(placement, self._vendors)
 
     # -- the write
 

@@ -28,8 +28,9 @@ from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import Prepared, Preparing
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.vendors.base import Vendor
+from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts
-from tessera.vendors.pod_reader import BadPod, PolicyDefaults
+from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire.errors import WireError
 from tessera.wire.extender import FilterArgs, decode_filter_args, decode_node_names, decode_nodes, encode_filter_result
 from tessera.wire.objects import Pod

@@ -13,11 +13,11 @@ import structlog
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger, State
 from tessera.core.requests import PodRequest
-from tessera.scheduler.admission.identity import identity_of
 from tessera.scheduler.host_resources import Hosts
 from tessera.scheduler.turns import Turns
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.vendors.base import Vendor
+from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.pod_reader import ENDED, PodReader
 from tessera.wire import keys
@@ -52,6 +52,7 @@ class PodInformer:
         """shown every pod of a list that is not complete yet"""
         self._on_synced = on_synced
         self._ledger = ledger
+        self._vendors = vendors
         self._reader = PodReader(vendors)
         self._turns = turns
         self._waiting = waiting
@@ -123,9 +124,9 @@ class PodInformer:
             self._resume(pod, facts)
 
     def _resume(self, pod: Pod, facts: PodFacts) -> None:
-        request, identity = self._reader.request(pod), identity_of(pod)
-        carries = isinstance(request, PodRequest) and identity.carries(request)
-        self._turns.resume(facts, carries=carries, uncontrolled=identity.uncontrolled)
+        request, references = self._reader.request(pod), read_references(pod, self._vendors)
+        covered = isinstance(request, PodRequest) and references.cover(request, self._vendors)
+        self._turns.resume(facts, carries=covered, uncontrolled=references.disables_enforcement)
 
     def _gone(self, uid: str) -> None:
         self._pending.discard(uid)

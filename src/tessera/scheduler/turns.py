@@ -81,8 +81,8 @@ class Turns:
 
     async def take(self, args: BindingArgs, prepared: Prepared, placement: Placement) -> str | None:
         """Wait for the turn and the lock, no longer than the timeout for all; None, or why they could not be had."""
-        roles, carries = prepared.request.roles, prepared.carries_identity
-        shape = self._shape(placement, roles, carries=carries, uncontrolled=prepared.uncontrolled)
+        roles, carries = prepared.request.roles, prepared.uses_downward_api
+        shape = self._shape(placement, roles, carries=carries, uncontrolled=prepared.disables_enforcement)
         if shape is None:
             return None
         clock = asyncio.get_running_loop().time

@@ -1,8 +1,8 @@
-"""The interface of a vendor: everything Tessera knows about a kind of card, in one object.
+"""The interface of a vendor: everything that Tessera knows about one kind of card, in one object.
 
-`Vendor` adds the borders (resource names, admission, requests, registration, annotations) to the decision half in
-`core.rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to make vendors
-from it. The registry finds it there; nothing else has to be touched to add a vendor.
+`Vendor` adds resource names, admission, requests, registration and annotations to the decision rules in
+`core.device_rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to build
+vendors from it. The registry finds it there, so adding a vendor touches no other module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
-from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
+from tessera.vendors.downward_api import DownwardApi
+from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 
@@ -27,7 +28,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of the config sections: a missing key has the field's default, camelCase on the wire."""
+    """Base of the configuration sections: camelCase on the wire, a missing key has the field's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ NO_NAMES = ResourceNames()
 
 
 class SharedSection(Section, frozen=True, kw_only=True):
-    """The section of a vendor whose cards are shared by memory and cores: the names of the three resources."""
+    """The section of a vendor that shares cards by memory and cores: the three resource names."""
 
     resource_count_name: str = ""
     resource_memory_name: str = ""
@@ -70,7 +71,7 @@ class AnnotationKeys:
     """Annotations that a vendor reads or writes; empty = it has none of that kind."""
 
     register: str = ""
-    """node: what the node agent registered"""
+    """node annotation in which the node agent registers its cards"""
     handshake: str = ""
     to_allocate: str = ""
     allocated: str = ""
@@ -96,32 +97,34 @@ class AnnotationKeys:
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """A registration that cannot be read. Its node is held: unknown is never free."""
+    """A registration that cannot be read. The node takes no pods until it can: unknown is never free."""
 
     text: str
 
 
 class Bound(NamedTuple):
-    """A placement about to be written down."""
+    """A placement that is about to be written."""
 
     pod: PodRequest
     node: str
     grants: tuple[Grants, ...]
-    """this vendor's, one entry a container"""
+    """this vendor's, one entry per container"""
     now: float
     """unix time in seconds"""
 
     @property
     def nanoseconds(self) -> str:
-        """`now` as several plugins read it: unix time in nanoseconds, decimal"""
+        """`now` in the form that several plugins read: unix time in nanoseconds, decimal"""
         return str(round(self.now * NANOSECONDS))
 
 
 class Vendor(Rules):
-    """One backend. Subclasses fill in names and keys and override what differs."""
+    """One vendor. Subclasses fill in names and keys and override what differs."""
 
     names: ResourceNames
     keys: AnnotationKeys = AnnotationKeys()
+    downward_api: DownwardApi | None = None
+    """how slices reach a container from its own pod; None = through Allocate alone"""
 
     def __init__(self, names: ResourceNames = NO_NAMES) -> None:
         """Quotas limit memory and cores under the names by which pods ask for them."""
@@ -156,9 +159,13 @@ class Vendor(Rules):
         )
 
     def settings(self, annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """The annotations that only this vendor's rules read, sorted: what neighbours on a card are told of a pod."""
+        """The annotations that only this vendor's rules read, sorted. Rules see them for the pods that share a card."""
         wanted = self.keys.settings
         return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
+
+    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
+        """The pod's constraint without cards that its containers cannot use, given its `PodReferences`."""
+        return pod.constraint(self.key)
 
     # -- nodes
 
@@ -188,7 +195,7 @@ class Vendor(Rules):
 
 
 def _joined(annotations: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
-    """Members of several lists that mean the same."""
+    """The union of several comma lists."""
     return tuple(sorted({word for key in keys for word in words(annotations, key)}))
 
 
@@ -210,6 +217,6 @@ class Family:
     chart: Any
     """the section as the chart ships it"""
     build: Callable[[Any, Switches], list[Vendor]]
-    """vendors from a decoded section; called with the schema's empty value where the file has no such section"""
+    """builds vendors from a decoded section; gets the schema's empty value if the file lacks the section"""
     upgrade: Callable[[Any], Any] | None = None
-    """brings an older form of the section into today's"""
+    """converts an older form of the section"""

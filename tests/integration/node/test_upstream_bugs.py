@@ -2,50 +2,50 @@
 protocol's description, sections 8.1 and 8.2; rows that are not here concern the monitor, the chart or the library.
 `unit/kubelet/plugin` is tests/unit/node/kubelet/test_plugin.py.
 
-    8.1 1  integration/golden_life  test_golden_38_a_card_that_cannot_be_read_takes_no_other_with_it
-    8.1 1  unit/health/watching  test_hardware_that_cannot_be_read_is_asked_again_every_five_seconds
-    8.1 2  integration/life  test_an_agent_without_kubelet_and_apiserver_waits_for_both
-    8.1 2  unit/kubelet/plugin  test_any_number_of_failures_to_serve_does_not_end_the_agent
-    8.1 2  integration/reload  test_a_bad_yaml_file_changes_nothing_and_is_said
-    8.1 2  integration/upstream_bugs  test_a_lock_folder_that_cannot_be_made_refuses_pods_and_ends_nothing
-    8.1 3  integration/upstream_bugs  test_a_node_that_is_told_nothing_has_defaults
-    8.1 4  integration/golden_life  test_golden_39_a_registration_that_failed_is_made_up_for
-    8.1 4  unit/registration/registrar  test_cards_are_registered_with_one_patch_and_then_left_alone
-    8.1 4  unit/registration/registrar  test_an_annotation_that_somebody_deletes_or_changes_comes_back
-    8.1 5  integration/upstream_bugs  test_nothing_of_an_earlier_configuration_goes_on
-    8.1 6  unit/handover/allocating  test_different_slices_are_never_guessed_between_and_nobody_is_marked_failed
-    8.1 6  unit/handover/allocating  test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant
-    8.1 7  unit/handover/allocating  test_writing_is_repeated_until_the_api_takes_it
-    8.1 7  integration/upstream_bugs  test_a_lock_that_somebody_left_behind_goes
-    8.1 8  integration/upstream_bugs  test_a_pod_with_devices_for_its_init_container_only_needs_no_lock
-    8.1 9  unit/kubelet/service  test_every_stream_hears_of_a_card_that_falls_ill_and_of_its_recovery
-    8.1 9  unit/kubelet/service  test_what_happens_while_nobody_listens_holds_nobody_up_and_is_in_the_first_list
-    8.1 9  unit/health/watching  test_a_wait_that_fails_makes_all_cards_unhealthy_and_is_no_busy_loop
-    8.1 9  unit/health/xids  test_the_two_lists_decide_which_reports_are_fatal
-    8.1 14 integration/upstream_bugs  test_a_pod_that_terminates_keeps_its_instance_until_it_is_gone
-    8.1 14 unit/modes/mig_annotations  test_a_pod_that_changes_meanwhile_keeps_both_changes
-    8.1 14 unit/modes/mig_settling  test_a_bad_reservation_is_reported_once_and_the_others_are_taken_over
-    8.1 14 unit/modes/mig_handing_over  test_the_media_variant_of_a_profile_is_not_its_plain_sibling
-    8.1 14 unit/registration/devices  test_profiles_are_found_by_what_the_card_offers
-    8.1 14 unit/modes/mig_switching  test_cards_that_are_filtered_out_are_left_alone
-    8.1 14 unit/modes/choosing  test_an_instance_is_in_the_cdi_spec_before_the_container_is_told_of_it
-    8.1 14 unit/modes/choosing  test_device_nodes_of_an_instance_are_known_at_its_handover
-    8.1 15 integration/static_mig  test_instances_of_every_kind_are_a_resource_of_their_own_and_need_no_waiting_pod
-    8.1 15 integration/static_mig  test_cards_that_are_not_cut_are_shared_and_registered_beside_the_instances
-    8.2 16 unit/kubelet/plugin  test_kubelet_learns_the_same_options_from_the_registration_and_from_the_call
-    8.2 17 unit/configuration/options  test_for_sharing_the_nodes_own_json_wins_over_the_yaml_which_wins_over_flags
-    8.2 17 unit/configuration/options  test_the_core_limit_is_off_where_the_file_says_so_or_else_the_flag
-    8.2 18 integration/golden_cards  test_golden_7_a_split_count_of_zero_is_what_the_node_file_says_it_is
-    8.2 19 integration/reload  test_a_broken_node_file_leaves_the_last_good_one_in_force_over_a_restart_too
-    8.2 20 integration/upstream_bugs  test_a_mode_that_nobody_knows_is_said_and_not_taken
-    8.2 21 unit/configuration/options  test_what_has_no_effect_is_said_and_never_a_reason_to_stop
-    8.2 22 unit/modes/hami_core  test_the_library_is_told_where_it_is_unless_it_is_at_home
-    8.2 23 unit/modes/card_slices  test_slices_stand_in_the_order_of_the_cards_and_not_of_the_annotation
-    8.2 23 unit/modes/hami_core  test_two_cards_are_limited_one_by_one_in_the_order_in_which_the_container_counts_them
-    8.2 23 unit/modes/device_lists  test_indices_are_in_order_whatever_the_order_of_the_request
-    8.2 25 integration/golden_cards  test_golden_5_a_type_begins_with_nvidia_once
-    8.2 26 unit/handover/allocating  test_trailing_separators_of_other_plugins_do_not_grow
-    8.2 30 unit/registration/devices  test_cores_are_scaled_and_rounded
+    8.1 1  test_golden_38_a_card_that_cannot_be_read_takes_no_other_with_it
+    8.1 1  test_hardware_that_cannot_be_read_is_asked_again_every_five_seconds
+    8.1 2  test_an_agent_without_kubelet_and_apiserver_waits_for_both
+    8.1 2  test_any_number_of_failures_to_serve_does_not_end_the_agent
+    8.1 2  test_a_bad_yaml_file_changes_nothing_and_is_said
+    8.1 2  test_a_lock_folder_that_cannot_be_made_refuses_pods_and_ends_nothing
+    8.1 3  test_a_node_that_is_told_nothing_has_defaults
+    8.1 4  test_golden_39_a_registration_that_failed_is_made_up_for
+    8.1 4  test_cards_are_registered_with_one_patch_and_then_left_alone
+    8.1 4  test_an_annotation_that_somebody_deletes_or_changes_comes_back
+    8.1 5  test_nothing_of_an_earlier_configuration_goes_on
+    8.1 6  test_different_slices_are_never_guessed_between_and_nobody_is_marked_failed
+    8.1 6  test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant
+    8.1 7  test_writing_is_repeated_until_the_api_takes_it
+    8.1 7  test_a_lock_that_somebody_left_behind_goes
+    8.1 8  test_a_pod_with_devices_for_its_init_container_only_needs_no_lock
+    8.1 9  test_every_stream_hears_of_a_card_that_falls_ill_and_of_its_recovery
+    8.1 9  test_what_happens_while_nobody_listens_holds_nobody_up_and_is_in_the_first_list
+    8.1 9  test_a_wait_that_fails_makes_all_cards_unhealthy_and_is_no_busy_loop
+    8.1 9  test_the_two_lists_decide_which_reports_are_fatal
+    8.1 14  test_a_pod_that_terminates_keeps_its_instance_until_it_is_gone
+    8.1 14  test_a_pod_that_changes_meanwhile_keeps_both_changes
+    8.1 14  test_a_bad_reservation_is_reported_once_and_the_others_are_taken_over
+    8.1 14  test_the_media_variant_of_a_profile_is_not_its_plain_sibling
+    8.1 14  test_profiles_are_found_by_what_the_card_offers
+    8.1 14  test_cards_that_are_filtered_out_are_left_alone
+    8.1 14  test_an_instance_is_in_the_cdi_spec_before_the_container_is_told_of_it
+    8.1 14  test_device_nodes_of_an_instance_are_known_at_its_handover
+    8.1 15  test_instances_of_every_kind_are_a_resource_of_their_own_and_need_no_waiting_pod
+    8.1 15  test_cards_that_are_not_cut_are_shared_and_registered_beside_the_instances
+    8.2 16  test_kubelet_learns_the_same_options_from_the_registration_and_from_the_call
+    8.2 17  test_for_sharing_the_nodes_own_json_wins_over_the_yaml_which_wins_over_flags
+    8.2 17  test_the_core_limit_is_off_where_the_file_says_so_or_else_the_flag
+    8.2 18  test_golden_7_a_split_count_of_zero_is_what_the_node_file_says_it_is
+    8.2 19  test_a_broken_node_file_leaves_the_last_good_one_in_force_over_a_restart_too
+    8.2 20  test_a_mode_that_nobody_knows_is_said_and_not_taken
+    8.2 21  test_what_has_no_effect_is_said_and_never_a_reason_to_stop
+    8.2 22  test_the_library_is_told_where_it_is_unless_it_is_at_home
+    8.2 23  test_slices_stand_in_the_order_of_the_cards_and_not_of_the_annotation
+    8.2 23  test_two_cards_are_limited_one_by_one_in_the_order_in_which_the_container_counts_them
+    8.2 23  test_indices_are_in_order_whatever_the_order_of_the_request
+    8.2 25  test_golden_5_a_type_begins_with_nvidia_once
+    8.2 26  test_trailing_separators_of_other_plugins_do_not_grow
+    8.2 30  test_cores_are_scaled_and_rounded
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ from tests.support.agent_api import Json, bound, registered, take_lock, unlocked
 from tests.support.logs import captured
 
 TESTS = Path(__file__).parents[2]
-ROW = re.compile(r"^    (8\.[12]) ([0-9]+) +(\S+)/(\S+)  (test_\w+)$", re.MULTILINE)
+ROW = re.compile(r"^    (8\.[12]) ([0-9]+)  (test_\w+)$", re.MULTILINE)
+TEST = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 CONCERN_THE_AGENT = {
     *(("8.1", number) for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 14, 15)),
     *(("8.2", number) for number in (16, 17, 18, 19, 20, 21, 22, 23, 25, 26, 30)),
@@ -81,10 +82,8 @@ CONCERN_THE_AGENT = {
 def test_every_row_that_concerns_the_agent_has_a_test_and_every_test_of_the_table_exists() -> None:
     rows = ROW.findall(__doc__ or "")
     assert {(section, int(number)) for section, number, *_ in rows} == CONCERN_THE_AGENT
-    for _, _, folder, file, name in rows:
-        height, *package = folder.split("/")
-        path = TESTS.joinpath(height, "node", *package, f"test_{file}.py")
-        assert f"def {name}(" in path.read_text(), f"there is no {name} in {path}"
+    tests = {name for path in TESTS.rglob("test_*.py") for name in TEST.findall(path.read_text(encoding="utf-8"))}
+    assert {name for *_, name in rows} <= tests
 
 
 async def test_a_lock_folder_that_cannot_be_made_refuses_pods_and_ends_nothing(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tessera.core.quota import QuotaBook, QuotaFacts
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.env_injection import Injection
-from tessera.scheduler.admission.identity import CARRIED, identity_of
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.settings import PrivilegedMode
+from tessera.vendors.downward_api import read_references
 from tessera.vendors.pod_reader import pod_request
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Pod
@@ -191,18 +191,21 @@ def test_a_patch_touches_nothing_but_what_admission_decides(
 
 @given(document=pods, nvidia=configurations)
 @settings(max_examples=300)
-def test_a_stored_pod_carries_its_slices_or_has_none_that_travel(document: Document, nvidia: dict[str, Any]) -> None:
+def test_a_stored_pod_reads_all_its_slices_through_the_downward_api_or_none_can(
+    document: Document, nvidia: dict[str, Any]
+) -> None:
     answer = decided(document, AdmissionSettings(), nvidia)
     ours = document["spec"]["schedulerName"] != "other"
     if not (answer.allowed and ours):
         return
     stored = msgspec.convert(patched(document, answer.patch), Pod)
-    request = pod_request(stored, vendors(**nvidia))
+    built = vendors(**nvidia)
+    request = pod_request(stored, built)
     privileged = any(c.security_context for c in [*stored.init_containers, *stored.app_containers])
     if privileged or not isinstance(request, PodRequest):
         return
-    travels = CARRIED.keys() >= set(request.vendors) and request.constraint("NVIDIA").mode != "mig"
-    assert identity_of(stored).carries(request) is (travels or not request.asks_for_devices)
+    covered = {"NVIDIA"} >= set(request.vendors) and request.constraint("NVIDIA").mode != "mig"
+    assert read_references(stored, built).cover(request, built) is (covered or not request.asks_for_devices)
 
 
 @given(document=st.one_of(broken(), documents), how=settings_of, nvidia=configurations)

@@ -14,8 +14,8 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, SECRETS
-from tessera.scheduler.admission.identity import identity_of
 from tessera.vendors.base import Switches
+from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.pod_reader import pod_facts, pod_request
 from tessera.vendors.registry import build_vendors
@@ -92,7 +92,7 @@ def test_a_filter_request_is_about_a_new_pod_that_passed_the_webhook_and_all_nod
     request = pod_request(first.pod, VENDORS)
     assert isinstance(request, PodRequest)
     assert request.asks_for_devices
-    assert identity_of(first.pod).carries(request)
+    assert read_references(first.pod, VENDORS).cover(request, VENDORS)
     assert first.node_names is not None
     assert second.node_names is not None
     names = decode_node_names(first.node_names), decode_node_names(second.node_names)

@@ -9,7 +9,8 @@ import pytest
 from tessera.core.grants import Grant, Span
 from tessera.core.requests import Constraint, PodRequest, Request, Role, Weights
 from tessera.vendors import pod_reader as reading_pods
-from tessera.vendors.pod_reader import BadPod, PodReader, pod_facts, pod_request
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.pod_reader import PodReader, pod_facts, pod_request
 from tests.support.builders import PodBuilder, gpu_pod, pod, vendors
 
 WEIGHTS = "hami.io/device-scoring-weights"

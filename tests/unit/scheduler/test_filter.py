@@ -106,7 +106,7 @@ def test_a_node_without_candidates_refuses_nobody_and_chooses_nothing() -> None:
 def test_a_prepared_pod_knows_whether_it_carries_its_slices(asking: PodBuilder, carries: bool) -> None:
     prepared = world().filter.prepare(asking.api())
     assert isinstance(prepared, Prepared)
-    assert prepared.carries_identity is carries
+    assert prepared.uses_downward_api is carries
 
 
 def test_a_pod_that_carries_its_slices_never_gets_a_mig_instance() -> None:

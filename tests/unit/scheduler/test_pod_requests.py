@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.core.requests import PodRequest
 from tessera.scheduler import pod_requests as preparing
-from tessera.scheduler.admission.identity import DISABLE_CONTROL, identity_env
 from tessera.scheduler.pod_requests import Prepared, Preparing
+from tessera.vendors.downward_api import container_env
+from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, NvidiaDownwardApi
 from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire import keys
 from tessera.wire.objects import Container, EnvVar, Metadata, Pod, PodSpec, ResourceRequirements
@@ -21,7 +22,7 @@ from tests.support import strategies as some
 REFERENCES = [
     msgspec.convert(entry, EnvVar)
     for position in (0, 1)
-    for entry in identity_env("NVIDIA", container=position, name="c", devices=2)
+    for entry in container_env(NvidiaDownwardApi(), container=position, name="c", devices=2)
 ]
 VARIABLES = [*REFERENCES, *(EnvVar(DISABLE_CONTROL, text) for text in ("true", "false", "")), EnvVar("A", "b")]
 environments = st.one_of(

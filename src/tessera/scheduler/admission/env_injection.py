@@ -1,7 +1,7 @@
-"""Puts a slice's variables into the containers that get one, in place of whatever the tenant set.
+"""Injects a slice's variables into the containers that get one, replacing the tenant's own values.
 
-Variables that would loosen a limit go too, unless the container has its cards alone. Repeating it changes nothing.
-What comes through `envFrom` is not looked at: it never counts against a variable that is injected here.
+Variables that would loosen a limit are removed, unless the container has its cards alone. Idempotent. `envFrom` is
+ignored: it never overrides an injected variable.
 """
 
 from __future__ import annotations
@@ -10,15 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.scheduler.admission.identity import CARRIED, identity_env, is_slice_reference, travels
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers, with_env, written_variables
 from tessera.scheduler.admission.reserved_annotations import listed
+from tessera.vendors.base import Vendor
+from tessera.vendors.downward_api import DownwardApi, container_env, injects_env, is_slice_reference
 from tessera.vendors.drafts import PodDraft
-
-SWITCHES = frozenset({"CUDA_DISABLE_CONTROL", "CUDA_REDIRECT"})
-"""turn HAMi-core off, or into another library"""
-CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
-HARMLESS_POLICIES = frozenset({"", "default", "force", "FORCE"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +27,57 @@ class Injection:
     """let tenants turn HAMi-core off on cards that they share"""
 
 
-def with_identity(
-    document: Document, request: PodRequest, *, draft: PodDraft, skipped: frozenset[int], injection: Injection
+def with_slice_env(
+    document: Document,
+    request: PodRequest,
+    *,
+    vendors: Mapping[str, Vendor],
+    draft: PodDraft,
+    skipped: frozenset[int],
+    injection: Injection,
 ) -> Document:
-    """The document with the variables of every slice that travels, except in containers at `skipped` positions.
+    """The document with the variables of every slice that uses the downward API, except in `skipped` positions.
 
     `draft` holds what vendors wrote, and takes the warnings about what was replaced or removed.
     """
     containers = containers_of(document)
-    for position, asked in _carried(request, skipped):
+    for position, asked, api in _requests(request, vendors, skipped):
         name = request.containers[position].name
         sorting = _Sorting(
-            asked,
+            api,
             written=written_variables(draft.containers[position]),
             shared=asked.cores < WHOLE_CARD_CORES and not injection.allow_disable_control,
         )
         kept = [entry for entry in containers[position].get("env") or () if sorting.keeps(entry)]
         if sorting.replaced:
             names = listed(sorting.replaced)
-            draft.warn(f"container {name}: {names}: the granted slice decides, the pod's own values do not count")
+            draft.warn(f"container {name}: {names}: set by the granted slice; the pod's own values are replaced")
         if sorting.removed:
             names = listed(sorting.removed)
             draft.warn(f"container {name}: {names} removed: the limits on a shared card are not optional")
-        if travels(asked, request):
-            hook_path, devices = injection.hook_path, asked.count
-            kept[:0] = identity_env(asked.vendor, container=position, name=name, devices=devices, hook_path=hook_path)
+        if injects_env(asked, request, vendors[asked.vendor]):
+            kept[:0] = container_env(
+                api, container=position, name=name, devices=asked.count, hook_path=injection.hook_path
+            )
         containers[position] = with_env(containers[position], kept)
     return with_containers(document, containers)
 
 
-def _carried(request: PodRequest, skipped: frozenset[int]) -> Iterator[tuple[int, Request]]:
-    for position, ask in enumerate(request.containers):
-        for asked in ask.requests:
-            if asked.vendor in CARRIED and position not in skipped:
-                yield position, asked
+def _requests(
+    pod: PodRequest, vendors: Mapping[str, Vendor], skipped: frozenset[int]
+) -> Iterator[tuple[int, Request, DownwardApi]]:
+    for position, ask in enumerate(pod.containers):
+        for request in ask.requests:
+            api = vendors[request.vendor].downward_api
+            if api is not None and position not in skipped:
+                yield position, request, api
 
 
 class _Sorting:
-    """Tells a container's own variables from those that a slice decides."""
+    """Separates a container's own variables from those that the slice sets."""
 
-    def __init__(self, asked: Request, *, written: Mapping[str, str], shared: bool) -> None:
-        self._owned = CARRIED[asked.vendor].owned
+    def __init__(self, api: DownwardApi, *, written: Mapping[str, str], shared: bool) -> None:
+        self._api = api
         self._written = written
         self._shared = shared
         self.replaced: list[str] = []
@@ -79,17 +85,11 @@ class _Sorting:
 
     def keeps(self, entry: Document) -> bool:
         name = entry.get("name", "")
-        if self._owned.fullmatch(name):
+        if self._api.owned.fullmatch(name):
             if not is_slice_reference(entry):
                 self.replaced.append(name)
             return False
-        if self._shared and name not in self._written and _loosens(name, entry):
+        if self._shared and name not in self._written and self._api.loosens_limits(entry):
             self.removed.append(name)
             return False
         return True
-
-
-def _loosens(name: str, entry: Document) -> bool:
-    if name == CORE_POLICY:
-        return "valueFrom" in entry or entry.get("value", "") not in HARMLESS_POLICIES
-    return name in SWITCHES

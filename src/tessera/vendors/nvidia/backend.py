@@ -1,7 +1,7 @@
 """NVIDIA: shares by memory and cores, whole cards and MIG instances.
 
-Admission says aloud what surprises people (a plain count means the whole card, memory beats percentage) and touches
-only containers that ask for a card. Which MIG instance is chosen and how is not here but in `core.mig`.
+Admission warns about what surprises people (a plain count means the whole card, memory wins over percentage) and
+changes only containers that ask for a card. The choice of a MIG instance is in `core.mig`.
 """
 
 from __future__ import annotations
@@ -9,16 +9,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tessera.core.devices import Device
-from tessera.core.requests import WHOLE_CARD_CORES, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.base import (
     AnnotationKeys,
     Bound,
     NodeProblem,
     Vendor,
 )
-from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import mig
+from tessera.vendors.nvidia.downward_api import CORE_POLICY, VISIBLE, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.nvidia.sharing_modes import narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
 from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.errors import WireError
@@ -29,17 +31,15 @@ from tessera.wire.pair_scores import decode_pair_scores
 from tessera.wire.quotes import shortened
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
-CORE_POLICY_ENV = "GPU_CORE_UTILIZATION_POLICY"
-VISIBLE_ENV = "NVIDIA_VISIBLE_DEVICES"
 PAIR_SCORES = "hami.io/node-nvidia-score"
 INSTANCES = "nvidia.com/mig-"
-"""what resources of MIG instances that are there already begin with; a plugin hands them out without a scheduler"""
+"""prefix of the resources of existing MIG instances, which a plugin hands out without our scheduler"""
 
 POLICY_EFFECTS = {
     "force": "is enforced even while the card is idle",
     "disable": "is not enforced",
 }
-"""what an administrator's core policy makes of a container's share of cores"""
+"""the effect of an administrator's core policy on a container's share of cores"""
 
 
 class Nvidia(Vendor):
@@ -58,6 +58,7 @@ class Nvidia(Vendor):
         mode="nvidia.com/vgpu-mode",
         lock=NODE_LOCK,
     )
+    downward_api = NvidiaDownwardApi()
 
     def __init__(self, section: NvidiaSection) -> None:
         mig.validate(section.mig_profile_allowlist)
@@ -78,7 +79,7 @@ class Nvidia(Vendor):
             )
         if not self._asks(container):
             if self.section.overwrite_env and not _asks_for_instances(container):
-                container.set_env(VISIBLE_ENV, "none")
+                container.set_env(VISIBLE, "none")
             return False
         priority = container.amount(self.priority, limits_only=True)
         if isinstance(priority, BadRequest):
@@ -94,7 +95,7 @@ class Nvidia(Vendor):
         return True
 
     def _asks(self, container: ContainerDraft) -> bool:
-        """Whether the container gets a card; adds the default count to one that names only parts of a card."""
+        """Whether the container gets a card. Adds the default count to a container that names only memory or cores."""
         count = container.amount(self.names.count)
         if count is not None:
             return count != 0
@@ -106,7 +107,7 @@ class Nvidia(Vendor):
         return True
 
     def _complete_cores(self, container: ContainerDraft, pod: PodDraft) -> None:
-        """A card without a share of its memory or cores is a whole card."""
+        """A request without memory and cores is for whole cards."""
         name = self.names.cores
         if not name or container.text(name) is not None:
             return
@@ -117,7 +118,7 @@ class Nvidia(Vendor):
         if whole:
             container.set_limit(name, WHOLE_CARD_CORES)
             pod.warn(
-                f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) that nobody shares; "
+                f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) for itself; "
                 f"ask for {' or '.join(n for n in (self.names.memory, name) if n)} to share them"
             )
 
@@ -126,7 +127,7 @@ class Nvidia(Vendor):
         effect = POLICY_EFFECTS.get(policy)
         if effect is None:
             return
-        container.set_env(CORE_POLICY_ENV, policy)
+        container.set_env(CORE_POLICY, policy)
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
 
@@ -155,6 +156,9 @@ class Nvidia(Vendor):
             cores=self.section.default_cores if cores is None else cores,
         )
 
+    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
+        return narrow_modes(pod, self.key, has_references=has_references)
+
     # -- nodes
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
@@ -165,7 +169,7 @@ class Nvidia(Vendor):
         try:
             links = decode_pair_scores(scores)
         except WireError:
-            # Scores only order cards that fit anyway: without them the cards remain usable.
+            # Scores only order cards that fit: without them the cards stay usable.
             return cards
         return tuple(replace(card, links=links[card.uuid]) if card.uuid in links else card for card in cards)
 

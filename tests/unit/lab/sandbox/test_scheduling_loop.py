@@ -21,7 +21,7 @@ from tessera.lab.sandbox.scheduling.loop import Profile, SchedulingLoop
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 
-SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
+SAMPLES = Path(__file__).parents[3] / "samples" / "extender"
 
 
 def nodes(count: int = 3, **more: Any) -> list[SimulatedNode]:

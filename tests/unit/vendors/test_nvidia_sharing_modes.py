@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request
-from tessera.scheduler.card_modes import with_modes
-from tessera.vendors.pod_reader import BadPod
+from tessera.vendors.base import Switches
+from tessera.vendors.drafts import BadPod
+from tessera.vendors.nvidia.sharing_modes import narrow_modes
+from tessera.vendors.registry import build_vendors
 
 EVERYTHING_ELSE = "hami-core,mps,none"
 
@@ -20,14 +22,14 @@ def request(*counts: int, vendor: str = "NVIDIA", mode: str | None = None) -> Po
     return PodRequest("u", "default", "p", asks, constraints)
 
 
-def modes(pod: PodRequest, *, by_reference: bool = True) -> str | None:
-    narrowed = with_modes(pod, by_reference=by_reference)
-    assert isinstance(narrowed, PodRequest)
-    return narrowed.constraint("NVIDIA").mode
+def modes(pod: PodRequest, *, has_references: bool = True) -> str | None:
+    narrowed = narrow_modes(pod, "NVIDIA", has_references=has_references)
+    assert isinstance(narrowed, Constraint)
+    return narrowed.mode
 
 
 @pytest.mark.parametrize(
-    ("counts", "mode", "by_reference", "left"),
+    ("counts", "mode", "has_references", "left"),
     [
         ((1,), None, True, EVERYTHING_ELSE),
         ((1,), None, False, None),
@@ -42,18 +44,18 @@ def modes(pod: PodRequest, *, by_reference: bool = True) -> str | None:
     ],
 )
 def test_a_pod_goes_only_to_cards_whose_mode_works_for_it(
-    counts: tuple[int, ...], mode: str | None, by_reference: bool, left: str | None
+    counts: tuple[int, ...], mode: str | None, has_references: bool, left: str | None
 ) -> None:
-    assert modes(request(*counts, mode=mode), by_reference=by_reference) == left
+    assert modes(request(*counts, mode=mode), has_references=has_references) == left
 
 
 def test_a_pod_that_wants_several_cards_of_mps_is_told_that_there_is_no_such_thing() -> None:
-    answer = with_modes(request(1, 2, mode="mps"), by_reference=True)
+    answer = narrow_modes(request(1, 2, mode="mps"), "NVIDIA", has_references=True)
     assert isinstance(answer, BadPod)
     assert answer.container == "c1"
     assert "one at a time" in answer.text
 
 
 def test_other_vendors_have_no_such_modes() -> None:
-    pod = request(2, vendor="DCU")
-    assert with_modes(pod, by_reference=True) == pod
+    vendor = build_vendors(None, Switches())["DCU"]
+    assert vendor.narrow(request(2, vendor="DCU"), has_references=True) == Constraint()

@@ -8,13 +8,14 @@ import pytest
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
 from tessera.core.requests import ContainerAsk, PodRequest, Request
-from tessera.scheduler.admission.identity import (
-    MAX_DEVICES,
-    identity_annotations,
-    identity_env,
-    identity_of,
-)
+from tessera.vendors.base import Switches
+from tessera.vendors.downward_api import container_env, read_references, slice_annotations
+from tessera.vendors.nvidia.downward_api import MAX_DEVICES, NvidiaDownwardApi
+from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Container, Pod, PodSpec
+
+VENDORS = build_vendors(None, Switches())
+API = NvidiaDownwardApi()
 
 UID = {"name": "TESSERA_POD_UID", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}}
 
@@ -25,14 +26,14 @@ def reference(name: str, field: str) -> dict[str, Any]:
 
 
 def env(devices: int = 1, container: int = 0) -> list[dict[str, Any]]:
-    return identity_env("NVIDIA", container=container, name="main", devices=devices)
+    return container_env(API, container=container, name="main", devices=devices)
 
 
 # -- what is injected
 
 
 def test_a_container_reads_its_slice_from_annotations_of_its_own_pod() -> None:
-    assert identity_env("NVIDIA", container=2, name="main", devices=2) == [
+    assert container_env(API, container=2, name="main", devices=2) == [
         UID,
         reference("NVIDIA_VISIBLE_DEVICES", "c2.visible-devices"),
         reference("CUDA_DEVICE_MEMORY_LIMIT_0", "c2.memory-limit-0"),
@@ -45,7 +46,7 @@ def test_a_container_reads_its_slice_from_annotations_of_its_own_pod() -> None:
 
 
 def test_the_region_lies_where_the_agent_mounts_it() -> None:
-    last = identity_env("NVIDIA", container=0, name="main", devices=1, hook_path="/opt/hami/")[-1]
+    last = container_env(API, container=0, name="main", devices=1, hook_path="/opt/hami/")[-1]
     assert last["value"] == "/opt/hami/vgpu/$(TESSERA_POD_UID)_main.cache"
 
 
@@ -58,10 +59,6 @@ def test_a_monstrous_number_of_devices_needs_no_monstrous_environment() -> None:
     assert len(env(devices=2**31 - 1)) == MAX_DEVICES + 6
 
 
-def test_slices_of_other_vendors_do_not_travel() -> None:
-    assert identity_env("DCU", container=0, name="main", devices=1) == []
-
-
 # -- what the binding writes
 
 
@@ -71,7 +68,7 @@ def grant(uuid: str, *, memory: int = 3000, cores: int = 30, **more: Any) -> Gra
 
 def test_the_binding_writes_what_the_variables_refer_to() -> None:
     grants = ((), (grant("GPU-a"), grant("GPU-b", memory=4000, cores=50)), (grant("GPU-c", cores=0),))
-    assert identity_annotations(Placement("n1", {"NVIDIA": grants})) == {
+    assert slice_annotations(Placement("n1", {"NVIDIA": grants}), VENDORS) == {
         "tessera.io/c1.visible-devices": "GPU-a,GPU-b",
         "tessera.io/c1.memory-limit-0": "3000m",
         "tessera.io/c1.memory-limit-1": "4000m",
@@ -88,7 +85,7 @@ def test_the_binding_writes_what_the_variables_refer_to() -> None:
 
 def test_limits_are_numbered_as_the_container_numbers_its_cards() -> None:
     chosen = (grant("GPU-b", memory=4000, index=1), grant("GPU-a", memory=3000, index=0))
-    written = identity_annotations(Placement("n1", {"NVIDIA": (chosen,)}))
+    written = slice_annotations(Placement("n1", {"NVIDIA": (chosen,)}), VENDORS)
     assert written["tessera.io/c0.visible-devices"] == "GPU-a,GPU-b"
     assert written["tessera.io/c0.memory-limit-0"] == "3000m"
     assert written["tessera.io/c0.memory-limit-1"] == "4000m"
@@ -96,41 +93,41 @@ def test_limits_are_numbered_as_the_container_numbers_its_cards() -> None:
 
 @pytest.mark.parametrize(("cores", "threads"), [(0, "100"), (1, "1"), (30, "30"), (100, "100"), (150, "100")])
 def test_mps_always_gets_a_number_of_threads(cores: int, threads: str) -> None:
-    written = identity_annotations(Placement("n1", {"NVIDIA": ((grant("GPU-a", cores=cores),),)}))
+    written = slice_annotations(Placement("n1", {"NVIDIA": ((grant("GPU-a", cores=cores),),)}), VENDORS)
     assert written["tessera.io/c0.mps-thread-percentage"] == threads
 
 
 def test_a_mig_instance_that_does_not_exist_yet_is_not_named() -> None:
     mig = grant("GPU-m", mig=MigSlot("1g.10gb", MigPlacement(0, 1)))
-    annotations = identity_annotations(Placement("n1", {"NVIDIA": ((mig,), (grant("GPU-a"),))}))
+    annotations = slice_annotations(Placement("n1", {"NVIDIA": ((mig,), (grant("GPU-a"),))}), VENDORS)
     assert annotations["tessera.io/c1.visible-devices"] == "GPU-a"
     assert not any(key.startswith("tessera.io/c0.") for key in annotations)
 
 
 def test_grants_of_other_vendors_write_nothing() -> None:
-    assert identity_annotations(Placement("n1", {"DCU": ((Grant("DCU-1", "DCU", 1000, 10),),)})) == {}
+    assert slice_annotations(Placement("n1", {"DCU": ((Grant("DCU-1", "DCU", 1000, 10),),)}), VENDORS) == {}
 
 
 def test_every_reference_has_its_annotation() -> None:
     grants = tuple(grant(f"GPU-{i}") for i in range(20))
-    written = identity_annotations(Placement("n1", {"NVIDIA": (grants,)}))
+    written = slice_annotations(Placement("n1", {"NVIDIA": (grants,)}), VENDORS)
     paths = {f"metadata.annotations['{key}']" for key in written}
     referred = {entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in env(devices=20) if "valueFrom" in entry}
     assert referred - {"metadata.uid"} == paths
 
 
-# -- what a pod carries
+# -- what a stored pod reads
 
 
 def container(entries: list[dict[str, Any]] | None) -> Container:
     return msgspec.convert({"name": "main", "env": entries}, Container)
 
 
-def carries(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
+def covered(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
     api = [container(entries) for entries, _ in containers]
     asks = tuple(ContainerAsk("main", requests=requests) for _, requests in containers)
     pod = Pod(spec=PodSpec(containers=api[init:], init_containers=api[:init] or None))
-    return identity_of(pod).carries(PodRequest("u", "ns", "p", asks))
+    return read_references(pod, VENDORS).cover(PodRequest("u", "ns", "p", asks), VENDORS)
 
 
 ONE = (Request("NVIDIA", 1),)
@@ -159,15 +156,15 @@ TWO = (Request("NVIDIA", 2),)
         pytest.param(env(), (*ONE, Request("DCU", 1)), False, id="another vendor's devices too"),
     ],
 )
-def test_a_pod_carries_its_slices_only_where_all_of_them_are_references(
+def test_a_pod_uses_the_downward_api_only_where_every_slice_is_a_reference(
     entries: list[dict[str, Any]] | None, requests: tuple[Request, ...], expected: bool
 ) -> None:
-    assert carries((entries, requests)) is expected
+    assert covered((entries, requests)) is expected
 
 
-def test_init_containers_come_first_and_must_carry_theirs_too() -> None:
-    assert carries((env(container=0), ONE), (env(container=1), ONE), init=1)
-    assert not carries((None, ONE), (env(container=1), ONE), init=1)
+def test_init_containers_come_first_and_need_their_references_too() -> None:
+    assert covered((env(container=0), ONE), (env(container=1), ONE), init=1)
+    assert not covered((None, ONE), (env(container=1), ONE), init=1)
 
 
 @pytest.mark.parametrize(
@@ -182,9 +179,9 @@ def test_init_containers_come_first_and_must_carry_theirs_too() -> None:
     ],
 )
 def test_a_pod_that_waits_for_annotations_is_recognised(entries: list[dict[str, Any]] | None, expected: bool) -> None:
-    assert identity_of(Pod(spec=PodSpec(init_containers=[container(entries)]))).refers is expected
+    assert read_references(Pod(spec=PodSpec(init_containers=[container(entries)])), VENDORS).has_any is expected
 
 
-@pytest.mark.parametrize(("value", "carried"), [("true", False), ("1", False), ("false", True), ("yes", True)])
-def test_a_container_without_the_enforcing_library_depends_on_its_own_answer(value: str, carried: bool) -> None:
-    assert carries(([*env(), {"name": "CUDA_DISABLE_CONTROL", "value": value}], ONE)) is carried
+@pytest.mark.parametrize(("value", "expected"), [("true", False), ("1", False), ("false", True), ("yes", True)])
+def test_a_container_without_the_enforcing_library_depends_on_allocate(value: str, expected: bool) -> None:
+    assert covered(([*env(), {"name": "CUDA_DISABLE_CONTROL", "value": value}], ONE)) is expected

@@ -1,0 +1,46 @@
+"""Which sharing modes of a card a pod's containers can work with, beyond what the pod itself accepts.
+
+A container that reads its slice through the downward API cannot use MIG, whose instances have no name before Allocate
+makes them. MPS has one daemon per card and a process talks to one daemon, so a container gets one such card. Cards that
+name no mode accept every pod.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
+from tessera.core.requests import Constraint, PodRequest
+from tessera.vendors.drafts import BadPod
+
+MODES = (HAMI_CORE, MIG, MPS, WHOLE)
+
+
+def narrow_modes(pod: PodRequest, vendor: str, *, has_references: bool) -> Constraint | BadPod:
+    """The pod's constraint with only the modes that work; `has_references`: it uses the downward API."""
+    constraint = pod.constraint(vendor)
+    several = _container_with_several(pod, vendor)
+    accepted, usable = _modes(constraint.mode, several=several is not None, has_references=has_references)
+    if several is not None and accepted and not usable:
+        return BadPod(several, f"cards in mode {MPS} are given to a container one at a time: ask for one")
+    return constraint if usable == accepted else replace(constraint, mode=",".join(usable))
+
+
+@lru_cache(maxsize=256)
+def _modes(mode: str | None, *, several: bool, has_references: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The modes that the pod accepts, and those of them that work."""
+    refused = {MPS} if several else set()
+    if has_references and mode is None:
+        # A pod that names MIG itself was given no references.
+        refused.add(MIG)
+    accepted = tuple(one for one in MODES if mode is None or one in mode)
+    return accepted, tuple(one for one in accepted if one not in refused)
+
+
+def _container_with_several(pod: PodRequest, vendor: str) -> str | None:
+    """The first container that asks for more than one card of the vendor."""
+    for container in pod.containers:
+        if any(request.vendor == vendor and request.count > 1 for request in container.requests):
+            return container.name
+    return None
