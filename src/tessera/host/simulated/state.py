@@ -153,5 +153,5 @@ def _write(path: Path, boards: Mapping[str, Board]) -> None:
     }
     written = path.with_name(f".{path.name}.new")
     written.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
-    # Whoever reads sees the old state or the new one.
+    # A reader sees the old state or the new one.
     os.replace(written, path)

@@ -96,7 +96,7 @@ class ModeSwitch:
         try:
             self._hardware.enable_mig(uuid)
         except InventoryError:
-            # If the card is reset later, whoever resets it enables MIG, so the agent must not disable it.
+            # If a reset enables MIG later, the agent did not do it and must not disable it.
             self._records.switch(uuid, on=False)
             raise
 
