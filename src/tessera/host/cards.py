@@ -14,6 +14,9 @@ from typing import Protocol
 
 from tessera.core.devices import MigPlacement
 
+MAX_NVLINKS = 18
+"""the most links between two cards that schedulers have points for"""
+
 
 class InventoryError(Exception):
     """The hardware cannot be queried at all; the text says what was tried and what failed."""
@@ -80,10 +83,6 @@ class UnreadableCard:
 
 
 Found = CardFacts | UnreadableCard
-
-
-MAX_NVLINKS = 18
-"""the most links between two cards that schedulers have points for"""
 
 
 class TopologyLevel(Enum):

@@ -36,7 +36,7 @@ LEGACY_MIG = (*LEGACY_CONTAINER, "instanceid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeView:
+class ScrapeView:
     """The state of the node at one moment."""
 
     node: str
@@ -50,7 +50,7 @@ class NodeView:
 class MonitorMetrics(Collector):
     """All metrics of the monitor."""
 
-    def __init__(self, view: Callable[[], NodeView], *, legacy: bool = False) -> None:
+    def __init__(self, view: Callable[[], ScrapeView], *, legacy: bool = False) -> None:
         self._view = view
         self._legacy = legacy
 
@@ -98,7 +98,7 @@ def _build() -> Metric:
 # -- cards
 
 
-def _of_cards(view: NodeView) -> Iterator[Metric]:
+def _of_cards(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("hami_host_gpu_memory_used_bytes", "Memory of the card in use.", HOST)
     busy = _Family("hami_host_gpu_utilization_ratio", "Use of the card, 0 to 100.", HOST)
     # HAMi has no node label here.
@@ -113,7 +113,7 @@ def _of_cards(view: NodeView) -> Iterator[Metric]:
     yield from (used.metric, busy.metric, memory_busy.metric)
 
 
-def _legacy_of_cards(view: NodeView) -> Iterator[Metric]:
+def _legacy_of_cards(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("HostGPUMemoryUsage", "Memory of the card in use.", LEGACY_HOST)
     busy = _Family("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST)
     for card in view.cards:
@@ -122,7 +122,7 @@ def _legacy_of_cards(view: NodeView) -> Iterator[Metric]:
     yield from (used.metric, busy.metric)
 
 
-def _card_labels(view: NodeView, card: CardUsage) -> tuple[object, ...]:
+def _card_labels(view: ScrapeView, card: CardUsage) -> tuple[object, ...]:
     # Unlike in registrations, the prefix is added even if the name has it.
     return (view.node, card.index, card.uuid, f"NVIDIA-{card.name}")
 
@@ -130,7 +130,7 @@ def _card_labels(view: NodeView, card: CardUsage) -> tuple[object, ...]:
 # -- containers
 
 
-def _of_containers(view: NodeView) -> Iterator[Metric]:
+def _of_containers(view: ScrapeView) -> Iterator[Metric]:
     families: list[tuple[_Family, Callable[[RegionDevice], int]]] = [
         (_Family(name, text, CONTAINER), value)
         for name, text, value in (
@@ -152,7 +152,7 @@ def _of_containers(view: NodeView) -> Iterator[Metric]:
     yield elapsed.metric
 
 
-def _legacy_of_containers(view: NodeView) -> Iterator[Metric]:
+def _legacy_of_containers(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("vGPU_device_memory_usage_in_bytes", "Memory that the container uses.", LEGACY_CONTAINER)
     limit = _Family("vGPU_device_memory_limit_in_bytes", "Memory that the container may use.", LEGACY_CONTAINER)
     busy = _Family("Device_utilization_desc_of_container", "Use by the container, 0 to 100.", LEGACY_CONTAINER)
@@ -169,7 +169,7 @@ def _legacy_of_containers(view: NodeView) -> Iterator[Metric]:
     yield from (each.metric for each in (used, limit, busy, elapsed, memory))
 
 
-def _devices(view: NodeView) -> Iterator[tuple[tuple[object, ...], Region, RegionDevice]]:
+def _devices(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], Region, RegionDevice]]:
     for pod in view.pods:
         for owner in dict.fromkeys(pod.owners):
             region = view.regions.get(owner)
@@ -187,21 +187,21 @@ def _since_last_kernel(region: Region, now: float) -> float | None:
 # -- MIG instances
 
 
-def _of_mig(view: NodeView) -> Iterator[Metric]:
+def _of_mig(view: ScrapeView) -> Iterator[Metric]:
     family = _Family("hami_mig_device_info", "A MIG instance that a container has.", MIG)
     for labels, mig in _instances(view):
         family.add((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)
     yield family.metric
 
 
-def _legacy_of_mig(view: NodeView) -> Iterator[Metric]:
+def _legacy_of_mig(view: ScrapeView) -> Iterator[Metric]:
     family = _Family("MigInfo", "A MIG instance that a container has.", LEGACY_MIG)
     for labels, mig in _instances(view):
         family.add((*labels, mig.gpu_instance), 1)
     yield family.metric
 
 
-def _instances(view: NodeView) -> Iterator[tuple[tuple[object, ...], MigAllocation]]:
+def _instances(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], MigAllocation]]:
     """Yields reservations whose instances exist."""
     for pod in view.pods:
         try:

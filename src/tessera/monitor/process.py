@@ -31,7 +31,7 @@ from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUsage, HostUsage
-from tessera.monitor.metrics import MonitorMetrics, NodeView
+from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import Settings
 from tessera.services import exposition
@@ -188,8 +188,8 @@ class MonitorProcess:
             log.warning("metrics are incomplete", what=what, problem=problem)
         self._logged[what] = problem
 
-    def _view(self) -> NodeView:
-        return NodeView(
+    def _view(self) -> ScrapeView:
+        return ScrapeView(
             node=self.settings.node_name,
             now=self._now(),
             pods=self.pods.all(),

@@ -97,7 +97,7 @@ async def test_instances_that_cannot_be_counted_as_cards_are_not_and_that_is_sai
             half = make(node, 0, "3g.71gb", 4)
             await node.start()
             event = await logs.until("MIG instances are not served")
-            assert "different kinds: 1g.18gb, 3g.71gb" in event["problem"]
+            assert "different profiles: 1g.18gb, 3g.71gb" in event["problem"]
             await listed(node, GPU)
             # As soon as they are equal they are served, in the place of cards to be shared.
             node.hardware.destroy(half)

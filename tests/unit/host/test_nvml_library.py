@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tessera.host.cards import InventoryError
-from tessera.host.nvml.session import FOLDERS, LIBRARY, library_names, load_binding, why_not_loadable
+from tessera.host.nvml.session import LIBRARY, LIBRARY_DIRS, library_names, load_binding, why_not_loadable
 from tests.unit.host.fake_nvml import FakeNvml
 
 
@@ -25,7 +25,7 @@ class Linker:
         return library
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", LIBRARY_DIRS)
 def test_the_library_is_found_under_the_drivers_root_links_followed(tmp_path: Path, folder: str) -> None:
     real = tmp_path / folder / "libnvidia-ml.so.580.95"
     real.parent.mkdir(parents=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.simulated.description import SimulatedNode, load_description, parse_description
+from tessera.host.simulated.description import SimulationDescription, load_description, parse_description
 from tessera.host.simulated.models import MODELS
 from tessera.wire.documents import ConfigError
 
@@ -45,7 +45,7 @@ def test_json_says_the_same() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_can_be_asked_for(model: str) -> None:
-    assert isinstance(parse_description(f"cards: [{{model: {model}}}]", file="f"), SimulatedNode)
+    assert isinstance(parse_description(f"cards: [{{model: {model}}}]", file="f"), SimulationDescription)
 
 
 @pytest.mark.parametrize(

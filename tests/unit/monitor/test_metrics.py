@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUsage
-from tessera.monitor.metrics import MonitorMetrics, NodeView
+from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import Region
 from tessera.services import exposition as exposing
@@ -31,7 +31,7 @@ PENDING = '{"containerIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement"
 Labels = dict[str, str]
 
 
-def shown(seen: NodeView, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
+def shown(seen: ScrapeView, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
     registry = CollectorRegistry()
     registry.register(MonitorMetrics(lambda: seen, legacy=legacy))
     found: dict[str, list[tuple[Labels, float]]] = {}
@@ -43,8 +43,8 @@ def shown(seen: NodeView, *, legacy: bool = False) -> dict[str, list[tuple[Label
 
 def seen(
     regions: dict[Owner, Region] | None = None, *, pods: Sequence[SeenPod] = (POD,), cards: Sequence[CardUsage] = ()
-) -> NodeView:
-    return NodeView(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
+) -> ScrapeView:
+    return ScrapeView(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
 
 
 USED = good(

@@ -22,6 +22,9 @@ _UUID = re.compile(r"GPU(-[0-9a-fA-F]{8})(-[0-9a-fA-F]{4}){3}(-[0-9a-fA-F]{12})\
 Numa = Callable[[str], int | None]
 """NUMA node by PCI address"""
 
+SYSFS = Path("/sys")
+_ADDRESS = re.compile(r"([0-9A-F]{4,8})(:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])\Z", re.ASCII | re.IGNORECASE)
+
 
 def read_card(session: Session, index: int, *, last_uuid: str | None, numa: Numa) -> Found:
     """Reads the card at NVML's `index`; `last_uuid` is the uuid when it could last be read."""
@@ -135,11 +138,6 @@ def _ask(session: Session, call: Any, handle: Handle, link: int) -> Any:
 
 def _address(pci: Any) -> str:
     return text_of(pci.busId).lower()
-
-
-SYSFS = Path("/sys")
-
-_ADDRESS = re.compile(r"([0-9A-F]{4,8})(:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7])\Z", re.ASCII | re.IGNORECASE)
 
 
 def numa_node(bus_id: str, *, sysfs: Path = SYSFS) -> int | None:

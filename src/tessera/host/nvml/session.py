@@ -19,7 +19,7 @@ from tessera.host.cards import CardError, InventoryError
 
 LIBRARY = "libnvidia-ml.so.1"
 
-FOLDERS = (
+LIBRARY_DIRS = (
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
@@ -34,10 +34,12 @@ Binding = Any
 
 Dlopen = Callable[[str], Any]
 
+Handle = Any
+
 
 def library_names(driver_root: Path) -> Iterator[str]:
     """Yields paths to try: resolved files under the root, then the bare name for the dynamic linker."""
-    for folder in FOLDERS:
+    for folder in LIBRARY_DIRS:
         try:
             # A replaced driver has the same link and a new file: only another path makes the linker load it.
             found = (driver_root / folder / LIBRARY).resolve(strict=True)
@@ -75,9 +77,6 @@ def why_not_loadable(driver_root: Path, *, dlopen: Dlopen = ctypes.CDLL) -> str:
     except InventoryError as error:
         return str(error)
     return ""
-
-
-Handle = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,13 @@ from dataclasses import dataclass, replace
 from msgspec import UNSET
 
 from tessera.host.cards import CardEvent, CardFacts, Links, TopologyLevel
-from tessera.host.simulated.description import CONNECTIONS, CardGroup, SimulatedNode
+from tessera.host.simulated.description import CONNECTIONS, CardGroup, SimulationDescription
 from tessera.host.simulated.models import MODELS
 from tessera.host.simulated.state import simulated_uuid
+
+MIB = 2**20
+"""bytes"""
+_FIRST_BUS = 0x10
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +76,6 @@ class Script:
         return [each for each in tuple(self._pending) if each.event.uuid is None or each.event.uuid in listened]
 
 
-MIB = 2**20
-"""bytes"""
-
-_FIRST_BUS = 0x10
-
-
 @dataclass(frozen=True, slots=True)
 class SimulatedCard:
     """A card without faults and in its initial state."""
@@ -86,7 +84,7 @@ class SimulatedCard:
     group: CardGroup
 
 
-def cards_of(description: SimulatedNode, *, node_name: str) -> tuple[SimulatedCard, ...]:
+def cards_of(description: SimulationDescription, *, node_name: str) -> tuple[SimulatedCard, ...]:
     """In order of index."""
     groups = [(group, within) for group in description.cards for within in range(group.count)]
     return tuple(
@@ -119,7 +117,7 @@ def _numa(group: CardGroup, within: int) -> int | None:
     return None if group.numa is UNSET else group.numa
 
 
-def links_of(description: SimulatedNode, cards: Sequence[SimulatedCard]) -> dict[tuple[str, str], Links]:
+def links_of(description: SimulationDescription, cards: Sequence[SimulatedCard]) -> dict[tuple[str, str], Links]:
     """Returns the links of every ordered pair. By default, cards of one NUMA node share their CPU."""
     facts = [card.facts for card in cards]
     found = {
@@ -141,7 +139,7 @@ def links_of(description: SimulatedNode, cards: Sequence[SimulatedCard]) -> dict
     return found
 
 
-def script_of(description: SimulatedNode, cards: Sequence[SimulatedCard]) -> list[Due]:
+def script_of(description: SimulationDescription, cards: Sequence[SimulatedCard]) -> list[Due]:
     return [
         Due(
             each.at,

@@ -23,6 +23,8 @@ from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode
 from tessera.wire.yaml_source import read_yaml
 
+log = structlog.get_logger(__name__)
+
 MAX_CARDS = 64
 """of one node; the largest machines have sixteen"""
 
@@ -32,6 +34,8 @@ Uuid = Annotated[str, msgspec.Meta(pattern=r"^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[
 Pcie = Literal["internal", "single", "multiple", "host-bridge", "node", "system"]
 
 CONNECTIONS: dict[str, TopologyLevel] = {each.name.lower().replace("_", "-"): each for each in TopologyLevel}
+
+_Stamp = tuple[int, int, int]
 
 
 class CardGroup(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +122,7 @@ class ScriptedProblem(msgspec.Struct, frozen=True, kw_only=True):
         return self.after <= passed and (self.until is UNSET or passed < self.until)
 
 
-class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The cards of one node."""
 
     cards: tuple[CardGroup, ...]
@@ -155,16 +159,16 @@ class SimulatedNode(msgspec.Struct, frozen=True, kw_only=True):
         yield from (problem.card for problem in self.problems)
 
 
-def parse_description(text: str, *, file: str) -> SimulatedNode:
+def parse_description(text: str, *, file: str) -> SimulationDescription:
     """Reads JSON if the file name ends in `.json`, otherwise YAML. Raises ConfigError."""
     report = Report(file)
     tree = (read_json if file.endswith(".json") else read_yaml)(text, report)
-    description: SimulatedNode = decode(tree, SimulatedNode, report=report, check=_known_model)
+    description: SimulationDescription = decode(tree, SimulationDescription, report=report, check=_known_model)
     report.check()
     return description
 
 
-def load_description(path: Path) -> SimulatedNode:
+def load_description(path: Path) -> SimulationDescription:
     """Raises ConfigError."""
     try:
         text = path.read_text("utf-8")
@@ -185,22 +189,18 @@ def _known_model(key: str, text: str) -> str | None:
     return f"unknown model {quoted(text)}{nearest(text, MODELS, what='models')}"
 
 
-log = structlog.get_logger(__name__)
-
-Source = Callable[[], SimulatedNode]
+Source = Callable[[], SimulationDescription]
 """returns the current description; called from several threads"""
-
-_Stamp = tuple[int, int, int]
 
 
 class WatchedFile:
     """A `Source` that reads the file again when it changes."""
 
-    def __init__(self, path: Path, first: SimulatedNode) -> None:
+    def __init__(self, path: Path, first: SimulationDescription) -> None:
         self._path = path
-        self._known: tuple[_Stamp | None, SimulatedNode] = (_stamp(path), first)
+        self._known: tuple[_Stamp | None, SimulationDescription] = (_stamp(path), first)
 
-    def __call__(self) -> SimulatedNode:
+    def __call__(self) -> SimulationDescription:
         stamp, description = self._known
         now = _stamp(self._path)
         if now == stamp:

@@ -24,7 +24,7 @@ from tessera.host.cards import (
     UnreadableCard,
 )
 from tessera.host.simulated.cards import Script, SimulatedCard, cards_of, links_of, script_of
-from tessera.host.simulated.description import SimulatedNode, Source, WatchedFile, load_description
+from tessera.host.simulated.description import SimulationDescription, Source, WatchedFile, load_description
 from tessera.host.simulated.state import Board, Boards, with_instance, without_instance
 
 NOT_FOUND = "there is no such card"
@@ -49,7 +49,7 @@ class SimulatedHardware:
         self._clock = clock
         self._began = clock()
         self._script = Script()
-        self._scripted: SimulatedNode | None = None
+        self._scripted: SimulationDescription | None = None
         self._listened: frozenset[str] = frozenset()
         self._overrides: dict[str, str] = {}
         self._used: frozenset[str] = frozenset()
@@ -184,23 +184,23 @@ class SimulatedHardware:
     def leave(self, uuid: str) -> None:
         self._used -= {uuid}
 
-    def _described(self) -> SimulatedNode:
+    def _described(self) -> SimulationDescription:
         description = self._source()
         broken = description.problem if self._broken is None else self._broken
         if broken:
             raise InventoryError(broken)
         return description
 
-    def _cards(self, description: SimulatedNode) -> tuple[SimulatedCard, ...]:
+    def _cards(self, description: SimulationDescription) -> tuple[SimulatedCard, ...]:
         return cards_of(description, node_name=self._node_name)
 
-    def _found(self, card: SimulatedCard, description: SimulatedNode) -> Found:
+    def _found(self, card: SimulatedCard, description: SimulationDescription) -> Found:
         problem = self._problem(card, description)
         if problem:
             return UnreadableCard(card.facts.index, problem, card.facts.uuid)
         return replace(card.facts, mig_enabled=self._board(card).mig)
 
-    def _problem(self, card: SimulatedCard, description: SimulatedNode) -> str:
+    def _problem(self, card: SimulatedCard, description: SimulationDescription) -> str:
         override = self._overrides.get(card.facts.uuid)
         if override is not None:
             return override

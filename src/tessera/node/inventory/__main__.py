@@ -52,20 +52,15 @@ def _shown(hardware: Hardware, output: str) -> str:
     return as_json(found, links, scores, instances) if output == "json" else as_table(found, scores, instances)
 
 
-if __name__ == "__main__":
-    main()
-
-
 MIB = 2**20
 """bytes"""
-
 PairLinks = Mapping[tuple[str, str], Links]
 
 
 def as_json(
     found: Sequence[Found], links: PairLinks, scores: PairScores, instances: Mapping[str, Sequence[MigInstance]]
 ) -> str:
-    """One document with everything."""
+    """Returns one document with everything."""
     whole: dict[str, Any] = {
         "cards": [msgspec.to_builtins(card) for card in found],
         "links": [
@@ -86,7 +81,7 @@ def as_json(
 
 
 def as_table(found: Sequence[Found], scores: PairScores, instances: Mapping[str, Sequence[MigInstance]]) -> str:
-    """Lines that can be compared with what nvidia-smi prints."""
+    """Returns lines that can be compared with the output of nvidia-smi."""
     lines = [line for card in found for line in _card(card, instances)] or ["no cards"]
     for one, row in scores.scores.items():
         lines.append(f"scores of {one}: " + (", ".join(f"{other} {score}" for other, score in row.items()) or "none"))
@@ -102,7 +97,7 @@ def _card(card: Found, instances: Mapping[str, Sequence[MigInstance]]) -> list[s
     numa = "unknown" if card.numa is None else card.numa
     return [
         f"{card.index}  {card.uuid}  {card.name}  {memory}  numa {numa}  {card.bus_id}  mig {mig}",
-        *_offers(card),
+        *_profiles(card),
         *(
             f"   GI {each.gpu_instance} profile {each.profile_id} at {each.placement.start}:{each.placement.size}"
             f"  {each.mig_uuid or 'no compute instance'}"
@@ -111,9 +106,13 @@ def _card(card: Found, instances: Mapping[str, Sequence[MigInstance]]) -> list[s
     ]
 
 
-def _offers(card: CardFacts) -> list[str]:
+def _profiles(card: CardFacts) -> list[str]:
     return [
         f"   {each.name:<16} id {each.profile_id:<3} {each.instances} x {each.memory_mib} MiB"
         f"  {each.multiprocessors} SMs  at " + " ".join(f"{place.start}:{place.size}" for place in each.placements)
         for each in card.mig_profiles
     ]
+
+
+if __name__ == "__main__":
+    main()

@@ -27,8 +27,13 @@ from tessera.node.settings import AgentSettings
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import REGISTER
 
+log = structlog.get_logger(__name__)
+
 REGISTER_S = 5.0
 """for kubelet to connect back, read the options and answer"""
+
+LISTEN_S = 10.0
+"""kubelet listens at once after a registration; if it does not for this long, it has forgotten the plugin"""
 
 
 class RegistrationError(Exception):
@@ -42,12 +47,6 @@ async def register(kubelet: Path, request: messages.RegisterRequest, *, deadline
             await channels.unary(channel, REGISTER)(request, timeout=deadline)
         except channels.FAULTS as error:
             raise RegistrationError(f"kubelet at {kubelet}: {channels.described(error)}") from error
-
-
-log = structlog.get_logger(__name__)
-
-LISTEN_S = 10.0
-"""kubelet listens at once after a registration; if it does not for this long, it has forgotten the plugin"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,8 +25,15 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.kubelet.methods import HEALTHY, UNHEALTHY, VERSION
 
+log = structlog.get_logger(__name__)
+
 MOST_TEXT = 1024
 """characters of a status text, which is sent in a header"""
+
+ALLOCATE_S = 60.0
+"""the limit for one Allocate: kubelet itself waits forever and admits no other pod meanwhile"""
+Counted = WatchedValue[Fleet] | WatchedValue[tuple[Replica, ...]]
+"""cards, each of which is several devices, or devices as they are"""
 
 
 def plugin_options(settings: AgentSettings) -> messages.DevicePluginOptions:
@@ -79,16 +86,6 @@ def status_text(text: str) -> str:
     """Makes any text fit for a gRPC status."""
     readable = text.encode("utf-8", "replace").decode()
     return readable if len(readable) <= MOST_TEXT else f"{readable[: MOST_TEXT - 3]}..."
-
-
-log = structlog.get_logger(__name__)
-
-ALLOCATE_S = 60.0
-"""the limit for one Allocate: kubelet itself waits forever and admits no other pod meanwhile"""
-
-
-Counted = WatchedValue[Fleet] | WatchedValue[tuple[Replica, ...]]
-"""cards, each of which is several devices, or devices as they are"""
 
 
 class Allocator(Protocol):

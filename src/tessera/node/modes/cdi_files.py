@@ -37,6 +37,11 @@ FILE = "cdi.json"
 REMEMBERED = 2
 """digests per file: also the previous one, in case the agent ends between recording and writing"""
 
+DEADLINE_S = 10.0
+"""for one refresh; a few milliseconds on a working disk"""
+FILE_MODE = 0o644
+_Seen = tuple[tuple[CardFacts, ...], tuple[MigInstance, ...]]
+
 
 class CdiRecord:
     """The digests of the spec files that the agent wrote. All methods block; `add` and `retire` raise OSError."""
@@ -82,13 +87,6 @@ class CdiRecord:
         draft = self._path.with_suffix(".draft")
         draft.write_bytes(msgspec.json.encode(known))
         os.replace(draft, self._path)
-
-
-DEADLINE_S = 10.0
-"""for one refresh; a few milliseconds on a working disk"""
-FILE_MODE = 0o644
-
-_Seen = tuple[tuple[CardFacts, ...], tuple[MigInstance, ...]]
 
 
 class CdiFiles:

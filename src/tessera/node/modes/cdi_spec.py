@@ -44,6 +44,20 @@ _VERSION = r"([0-9]{3,}(?:\.[0-9]+)+)"
 _CUDA = re.compile(rf"libcuda\.so\.{_VERSION}", re.ASCII)
 _MANAGEMENT = re.compile(rf"libnvidia-ml\.so\.{_VERSION}", re.ASCII)
 
+CDI_VERSION = "0.5.0"
+"""the lowest version with `hostPath` for device nodes; older runtimes refuse higher versions"""
+MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
+FEATURE_NODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "gdrcopy": ("/dev/gdrdrv",),
+        "gds": ("/dev/nvidia-fs*",),
+        "mofed": ("/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm"),
+    }
+)
+"""patterns of device nodes by class"""
+FEATURE_MOUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"gds": ("/run/udev", "/etc/cufile.json")})
+Document = dict[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class DriverFiles:
@@ -110,23 +124,6 @@ def _has_hook(paths: Paths) -> bool:
     """Looks below the driver root, and at the same path as on the host."""
     below = paths.driver_root_here / str(paths.cdi_hook).lstrip("/")
     return below.is_file() or paths.cdi_hook.is_file()
-
-
-CDI_VERSION = "0.5.0"
-"""the lowest version with `hostPath` for device nodes; older runtimes refuse higher versions"""
-MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "bind")
-
-FEATURE_NODES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "gdrcopy": ("/dev/gdrdrv",),
-        "gds": ("/dev/nvidia-fs*",),
-        "mofed": ("/dev/infiniband/uverbs*", "/dev/infiniband/rdma_cm"),
-    }
-)
-"""patterns of device nodes by class"""
-FEATURE_MOUNTS: Mapping[str, tuple[str, ...]] = MappingProxyType({"gds": ("/run/udev", "/etc/cufile.json")})
-
-Document = dict[str, Any]
 
 
 def gpu_document(

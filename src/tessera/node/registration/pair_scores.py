@@ -30,6 +30,10 @@ PCIE_POINTS: Mapping[TopologyLevel, int] = {
     TopologyLevel.SYSTEM: 10,
 }
 
+_NO_LINKS = Links(None)
+AskLinks = Callable[[Sequence[str]], Awaitable[Mapping[tuple[str, str], Links]]]
+"""reads the links between these cards; raises InventoryError"""
+
 
 @dataclass(frozen=True, slots=True)
 class PairScores:
@@ -39,9 +43,6 @@ class PairScores:
     """by two uuids; each card has a row with all others, in the given order"""
     asymmetric: tuple[tuple[str, str], ...] = ()
     """pairs whose cards report different links to each other"""
-
-
-_NO_LINKS = Links(None)
 
 
 def pair_scores(uuids: Sequence[str], links: Mapping[tuple[str, str], Links]) -> PairScores:
@@ -63,10 +64,6 @@ def _ways(there: Links, back: Links) -> list[int]:
     pcie = [] if there.connection is None else [PCIE_POINTS[there.connection]]
     nvlinks = there.direct or min(there.switched, back.switched)
     return [*pcie, NVLINK_POINTS * nvlinks] if 1 <= nvlinks <= MAX_NVLINKS else pcie
-
-
-AskLinks = Callable[[Sequence[str]], Awaitable[Mapping[tuple[str, str], Links]]]
-"""reads the links between these cards; raises InventoryError"""
 
 
 class PairScoreCache:

@@ -26,11 +26,19 @@ from tessera.node.kubelet.device_ids import Replica
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import MigStrategy
 
+log = structlog.get_logger(__name__)
+
 SINGLE = "nvidia.com/gpu"
 """whatever resource whole cards have"""
 MIXED_PREFIX = "nvidia.com/mig-"
 
 _NOTHING: Mapping[str, tuple[Replica, ...]] = MappingProxyType({})
+
+READ_EVERY_S = 10.0
+"""until a created or destroyed instance is noticed"""
+READ_S = 10.0
+"""for one card"""
+STOP_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +110,6 @@ def _why_not_single(fleet: Fleet, by_profile: Collection[str], used: Collection[
     empty = [facts.uuid for facts in divided if facts.uuid not in used]
     problems.extend(f"MIG strategy single: card {uuid} has no instance" for uuid in empty if by_profile)
     return problems
-
-
-log = structlog.get_logger(__name__)
-
-READ_EVERY_S = 10.0
-"""until a created or destroyed instance is noticed"""
-READ_S = 10.0
-"""for one card"""
-STOP_S = 1.0
 
 
 class InstanceWatch:

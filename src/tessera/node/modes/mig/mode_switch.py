@@ -28,6 +28,11 @@ log = structlog.get_logger(__name__)
 RETRY_S = 30.0
 """until a card that could not be switched is tried again"""
 
+ROUND_S = 60.0
+"""an instance takes about a second; a card that hangs takes forever"""
+HELD = "a pod still holds instances of it"
+IN_USE = "it stays in MIG mode: it is in use, or cannot be switched"
+
 
 def shared_without_mig(claims: Iterable[Claim]) -> frozenset[str]:
     """Returns cards on which live pods have slices without MIG: switching would take the card from those pods."""
@@ -99,12 +104,6 @@ class ModeSwitch:
             # If a reset enables MIG later, the agent did not do it and must not disable it.
             self._records.switch(uuid, on=False)
             raise
-
-
-ROUND_S = 60.0
-"""an instance takes about a second; a card that hangs takes forever"""
-HELD = "a pod still holds instances of it"
-IN_USE = "it stays in MIG mode: it is in use, or cannot be switched"
 
 
 async def retire_mig(state: Path, hardware: MigHardware, holders: InstanceHolders) -> dict[str, str]:

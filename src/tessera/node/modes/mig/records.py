@@ -20,6 +20,13 @@ from tessera.host.cards import MigInstance
 from tessera.node.handover.claims import PodKey
 from tessera.wire.mig import MigAllocation
 
+log = structlog.get_logger(__name__)
+
+FILE = "mig.json"
+UNREADABLE = "mig.json.unreadable"
+"""where a file that is not JSON is kept for inspection"""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 class RecordKey(NamedTuple):
     """What an instance is for: one device of one container."""
@@ -127,14 +134,6 @@ def completed_record(pod: PodKey, allocation: MigAllocation, instance: MigInstan
         compute_instance=instance.compute_instance,
         mig_uuid=instance.mig_uuid,
     )
-
-
-log = structlog.get_logger(__name__)
-
-FILE = "mig.json"
-UNREADABLE = "mig.json.unreadable"
-"""where a file that is not JSON is kept for inspection"""
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:

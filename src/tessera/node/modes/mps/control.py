@@ -27,6 +27,13 @@ ALL_CORES = 100
 """percent"""
 MIB = 1024 * 1024
 
+PROGRAM = "nvidia-cuda-mps-control"
+LOGS = "CUDA_MPS_LOG_DIRECTORY"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OWN_VARIABLES = "CUDA_"
+"""prefix of variables in the agent's environment that the daemons must not inherit"""
+_GONE = re.compile(r"Server \d+ not found")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -66,15 +73,6 @@ def limits_on(claim: Claim, card: CardFacts, *, limit_cores: bool = True) -> Lim
     # A slice without a core limit may use all cores.
     shares = [each.cores if limit_cores and 0 < each.cores < ALL_CORES else ALL_CORES for each in slices]
     return Limits(memory, min(sum(shares), ALL_CORES))
-
-
-PROGRAM = "nvidia-cuda-mps-control"
-LOGS = "CUDA_MPS_LOG_DIRECTORY"
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-OWN_VARIABLES = "CUDA_"
-"""prefix of variables in the agent's environment that the daemons must not inherit"""
-
-_GONE = re.compile(r"Server \d+ not found")
 
 
 class ControlError(Exception):

@@ -50,6 +50,14 @@ LOG_LIMIT_BYTES = 8 * 1024 * 1024
 CONSOLE_TAIL = 400
 """characters"""
 
+ARGUMENTS = ("-f", "-multiuser-server")
+"""in the foreground: with `-d` only a file that every client may write would name the process"""
+START_S = 10.0
+"""until a new daemon must answer; a healthy one needs milliseconds"""
+ASK_AGAIN_S = 0.05
+END_S = 5.0
+"""between `quit` and the end of the process"""
+
 
 class DaemonRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compute_mode: ComputeMode
@@ -110,15 +118,6 @@ def card_dirs(root: Path) -> list[CardDir]:
     if not root.is_dir():
         return []
     return [CardDir(root, each.name) for each in sorted(root.iterdir()) if (each / RECORD).is_file()]
-
-
-ARGUMENTS = ("-f", "-multiuser-server")
-"""in the foreground: with `-d` only a file that every client may write would name the process"""
-START_S = 10.0
-"""until a new daemon must answer; a healthy one needs milliseconds"""
-ASK_AGAIN_S = 0.05
-END_S = 5.0
-"""between `quit` and the end of the process"""
 
 
 class MpsDaemon:
