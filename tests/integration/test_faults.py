@@ -11,7 +11,7 @@ from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
-from tessera.lab.sandbox.api.kinds import Kind
+from tessera.lab.sandbox.api.kinds import ResourceKind
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
@@ -230,7 +230,7 @@ async def test_a_card_that_goes_between_filter_and_bind_is_not_handed_out(tmp_pa
 @pytest.mark.parametrize("compacted", [False, True], ids=["resumed", "too old"])
 @pytest.mark.parametrize("how", ["cut", "ended"])
 async def test_what_happens_while_a_watch_is_down_is_known_afterwards(
-    tmp_path: Path, how: str, compacted: bool, kind: Kind
+    tmp_path: Path, how: str, compacted: bool, kind: ResourceKind
 ) -> None:
     async with product([node("n1"), node("n2")], tmp_path) as cluster:
         plane, faults = cluster.plane, cluster.plane.server.faults

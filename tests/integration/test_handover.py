@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tessera.kube.resources import NODES
-from tessera.lab.sandbox.api.store import Change
+from tessera.lab.sandbox.api.store import StoreChange
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import annotations_of
@@ -52,7 +52,7 @@ async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_p
 )
 async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 8, slots=64), agent=agent, shuffled=True)
-    async with product([node], tmp_path, injects_identity=injects) as cluster:
+    async with product([node], tmp_path, injects_downward_api=injects) as cluster:
         await run_all(cluster, mixed_pods(24))
         assert list(wrong_slices(cluster.plane)) == []
         assert len(cluster.writes()) == 24
@@ -92,10 +92,10 @@ async def test_pods_that_could_be_mixed_up_are_bound_one_after_the_other(tmp_pat
 async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 4), agent="hami")
     owners: list[str] = []
-    async with product([node], tmp_path, injects_identity=False) as cluster:
+    async with product([node], tmp_path, injects_downward_api=False) as cluster:
         plane = cluster.plane
 
-        def note(_change: Change) -> None:
+        def note(_change: StoreChange) -> None:
             text = lock_of(cluster, "n1")
             if text is not None and text not in owners[-1:]:
                 owners.append(text)

@@ -20,7 +20,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
 from tessera.monitor.device_usage import CardUsage, HostUsage
 from tessera.monitor.process import MonitorProcess
-from tessera.monitor.settings import Settings
+from tessera.monitor.settings import MonitorSettings
 from tessera.services.addresses import Address
 from tests.support.commands import started
 from tests.support.serving import calling
@@ -87,7 +87,7 @@ async def monitored(folder: Path, *, base: bool = True, **more: Any) -> AsyncIte
     tree = folder / "vgpu"
     if base:
         (tree / "containers").mkdir(parents=True)
-    settings = Settings(node_name=NODE, base=tree, metrics=Address("127.0.0.1", 0), **more)
+    settings = MonitorSettings(node_name=NODE, base=tree, metrics=Address("127.0.0.1", 0), **more)
     cards = Cards()
     async with ControlPlane() as plane:
         access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
@@ -179,7 +179,7 @@ async def test_bug_13_a_driver_that_goes_away_costs_the_series_of_cards_only(tmp
 async def test_bug_13_an_address_that_is_taken_ends_it_with_an_error(tmp_path: Path) -> None:
     async with monitored(tmp_path) as node:
         assert node.process.address is not None
-        taken = Settings(node_name=NODE, base=tmp_path, metrics=node.process.address)
+        taken = MonitorSettings(node_name=NODE, base=tmp_path, metrics=node.process.address)
         assert await MonitorProcess(taken, node.plane.client, host=Cards()).run() == 1
 
 
@@ -189,12 +189,12 @@ async def test_bug_13_a_fault_that_nobody_foresaw_ends_it_with_an_error(tmp_path
             raise RuntimeError("nobody foresaw this")
 
     async with monitored(tmp_path) as node:
-        settings = Settings(node_name=NODE, base=tmp_path, metrics=Address("127.0.0.1", 0))
+        settings = MonitorSettings(node_name=NODE, base=tmp_path, metrics=Address("127.0.0.1", 0))
         assert await MonitorProcess(settings, node.plane.client, host=Broken()).run() == 1
 
 
 def test_without_access_it_ends_with_code_2(tmp_path: Path) -> None:
-    missing = Settings(node_name=NODE, base=tmp_path, kubeconfig=str(tmp_path / "missing"), warnings=("w",))
+    missing = MonitorSettings(node_name=NODE, base=tmp_path, kubeconfig=str(tmp_path / "missing"), warnings=("w",))
     assert module.run(missing) == 2
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.core.audit import BROKEN, Finding, audit, audit_nodes
+from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
@@ -66,7 +66,7 @@ class Checker:
             if arrays.names[row]:
                 self._check_node(engine, arrays.names[row])
 
-    def _is_excused(self, finding: Finding) -> bool:
+    def _is_excused(self, finding: AuditFinding) -> bool:
         """Too much granted is no fault of a ledger that is still shown pods which have gone since."""
         if finding.kind == BROKEN:
             return False

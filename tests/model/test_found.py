@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tessera.core.audit import audit
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.scheduler.binder import LANDED
 from tessera.scheduler.unschedulable_pods import LOOKS_UNSEEN
 from tessera.wire import keys
@@ -55,7 +55,7 @@ async def test_a_bound_pod_whose_watch_is_late_keeps_its_card() -> None:
     assert await world.bound(POD) == ""
     await asyncio.sleep(LANDED)
     await world.binder.look_after()
-    assert world.state(POD) is State.BOUND
+    assert world.state(POD) is GrantState.BOUND
     assert world.agrees()
 
 
@@ -98,7 +98,7 @@ async def test_a_write_that_may_land_is_not_void_because_its_node_lost_the_card(
     world.api.add_node(by_environment(node("n1").gpu("other")))
     world.watch()
     assert await world.bound(POD) == "node n1 lost its devices"
-    assert world.state(POD) is State.RESERVED
+    assert world.state(POD) is GrantState.RESERVED
 
 
 @in_fake_time

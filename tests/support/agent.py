@@ -25,10 +25,10 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.control_plane import ControlPlane
-from tessera.node.configuration.agent import Configuration
 from tessera.node.configuration.options import build_configuration
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.process import AgentProcess
+from tessera.node.settings import Configuration
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices

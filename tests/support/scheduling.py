@@ -14,7 +14,7 @@ from typing import Any
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger, State, replay
+from tessera.core.ledger import GrantState, Ledger, replay
 from tessera.core.selection import Selector
 from tessera.scheduler.allocation_queue import Handover
 from tessera.scheduler.binder import Binder, BindEvent
@@ -91,8 +91,6 @@ class World:
         self.at = 0.0
         self.mode = mode
         self.api = FakeCluster()
-        self.is_rush = False
-        """whether successes are told briefly"""
         self.room = 0
         """how often something was told to have become free"""
         self.start()
@@ -120,7 +118,6 @@ class World:
             defaults=PolicyDefaults(),
             reservation_seconds=RESERVATION,
             time=self.time,
-            is_rush=lambda: self.is_rush,
             on_room=self._more_room,
             on_decision=self.decisions.append,
         )
@@ -221,7 +218,7 @@ class World:
 
     # -- looking
 
-    def state(self, pod: PodBuilder) -> State | None:
+    def state(self, pod: PodBuilder) -> GrantState | None:
         entry = self.ledger.pod(uid(pod))
         return entry.state if entry is not None else None
 

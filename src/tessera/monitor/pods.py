@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import UnreadableObject, log_error
+from tessera.kube.reflector import UnreadableObjectError, log_error
 from tessera.monitor.container_dirs import Owner
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.errors import WireError
@@ -75,7 +75,7 @@ class Pods:
 
     def on_error(self, error: KubeError) -> None:
         """Takes an error of the reflector."""
-        if isinstance(error, UnreadableObject) and error.found.uid:
+        if isinstance(error, UnreadableObjectError) and error.found.uid:
             self._unreadable.add(error.found.uid)
         log_error(error)
 

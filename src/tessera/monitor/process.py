@@ -33,7 +33,7 @@ from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.device_usage import CardUsage, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
-from tessera.monitor.settings import Settings
+from tessera.monitor.settings import MonitorSettings
 from tessera.services import exposition
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener
@@ -56,12 +56,12 @@ SHOWN = 5
 """problems in one message"""
 
 
-def run(settings: Settings) -> int:
+def run(settings: MonitorSettings) -> int:
     """Runs until stopped. Returns the exit code."""
     return asyncio.run(_main(settings))
 
 
-async def _main(settings: Settings) -> int:
+async def _main(settings: MonitorSettings) -> int:
     for text in settings.warnings:
         log.warning("configuration", warning=text)
     try:
@@ -78,7 +78,7 @@ class MonitorProcess:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: MonitorSettings,
         client: KubeClient,
         *,
         host: HostUsage | None = None,

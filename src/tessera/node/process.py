@@ -28,13 +28,14 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.node.agent import NodeAgent, Surroundings
-from tessera.node.configuration.agent import Configuration
-from tessera.node.configuration.node_file import keep
+from tessera.node.configuration.dump import changes
+from tessera.node.configuration.node_file import save_last_good
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
+from tessera.node.settings import Configuration
 from tessera.services.addresses import Address
-from tessera.services.file_watch import FileNotice
+from tessera.services.file_watch import FileWatch
 from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)
@@ -109,7 +110,7 @@ class AgentProcess:
         self.address: Address | None = None
         """of the metrics; set before `listening`"""
         self.stopping = asyncio.Event()
-        self._notice = FileNotice(lambda: self.configuration.files)
+        self._file_watch = FileWatch(lambda: self.configuration.files)
         self._restart = asyncio.Event()
         self._parts_over = asyncio.Event()
         self._kept: str | None = None
@@ -119,7 +120,7 @@ class AgentProcess:
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._notice.ask)
+        loop.add_signal_handler(signal.SIGHUP, self._file_watch.request_reload)
         try:
             return await self._until_stopped()
         finally:
@@ -220,7 +221,7 @@ class AgentProcess:
         if text is None or text == self._kept:
             return
         try:
-            await asyncio.to_thread(keep, text, self.configuration.settings.paths.state)
+            await asyncio.to_thread(save_last_good, text, self.configuration.settings.paths.state)
             self._kept = text
         except OSError as error:
             log.warning("the node configuration cannot be kept for later", error=str(error))
@@ -229,11 +230,11 @@ class AgentProcess:
 
     async def _watch_files(self) -> None:
         """Reads the configuration again on SIGHUP and when a file changes."""
-        await self._notice.begin()
+        await self._file_watch.start()
         # A file may have changed since it was first read.
         await self._read_again(asked=False)
         while True:
-            await self._read_again(asked=await self._notice.news())
+            await self._read_again(asked=await self._file_watch.wait_for_change())
 
     async def _read_again(self, *, asked: bool) -> None:
         if self._reload is None:
@@ -252,7 +253,10 @@ class AgentProcess:
         if not changed and not asked:
             await self._keep_node_file()
             return
-        log.info("configuration changed" if changed else "restarting with the same configuration")
+        if changed:
+            log.info("configuration changed", settings=changes(found, since=old))
+        else:
+            log.info("restarting with the same configuration")
         if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
             log.warning("another driver root takes effect when the agent is restarted")
         self.watch.use(found.settings)

@@ -1,7 +1,7 @@
-"""What pods that were bound before this process began teach a policy that looks ahead.
+"""The pods that were bound before this process began, for the demand history of a policy that uses forecasts.
 
-While the first lists are read, the newest pods that were given devices are kept; once all is known they are counted in
-the order of their binding, as filter would have counted them. `explain` learns from the same pods in the same order.
+While the first lists are read, the newest pods with devices are kept. Once the lists are complete, they are counted in
+the order of their binding, as filter would have counted them. `explain` counts the same pods in the same order.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tessera.wire import keys
 from tessera.wire.objects import Pod
 
 NEWEST = 4096
-"""pods that are learned from; older ones say little about the pods to come, and reading them delays the start"""
+"""pods that are kept; older ones say little about the pods to come, and reading them delays the start"""
 
 Moment = tuple[int, str, str, str]
 """seconds since the epoch, then what makes pods of one second sortable"""
 
 
 class DemandSeed:
-    """Pods to learn from, until somebody takes them."""
+    """The newest bound pods, until they are taken."""
 
     def __init__(self, vendors: Mapping[str, Vendor]) -> None:
         self._vendors = vendors
@@ -30,7 +30,7 @@ class DemandSeed:
         self._pods: dict[Moment, Pod] = {}
 
     def note(self, pod: Pod) -> None:
-        """A pod as the API shows it; those that were given nothing teach nothing."""
+        """Keep a pod as the API shows it, if it was given devices."""
         if not was_placed(pod, self._vendors):
             return
         moment = when_bound(pod)

@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from tessera.core.ledger import Ledger
-from tessera.core.policies import looks_ahead
+from tessera.core.policies import uses_forecast
 from tessera.core.selection import Refused, Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import Handover
@@ -52,7 +52,6 @@ class Engine:
         zone: tzinfo,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         leads: Callable[[], bool] = lambda: True,
-        is_rush: Callable[[], bool] = lambda: False,
         on_decision: Callable[[FilterEvent], None] = lambda _event: None,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
         on_bind: Callable[[BindEvent], None] = lambda _event: None,
@@ -79,7 +78,6 @@ class Engine:
             defaults=settings.policies,
             reservation_seconds=settings.reservation_seconds,
             time=time,
-            is_rush=is_rush,
             on_room=self._room.set,
             on_decision=on_decision,
             on_refusal=on_refusal,
@@ -96,7 +94,7 @@ class Engine:
             leads=leads,
             on_bind=on_bind,
         )
-        ahead = looks_ahead(settings.policies.node, settings.policies.device)
+        ahead = uses_forecast(settings.policies.node, settings.policies.device)
         hosts = Hosts(self.ledger.arrays) if ahead else None
         self._lessons = DemandSeed(self.vendors) if ahead else None
 

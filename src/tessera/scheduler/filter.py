@@ -19,11 +19,11 @@ from tessera.core.demand_forecast import DemandForecast
 from tessera.core.demand_history import DemandHistory
 from tessera.core.event_text import brief_success_text, failure_texts, success_text
 from tessera.core.grants import Placement
-from tessera.core.ledger import Ledger, PodEntry, State
+from tessera.core.ledger import GrantState, Ledger, PodEntry
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Glanced, Refused, Selected, Selector
-from tessera.scheduler.candidate_lists import CandidateLists, NamedNodes
+from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.scheduler.candidate_lists import CandidateLists
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import Prepared, Preparing
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
@@ -68,12 +68,10 @@ class Filter:
         defaults: PolicyDefaults,
         reservation_seconds: float,
         time: Callable[[], float],
-        is_rush: Callable[[], bool] = lambda: False,
         on_room: Callable[[], None] = lambda: None,
         on_decision: Callable[[FilterEvent], None] = lambda _event: None,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
     ) -> None:
-        """`is_rush` says whether a success is told briefly: then nobody wants to know how all nodes did."""
         self._ledger = ledger
         self._selector = selector
         self._vendors = vendors
@@ -81,12 +79,11 @@ class Filter:
         self._preparing = Preparing(vendors, defaults)
         self._reservation_seconds = reservation_seconds
         self._time = time
-        self._is_rush = is_rush
         self._on_room = on_room
         self._on_decision = on_decision
         self._on_refusal = on_refusal
-        self._names = CandidateLists(selector)
-        self._workload = DemandHistory()
+        self._candidate_lists = CandidateLists(selector)
+        self._history = DemandHistory()
         self._uncounted: deque[PodRequest] = deque(maxlen=UNCOUNTED)
         """asked for the first time since somebody looked ahead"""
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
@@ -114,7 +111,7 @@ class Filter:
             return self._simulate(request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NOTHING_GIVEN)
-        return self._decide(prepared, self._names.named(args.node_names))
+        return self._decide(prepared, self._candidate_lists.lookup(args.node_names))
 
     def prepare(self, pod: Pod) -> Prepared | BadPod:
         """The pod's request as it will be placed."""
@@ -122,28 +119,27 @@ class Filter:
         if isinstance(prepared, BadPod):
             return prepared
         request = prepared.request
-        if request.asks_for_devices and policies.looks_ahead(request.node_policy, request.device_policy):
-            ahead = replace(request, host=host_ask(pod), outlook=self._outlook())
+        if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
+            ahead = replace(request, host=host_ask(pod), forecast=self._forecast())
             return msgspec.structs.replace(prepared, request=ahead)
         return prepared
 
-    def _outlook(self) -> DemandForecast:
+    def _forecast(self) -> DemandForecast:
         """What the pods so far have taught. They are counted when it matters: most clusters never look ahead."""
         while self._uncounted:
-            self._workload.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
-        return self._workload.outlook_on(self._ledger.arrays)
+            self._history.observe(self._uncounted.popleft(), self._ledger.arrays, self._vendors)
+        return self._history.forecast(self._ledger.arrays)
 
-    def _decide(self, prepared: Prepared, named: NamedNodes) -> bytes:
+    def _decide(self, prepared: Prepared, candidates: Candidates) -> bytes:
         request = prepared.request
         held = self._ledger.pod(request.uid)
-        if held is not None and (held.state is State.BOUND or request.uid in self.uncertain):
-            return self._stay(held, named.candidates)
+        if held is not None and (held.state is GrantState.BOUND or request.uid in self.uncertain):
+            return self._stay(held, candidates)
         if held is not None or request.uid in self.prepared:
             self.forget(request.uid)
-        answer = self._select(request, named)
+        answer = self._selector.select(request, candidates)
         if isinstance(answer, Refused):
             self._on_refusal(answer)
-            candidates = named.candidates
             if self._waiting.refused(request, candidates):
                 self._uncounted.append(request)
                 self._on_decision(FilterEvent(request, False, partial(self._explain, request, candidates, answer)))
@@ -152,28 +148,16 @@ class Filter:
             self._waiting.gone(request.uid)
         else:
             self._uncounted.append(request)
-        placement = answer if isinstance(answer, Placement) else answer.placement
+        placement = answer.placement
         self.keep(prepared, placement)
         brief = partial(brief_success_text, placement)
-        self._on_decision(FilterEvent(request, True, partial(_found, answer, named), brief))
+        self._on_decision(FilterEvent(request, True, partial(_success_texts, answer), brief))
         return encode_filter_result(node_names=[placement.node])
-
-    def _select(self, request: PodRequest, named: NamedNodes) -> Selected | Glanced | Placement | Refused:
-        """Most requests name almost all nodes, and reading thousands of names costs more than the choice."""
-        if named.are_most:
-            length = named.length
-            glimpsed = self._selector.glimpse(request, named.has, length) if self._is_rush() else None
-            if glimpsed is not None:
-                return glimpsed
-            glanced = self._selector.glance(request, named.has, length)
-            if glanced is not None:
-                return glanced
-        return self._selector.select(request, named.candidates)
 
     def _stay(self, held: PodEntry, candidates: Candidates) -> bytes:
         """A pod that has been bound, is being bound, or may have been bound: its cards are not given up for others."""
         pod, node = f"pod {held.facts.namespace}/{held.facts.name}", held.facts.node
-        if held.state is State.BOUND:
+        if held.state is GrantState.BOUND:
             return encode_filter_result(error=f"{pod} is {'' if held.observed else 'being '}bound to {node}")
         if node not in candidates.names:
             return encode_filter_result(error=f"{pod} may be bound to {node} already")
@@ -204,12 +188,12 @@ class Filter:
 
     def learn(self, pods: Iterable[Pod]) -> None:
         """Count these pods instead of all that were counted before; an unreadable one teaches nothing."""
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._uncounted.clear()
         for pod in pods:
             prepared = self.prepare(pod)
             if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
-                self._workload.observe(prepared.request, self._ledger.arrays, self._vendors)
+                self._history.observe(prepared.request, self._ledger.arrays, self._vendors)
 
     def expire(self) -> list[str]:
         """Release reservations that were never bound."""
@@ -259,7 +243,5 @@ class Filter:
         return encode_filter_result(failed={name: misfit.text for name, misfit in answer.misfits.items()})
 
 
-def _found(found: Selected | Glanced | Placement, named: NamedNodes) -> list[str]:
-    if isinstance(found, Placement):
-        return [brief_success_text(found)]
-    return [success_text(found if isinstance(found, Selected) else found.among(named.candidates))]
+def _success_texts(selected: Selected) -> list[str]:
+    return [success_text(selected)]

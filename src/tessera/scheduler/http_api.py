@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from tessera.services import listener as listening
-from tessera.services.http_parser import Route
-from tessera.services.responses import Answer, health
+from tessera.http11.router import Response, Route
+from tessera.services import listener
 
 JSON = "application/json"
-FORBIDDEN = Answer(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
+FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def may_decide(transport: asyncio.BaseTransport | None) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def refusal_of(transport: asyncio.BaseTransport) -> Answer | None:
+def refusal_of(transport: asyncio.BaseTransport) -> Response | None:
     """What filter and bind answer this peer with instead, if anything."""
     return None if may_decide(transport) else FORBIDDEN
 
@@ -68,7 +67,7 @@ def lean_routes(routes: Routes) -> list[Route]:
     return [
         Route("POST", "/filter", decide.filter, guarded=True),
         Route("POST", "/bind", decide.bind, guarded=True),
-        *(_lean_health(path, answer) for path, answer in health(routes.is_ready).items()),
+        *(_lean_health(path, answer) for path, answer in listener.health_checks(routes.is_ready).items()),
     ]
 
 
@@ -78,13 +77,13 @@ def extender_routes(routes: Routes) -> list[web.RouteDef]:
 
     async def filter_(request: web.Request) -> web.Response:
         if not may_decide(request.transport):
-            return listening.response(FORBIDDEN)
-        return listening.response(decide.filter(await request.read()))
+            return listener.as_web_response(FORBIDDEN)
+        return listener.as_web_response(decide.filter(await request.read()))
 
     async def bind(request: web.Request) -> web.Response:
         if not may_decide(request.transport):
-            return listening.response(FORBIDDEN)
-        return listening.response(await decide.bind(await request.read()))
+            return listener.as_web_response(FORBIDDEN)
+        return listener.as_web_response(await decide.bind(await request.read()))
 
     return [web.post("/filter", filter_), web.post("/bind", bind)]
 
@@ -101,7 +100,7 @@ def webhook_routes(routes: Routes) -> list[web.RouteDef]:
 
 
 def health_routes(routes: Routes) -> list[web.RouteDef]:
-    return listening.health_routes(routes.is_ready)
+    return listener.health_routes(routes.is_ready)
 
 
 def metrics_routes(routes: Routes) -> list[web.RouteDef]:
@@ -122,18 +121,18 @@ class _Decisions:
 
     routes: Routes
 
-    def filter(self, body: bytes) -> Answer:
+    def filter(self, body: bytes) -> Response:
         started = time.perf_counter()
         answer = self.routes.filter(body)
         self.routes.observe("filter", time.perf_counter() - started)
-        return Answer(200, answer, JSON)
+        return Response(200, answer, JSON)
 
-    async def bind(self, body: bytes) -> Answer:
+    async def bind(self, body: bytes) -> Response:
         started = time.perf_counter()
         answer = await self.routes.bind(body)
         self.routes.observe("bind", time.perf_counter() - started)
-        return Answer(200, answer, JSON)
+        return Response(200, answer, JSON)
 
 
-def _lean_health(path: str, answer: Callable[[], Answer]) -> Route:
+def _lean_health(path: str, answer: Callable[[], Response]) -> Route:
     return Route("GET", path, lambda _body: answer())

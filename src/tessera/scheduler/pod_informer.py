@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger, State
+from tessera.core.ledger import GrantState, Ledger
 from tessera.core.requests import PodRequest
 from tessera.scheduler.host_resources import Hosts
 from tessera.scheduler.turns import Turns
@@ -108,7 +108,7 @@ class PodInformer:
     def _bound(self, pod: Pod, facts: PodFacts) -> None:
         uid = facts.uid
         known = self._ledger.pod(uid)
-        written_here = known is not None and known.state is State.BOUND and not known.observed
+        written_here = known is not None and known.state is GrantState.BOUND and not known.observed
         self._pending.discard(uid)
         is_new = self._ledger.observe_pod(facts)
         self._waiting.gone(uid)

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 import uvloop
 
-from tessera.core.audit import Finding
+from tessera.core.audit import AuditFinding
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
@@ -35,7 +35,7 @@ from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
-from tessera.services.file_watch import FileNotice
+from tessera.services.file_watch import FileWatch
 from tessera.services.http_listener import HttpListener
 from tessera.services.listener import Listener
 from tessera.vendors.registry import build_vendors
@@ -99,9 +99,9 @@ class Process:
         self._tls.prepare()
         self.listeners: dict[str, Listener | HttpListener] = {}
         self.stopping = asyncio.Event()
-        self._notice = FileNotice(lambda: [self.settings.device_config_file])
+        self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
-        self._findings: dict[str, frozenset[Finding]] = {}
+        self._findings: dict[str, frozenset[AuditFinding]] = {}
         """by node, what its last audit found"""
 
     async def run(self) -> int:
@@ -109,7 +109,7 @@ class Process:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, self._notice.ask)
+        loop.add_signal_handler(signal.SIGHUP, self._file_watch.request_reload)
         try:
             return await self._run()
         finally:
@@ -222,7 +222,7 @@ class Process:
         async for piece in self._exposition.stream():
             yield piece
 
-    def _audited(self, node: str, findings: list[Finding]) -> None:
+    def _audited(self, node: str, findings: list[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())
         for finding in findings:
             # A small cluster is audited every second: what lasts is said once, and shown by the metrics.
@@ -236,11 +236,11 @@ class Process:
 
     async def _watch_files(self) -> None:
         """Read the configuration again on SIGHUP and when its file changes."""
-        await self._notice.begin()
+        await self._file_watch.start()
         # The file may have changed between the first reading and the first look.
         self._read_configuration()
         while True:
-            await self._notice.news()
+            await self._file_watch.wait_for_change()
             self._read_configuration()
             self._tls.look()
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from tessera.core.audit import Finding, audit_nodes
+from tessera.core.audit import AuditFinding, audit_nodes
 from tessera.core.selection import Refused
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
@@ -82,7 +82,7 @@ class Service:
         *,
         now: Callable[[], float] = time.time,
         on_refusal: Callable[[Refused], None] = lambda _refused: None,
-        on_audit: Callable[[str, list[Finding]], None] = lambda _node, _findings: None,
+        on_audit: Callable[[str, list[AuditFinding]], None] = lambda _node, _findings: None,
         on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
         on_write: Callable[[str], None] = lambda _verb: None,
     ) -> None:
@@ -102,7 +102,6 @@ class Service:
             zone=datetime.now().astimezone().tzinfo or UTC,
             spawn=self._group.create_task,
             leads=lambda: self.leads,
-            is_rush=self.telling.is_rush,
             on_decision=self.telling.decided,
             on_refusal=on_refusal,
             on_bind=self.telling.bound,
@@ -117,7 +116,7 @@ class Service:
             privileged=settings.privileged,
             trusted_users=settings.trusted_users,
             injection=Injection(settings.hook_path, settings.allow_disable_control)
-            if settings.injects_identity
+            if settings.injects_downward_api
             else None,
         )
         self._informers: tuple[Reflector[Any], ...] = (

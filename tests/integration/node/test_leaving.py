@@ -15,7 +15,7 @@ from tessera.node import process as module
 from tessera.node.handover import status_writer as writing
 from tessera.node.modes.mps import card as mps_card
 from tessera.node.modes.mps import mode as mps
-from tessera.services import file_watch as noticing
+from tessera.services import file_watch
 from tessera.wire import keys
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
 from tests.support.agent_api import REGISTER, registered
@@ -28,7 +28,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
     monkeypatch.setattr(cleanup, "RETRY_S", 0.05)
 
 

@@ -12,7 +12,7 @@ from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
 from tessera.node.registration.registrar import NodeRegistrar
-from tessera.services import file_watch as noticing
+from tessera.services import file_watch
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured
 
@@ -22,7 +22,7 @@ NOT_READ = "configuration not read again, the old one stays"
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
 
 
 def hang_up() -> None:

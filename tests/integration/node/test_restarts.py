@@ -229,7 +229,7 @@ async def agent_process(node: AgentNode) -> AsyncIterator[Command]:
     before = len(node.kubelet.lists)
     flags = [f"--{name}={value}" for name, value in node.flags.items()]
     async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}") as command:
-        await node.kubelet.until(lambda: len(node.kubelet.lists) > before and node.kubelet.health)
+        await command.until(node.kubelet.until(lambda: len(node.kubelet.lists) > before and node.kubelet.health))
         yield command
 
 

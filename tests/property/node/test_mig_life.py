@@ -13,7 +13,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import looptime
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -25,6 +24,7 @@ from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.mig.annotations import NotWritten
 from tessera.node.modes.mig.mode import Mig
 from tessera.wire.mig import MigAllocation
+from tests.support.looping import FakeTimeLoop
 from tests.support.mig_cards import BOTH, H200, A, B, Crash, Node, claim, ids, reserve, serial
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ TROUBLE = st.one_of(
 class MigLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.runner = asyncio.Runner(loop_factory=looptime.new_event_loop)
+        self.runner = asyncio.Runner(loop_factory=FakeTimeLoop)
         self.folder = Path(tempfile.mkdtemp())
         self.node = Node(self.folder)
         self.foreign: set[int] = set()

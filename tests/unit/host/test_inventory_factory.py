@@ -9,10 +9,9 @@ from click.testing import CliRunner
 from tessera.host.no_driver import NullHardware
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.simulated.hardware import SimulatedHardware
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.inventory.__main__ import main
 from tessera.node.inventory.factory import choose_hardware
-from tessera.node.settings import AgentSettings, Paths
+from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
 from tests.support.logs import captured
 from tests.unit.host.fake_nvml import FakeNvml

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
 from tessera.scheduler import binder as binding
 from tessera.scheduler.binder import ATTEMPTS, Binder
@@ -81,7 +81,7 @@ async def test_a_bind_is_one_write_of_node_annotations_and_labels_together() -> 
         "tessera.io/c0.mps-memory-limit": "n1-0=1000M",
         "tessera.io/c0.mps-thread-percentage": "10",
     }
-    assert (world.state(POD), world.cards()) == (State.BOUND, HELD)
+    assert (world.state(POD), world.cards()) == (GrantState.BOUND, HELD)
     assert world.agrees()
 
 
@@ -342,7 +342,7 @@ async def test_a_bind_that_is_never_answered_and_never_done_goes_back_to_a_reser
     world.api.always("bind", lost_answer())
     assert await world.bound(POD) == "no answer within 30 s"
     assert world.api.calls.count("bind") == ATTEMPTS
-    assert (world.state(POD), world.cards()) == (State.RESERVED, HELD)
+    assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
 
 
 @in_fake_time
@@ -388,7 +388,7 @@ async def test_a_bind_of_unknown_end_that_was_done_is_kept_when_the_watch_shows_
     world.watch()
     await asyncio.sleep(RESERVATION * 2)
     assert world.filter.expire() == []
-    assert (world.state(POD), world.cards()) == (State.BOUND, HELD)
+    assert (world.state(POD), world.cards()) == (GrantState.BOUND, HELD)
     assert world.agrees()
 
 
@@ -475,7 +475,7 @@ def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_expires(st
         world.api.always("bind", refused(status))
         assert await world.bound(POD) == f"{status}: scripted"
         assert world.api.calls.count("get_pod") == looks
-        assert (world.state(POD), world.cards()) == (State.RESERVED, HELD)
+        assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
         await asyncio.sleep(RESERVATION - 1)
         assert world.filter.expire() == []
         await asyncio.sleep(1.001)  # The jitter of the pauses makes the sum inexact.
@@ -507,7 +507,7 @@ async def test_a_bind_that_is_forbidden_keeps_its_reservation_for_another_try() 
     world = ready()
     world.api.script("bind", refused(403, "Forbidden"))
     assert await world.bound(POD) == "403 Forbidden: scripted"
-    assert world.state(POD) is State.RESERVED
+    assert world.state(POD) is GrantState.RESERVED
     assert await world.bound(POD) == ""
     assert world.agrees()
 
@@ -517,7 +517,7 @@ async def test_credentials_that_cannot_be_had_keep_the_reservation() -> None:
     world = ready()
     world.api.script("bind", AccessError("no token"))
     assert await world.bound(POD) == "no token"
-    assert world.state(POD) is State.RESERVED
+    assert world.state(POD) is GrantState.RESERVED
 
 
 @in_fake_time
@@ -540,7 +540,7 @@ async def test_a_watch_that_shows_the_pod_before_the_answer_changes_nothing() ->
     world.api.script("bind", Step(lost_answer(), done=True))
     world.api.script("get_pod", Step(meanwhile=world.watch, delay=1.0))
     assert await world.bound(POD) == ""
-    assert (world.state(POD), world.cards()) == (State.BOUND, HELD)
+    assert (world.state(POD), world.cards()) == (GrantState.BOUND, HELD)
     assert world.agrees()
 
 
@@ -589,7 +589,7 @@ async def test_a_bind_cancelled_during_its_write_frees_nothing() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (world.state(POD), world.cards(), world.binder.running) == (State.RESERVED, HELD, 0)
+    assert (world.state(POD), world.cards(), world.binder.running) == (GrantState.RESERVED, HELD, 0)
     assert world.filter.uncertain == {"uid-p"}
 
 
@@ -599,7 +599,7 @@ async def test_a_bug_during_the_write_is_not_hidden_and_frees_nothing() -> None:
     world.api.script("bind", Step(meanwhile=lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         await world.bound(POD)
-    assert (world.state(POD), world.binder.running) == (State.RESERVED, 0)
+    assert (world.state(POD), world.binder.running) == (GrantState.RESERVED, 0)
 
 
 # -- turns and locks
@@ -640,7 +640,7 @@ async def test_a_turn_that_does_not_come_fails_the_bind_and_keeps_the_reservatio
     task = await queued(world)
     assert await task == "node n1 is still handing devices to another pod"
     assert seconds() == pytest.approx(TURN, abs=0.01)
-    assert (world.state(PLAIN), world.handover.waiting, world.handover.in_hand) == (State.RESERVED, 0, 1)
+    assert (world.state(PLAIN), world.handover.waiting, world.handover.in_hand) == (GrantState.RESERVED, 0, 1)
     assert await world.bound(PLAIN) != ""
     world.api.delete_pod("default/first")
     world.watch()
@@ -668,7 +668,7 @@ async def test_a_bind_cancelled_while_it_waits_leaves_a_reservation_and_no_waite
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (world.state(PLAIN), world.filter.uncertain) == (State.RESERVED, set())
+    assert (world.state(PLAIN), world.filter.uncertain) == (GrantState.RESERVED, set())
     assert (world.handover.in_hand, world.handover.waiting) == (1, 0)
 
 
@@ -706,7 +706,7 @@ async def test_a_node_that_cannot_be_locked_fails_the_bind_and_keeps_the_reserva
     world = ready(node("n1").gpus(1), asking=PLAIN)
     world.api.script("get_node", refused(500))
     assert await world.bound(PLAIN) == "500: scripted"
-    assert (world.state(PLAIN), world.handover.in_hand) == (State.RESERVED, 0)
+    assert (world.state(PLAIN), world.handover.in_hand) == (GrantState.RESERVED, 0)
 
 
 @in_fake_time

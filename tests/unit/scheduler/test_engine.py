@@ -16,7 +16,6 @@ from tessera.kube.errors import KubeError
 from tessera.scheduler.engine import WAKE_AGAIN, Engine
 from tessera.scheduler.pod_requests import Prepared
 from tessera.scheduler.settings import Settings
-from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire import keys
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.fake_cluster import FakeCluster, never_sent, not_found, refused
@@ -169,25 +168,25 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
 # -- learning
 
 
-def outlook(engine: Engine) -> DemandForecast | None:
+def forecast(engine: Engine) -> DemandForecast | None:
     prepared = engine.filter.prepare(gpu_pod("next").api())
     assert isinstance(prepared, Prepared)
-    return prepared.request.outlook
+    return prepared.request.forecast
 
 
 @pytest.mark.parametrize("nodes_first", [True, False])
 @in_fake_time
 async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(nodes_first: bool) -> None:
-    ahead = Settings(policies=PolicyDefaults(node="fragmentation", device="fragmentation"))
+    ahead = Settings(node_policy="fragmentation", device_policy="fragmentation")
     async with asyncio.TaskGroup() as tasks:
         engine = Engine(ahead, FakeCluster(), now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
         engine.nodes.put("n1", node("n1").gpus(8, memory=1000).api())
         for number in range(FIRST):
             pod = gpu_pod(f"p{number}", mem=100).on("n1", f"n1-{number % 8},NVIDIA,100,0:;")
             engine.pods.put(f"default/p{number}", pod.api())
-        assert outlook(engine) == PRIOR
+        assert forecast(engine) == PRIOR
         for sink in (engine.nodes, engine.pods) if nodes_first else (engine.pods, engine.nodes):
             sink.synced()
-        learned = outlook(engine)
+        learned = forecast(engine)
         assert learned is not None
         assert [(part.memory, part.weight) for part in learned.slices] == [(10, 1.0)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.scheduler.host_resources import Hosts, host_ask
 from tests.support.builders import Cluster, PodBuilder, cluster, node, pod
 
@@ -58,9 +58,9 @@ def test_a_node_that_appears_after_its_pods_has_what_they_leave(world: Cluster) 
 
 def test_the_larger_of_init_and_running_containers_is_asked() -> None:
     one = asking(cpu="1", memory="64Mi").init(requests={"cpu": "4"}).sidecar(requests={"cpu": "500m", "memory": "1Mi"})
-    assert host_ask(one.api()) == HostAsk(4_000, 65)
+    assert host_ask(one.api()) == HostRequest(4_000, 65)
 
 
 def test_limits_count_where_no_request_is_named_and_nonsense_counts_nothing() -> None:
     one = pod().container(limits={"cpu": "2", "memory": "much"})
-    assert host_ask(one.api()) == HostAsk(2_000, 0)
+    assert host_ask(one.api()) == HostRequest(2_000, 0)

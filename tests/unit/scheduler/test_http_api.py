@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from tessera.http11.server import MAX_BODY_BYTES
 from tessera.scheduler.http_api import (
     Routes,
     extender_routes,
@@ -25,7 +26,7 @@ from tessera.scheduler.http_api import (
 )
 from tessera.services.addresses import Address
 from tessera.services.http_listener import HttpListener
-from tessera.services.listener import MAX_BODY, Listener
+from tessera.services.listener import Listener
 from tests.support.looping import in_real_time
 
 AT = Address("127.0.0.1", 0)
@@ -250,10 +251,10 @@ async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bod
     names = json.dumps({"NodeNames": [f"{i:0253}" for i in range(20_000)]}).encode()
     service = Service()
     async with serving(service, make) as (_, client):
-        for size, status in ((len(names), 200), (MAX_BODY, 200), (MAX_BODY + 1, 413)):
+        for size, status in ((len(names), 200), (MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413)):
             async with client.post("/filter", data=BytesIO(names.ljust(size))) as answer:
                 assert answer.status == status
-    assert service.asked == [("filter", len(names)), ("filter", MAX_BODY)]
+    assert service.asked == [("filter", len(names)), ("filter", MAX_BODY_BYTES)]
 
 
 # -- listening

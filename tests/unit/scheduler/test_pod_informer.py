@@ -5,7 +5,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from tessera.core.ledger import State
+from tessera.core.ledger import GrantState
 from tessera.scheduler.pod_informer import PodInformer
 from tessera.wire import keys
 from tessera.wire.objects import ResourceQuota, decode_object
@@ -73,9 +73,9 @@ def test_a_reservation_gives_way_to_what_the_api_shows() -> None:
     assert kept.chosen(gpu_pod("p", mem=100), ["n2"]) == "n2"
     kept.create(running())
     assert (kept.cards("n1"), kept.cards("n2")) == ({"n1-0": (1, 700, 5)}, {"n2-0": (0, 0, 0)})
-    assert kept.state(running()) is State.BOUND
+    assert kept.state(running()) is GrantState.BOUND
     kept.filter.expire()
-    assert kept.state(running()) is State.BOUND
+    assert kept.state(running()) is GrantState.BOUND
 
 
 def test_room_of_init_containers_is_free_once_they_are_done() -> None:

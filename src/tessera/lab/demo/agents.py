@@ -1,10 +1,10 @@
-"""NVIDIA nodes of the demo: the sandbox's kubelet asks the real node agent, which works on simulated cards.
+"""NVIDIA nodes of the demo: the sandbox's kubelet calls the real node agent, which works on simulated cards.
 
     simulated cards --> HardwareWatch --> NodeRegistrar --> annotations of the node
     kubelet's Allocate --> SliceAllocator --> SharingMode --> what the container gets
 
-Only the sockets between kubelet and agent are left out: calls are made in the process. Library files that a real node
-has from an image are empty files in the node's own folder.
+Only the sockets between kubelet and agent are left out: calls stay in the process. The library files that a real node
+gets from an image are empty files in the node's own folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import AllocateError
 from tessera.lab.sandbox.nodes.kubelet import Kubelet
-from tessera.lab.sandbox.nodes.node import NodeSpec, SimulatedNode
+from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.lab.sandbox.objects import name_of, namespace_of, uid_of
 from tessera.node.agent import NotStarted
 from tessera.node.fleet import Fleet
@@ -165,7 +165,7 @@ class HeldDevices:
 class AgentNode(SimulatedNode):
     """A node whose cards are registered and handed out by the real agent."""
 
-    def __init__(self, spec: NodeSpec, settings: AgentSettings, hardware: Hardware) -> None:
+    def __init__(self, spec: SimulatedNodeSpec, settings: AgentSettings, hardware: Hardware) -> None:
         super().__init__(spec)
         self._settings = settings
         self._hardware = hardware

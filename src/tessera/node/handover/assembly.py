@@ -45,7 +45,7 @@ class NodeHandover:
         """`report` records an event; `resources` is None where kubelet's PodResources API is not to be asked."""
         metrics = HandoverMetrics(registry)
         holdings = Holdings(resources)
-        self.progress = Progress(travels=settings.travels)
+        self.progress = Progress(travels=settings.uses_downward_api)
         self.pods = NodePods(
             settings.node_name,
             time=lambda: asyncio.get_running_loop().time(),
@@ -84,7 +84,7 @@ class NodeHandover:
 
     def use(self, settings: AgentSettings, mode: SharingMode) -> None:
         """From the next call on."""
-        self.progress.travels = settings.travels
+        self.progress.travels = settings.uses_downward_api
         self.allocator.mode = mode
 
     def live_claims(self) -> list[Claim] | None:

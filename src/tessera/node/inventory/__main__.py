@@ -12,10 +12,9 @@ import click
 import msgspec
 
 from tessera.host.cards import CardFacts, Found, Hardware, InventoryError, Links, MigInstance, UnreadableCard
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.inventory.factory import choose_hardware
 from tessera.node.registration.pair_scores import PairScores, pair_scores
-from tessera.node.settings import AgentSettings, Paths
+from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
 
 

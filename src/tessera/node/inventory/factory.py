@@ -10,7 +10,7 @@ from tessera.host.cards import Hardware
 from tessera.host.no_driver import AwaitedHardware, NullHardware
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.nvml.session import Dlopen, why_not_loadable
-from tessera.node.configuration.agent import Configuration, InventoryKind
+from tessera.node.settings import Configuration, InventoryKind
 
 log = structlog.get_logger(__name__)
 

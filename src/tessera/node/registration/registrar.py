@@ -142,7 +142,7 @@ class NodeRegistrar:
     async def _wanted(self, node: Node) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""
         settings, fleet = self._settings, self._fleet.value
-        way = BY_DOWNWARD_API if settings.travels else BY_ALLOCATE
+        way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
         wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
         if fleet.problem and not fleet.cards:
             return wanted
