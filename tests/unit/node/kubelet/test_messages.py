@@ -3,22 +3,27 @@ from __future__ import annotations
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from tessera.node.kubelet import messages as encoding
+from tessera.node.kubelet import service
 from tessera.node.kubelet.device_ids import Replica
-from tessera.node.modes.base import Answer, DeviceNode, Mount
+from tessera.node.modes.base import ContainerResponse, DeviceNode, HostMount
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import NodeSettings
 
 
 def test_an_answer_arrives_whole() -> None:
-    answer = Answer(
+    answer = ContainerResponse(
         env={"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"},
-        mounts=(Mount("/usr/local/vgpu", "/host/vgpu", read_only=False), Mount("/etc/ld.so.preload", "/host/preload")),
+        mounts=(
+            HostMount("/usr/local/vgpu", "/host/vgpu", read_only=False),
+            HostMount("/etc/ld.so.preload", "/host/preload"),
+        ),
         devices=(DeviceNode("/dev/nvidia0", "/dev/nvidia0"),),
         annotations={"cdi.k8s.io/x": "a=b"},
         cdi_devices=("k8s.device-plugin.nvidia.com/gpu=a",),
     )
-    assert MessageToDict(encoding.allocation([answer, Answer()]), preserving_proto_field_name=True) == {
+    assert MessageToDict(
+        service.allocate_response([answer, ContainerResponse()]), preserving_proto_field_name=True
+    ) == {
         "container_responses": [
             {
                 "envs": {"NVIDIA_VISIBLE_DEVICES": "GPU-a", "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m"},
@@ -36,7 +41,7 @@ def test_an_answer_arrives_whole() -> None:
 
 
 def test_a_list_tells_numa_node_0_from_none() -> None:
-    listed = encoding.device_list([Replica("a", True, None), Replica("b", False, 0), Replica("c", True, 1)])
+    listed = service.device_list([Replica("a", True, None), Replica("b", False, 0), Replica("c", True, 1)])
     assert [(each.ID, each.health, [node.ID for node in each.topology.nodes]) for each in listed.devices] == [
         ("a", "Healthy", []),
         ("b", "Unhealthy", [0]),
@@ -48,13 +53,13 @@ def test_a_list_tells_numa_node_0_from_none() -> None:
 @pytest.mark.parametrize("preferred", [True, False])
 def test_registration_and_options_say_the_same(preferred: bool) -> None:
     settings = AgentSettings(node_name="node-a", node=NodeSettings(preferred_allocation=preferred))
-    request = encoding.registration(settings, endpoint="nvidia-gpu.sock")
+    request = service.registration_request(settings, endpoint="nvidia-gpu.sock")
     assert (request.version, request.endpoint, request.resource_name) == (
         "v1beta1",
         "nvidia-gpu.sock",
         "nvidia.com/gpu",
     )
-    assert request.options == encoding.options(settings)
+    assert request.options == service.plugin_options(settings)
     assert request.options.get_preferred_allocation_available is preferred
     assert request.options.pre_start_required is False
 
@@ -71,4 +76,4 @@ def test_registration_and_options_say_the_same(preferred: bool) -> None:
     ids=["plain", "not ASCII", "not even Unicode", "just fits", "too long"],
 )
 def test_a_status_text_is_fit_for_a_header(text: str, told: str) -> None:
-    assert encoding.status_text(text) == told
+    assert service.status_text(text) == told

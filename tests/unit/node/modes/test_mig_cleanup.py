@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.node.handover.claims import Claim
-from tessera.node.health.call_thread import CallThread, NoAnswer
-from tessera.node.modes import mig_cleanup as mig_retiring
-from tessera.node.modes.mig_records import boot_id
-from tessera.node.modes.mig_release import holders_of
+from tessera.node.modes.mig import mode_switch
+from tessera.node.modes.mig.instances import holders_of
+from tessera.node.modes.mig.records import boot_id
 from tests.support.mig_cards import BOTH, HALF, ONE, A, B, Node, claim, ids
 
 
@@ -28,7 +28,7 @@ async def made(node: Node, *claims: Claim) -> None:
 
 
 async def retired(node: Node, *live: Claim) -> dict[str, str]:
-    return await mig_retiring.retire_mig(node.state, node.hardware, holders_of(live))
+    return await mode_switch.retire_mig(node.state, node.hardware, holders_of(live))
 
 
 async def test_a_node_that_never_had_mig_has_nothing_to_retire(node: Node) -> None:
@@ -50,7 +50,7 @@ async def test_instances_of_pods_that_are_gone_go_and_mig_mode_is_turned_off(nod
 async def test_a_card_waits_for_the_pod_that_holds_an_instance_of_it(node: Node) -> None:
     gone, lives = claim(ONE), claim(HALF, pod="q")
     await made(node, gone, lives)
-    assert await retired(node, lives) == {A: mig_retiring.HELD}
+    assert await retired(node, lives) == {A: mode_switch.HELD}
     assert len(node.hardware.there(A)) == 1
     assert (node.hardware.cards[A].enabled, node.hardware.cards[B].enabled) == (True, False)
     assert await retired(node) == {}
@@ -70,7 +70,7 @@ async def test_an_instance_that_a_process_still_uses_stays_and_is_tried_again(no
 async def test_somebody_elses_instance_stays_and_keeps_the_card_in_mig_mode(node: Node) -> None:
     await made(node, claim(ONE))
     foreign = node.hardware.foreign(A, "3g.71gb", 0)
-    assert await retired(node) == {A: mig_retiring.IN_USE}
+    assert await retired(node) == {A: mode_switch.IN_USE}
     assert node.hardware.there(A) == {foreign.mig_uuid}
 
 
@@ -83,7 +83,7 @@ async def test_a_card_that_somebody_else_turned_on_stays_as_it_is(node: Node) ->
 
 async def test_a_driver_that_hangs_is_said_and_tried_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     async def call(self: CallThread, work: object, *, deadline: float) -> None:
-        raise NoAnswer("no answer within 60 s")
+        raise CallTimeout("no answer within 60 s")
 
     monkeypatch.setattr(CallThread, "call", call)
     (problem,) = (await retired(node)).values()

@@ -11,13 +11,13 @@ from typing import TypeVar
 import pytest
 
 from tessera.core.devices import MigPlacement
+from tessera.host.call_thread import CallTimeout
+from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.health.call_thread import NoAnswer
-from tessera.node.inventory.cards import CardError, MigInstance, MigOffer
-from tessera.node.modes.base import Answer, Refused
-from tessera.node.modes.mig import WRITE_S
-from tessera.node.modes.mig_annotations import NotWritten
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
+from tessera.node.modes.mig.annotations import NotWritten
+from tessera.node.modes.mig.mode import WRITE_S
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
@@ -34,7 +34,7 @@ def node(tmp_path: Path) -> Node:
 
 async def refusal(node: Node, of: Claim, *, given: Sequence[str] | None = None, fleet: Fleet = BOTH) -> str:
     mig = await node.started(fleet)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(AllocationRefused) as refused:
         await mig.hand_over(of, ids(of) if given is None else given)
     return str(refused.value)
 
@@ -44,7 +44,7 @@ async def test_an_instance_is_made_exactly_where_it_was_reserved(node: Node) -> 
     answer = await mig.hand_over(claim(ONE), ids(claim(ONE)))
     (made,) = node.hardware.cards[A].instances
     assert (made.placement, made.profile_id) == (MigPlacement(6, 1), 19)
-    assert answer == Answer(env={"NVIDIA_VISIBLE_DEVICES": "MIG-1"})
+    assert answer == ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": "MIG-1"})
     assert node.written["uid-p", 0, 0] == replace(ONE, mig_uuid="MIG-1", gpu_instance=1, compute_instance=0)
     assert mig.current_instances() == (made,)
 
@@ -129,10 +129,10 @@ async def test_a_card_that_is_not_well_is_refused_with_its_problem(node: Node, f
 
 async def test_nobody_gets_an_instance_by_chance(node: Node) -> None:
     mig = await node.started()
-    with pytest.raises(Refused, match="for certain"):
+    with pytest.raises(AllocationRefused, match="only if it is certain"):
         await mig.hand_over(claim(ONE), ["x"], certain=False)
-    with pytest.raises(Refused, match="none can carry it"):
-        await mig.welcome(["x"])
+    with pytest.raises(AllocationRefused, match="cannot get it by the downward API"):
+        await mig.hand_over_downward_api(["x"])
 
 
 async def test_a_container_that_carries_its_slice_is_served_by_cdi(node: Node) -> None:
@@ -169,13 +169,13 @@ async def test_what_was_made_goes_when_a_later_one_fails_newest_first(node: Node
         return made
 
     node.hardware.create = break_the_third  # type: ignore[assignment,method-assign]
-    with pytest.raises(Refused, match="no such place"):
+    with pytest.raises(AllocationRefused, match="no such place"):
         await mig.hand_over(three, ids(three))
     assert node.hardware.gone == [2, 1]
     assert mig.current_instances() == ()
     node.hardware.create = real  # type: ignore[method-assign]
     node.hardware.faults[fault] = 1
-    with pytest.raises(Refused, match=f"{fault} is broken"):
+    with pytest.raises(AllocationRefused, match=f"{fault} is broken"):
         await mig.hand_over(three, ids(three))
     assert node.hardware.there() == set()
 
@@ -184,10 +184,10 @@ async def test_one_that_cannot_be_taken_back_stays_the_agents_until_its_pod_is_g
     mig = await node.started()
     node.refusals.append(NotWritten("pod team/p is gone"))
     node.hardware.faults["destroy"] = 1
-    with pytest.raises(Refused, match="was not handed over: pod team/p is gone"):
+    with pytest.raises(AllocationRefused, match="was not handed over: pod team/p is gone"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == {"MIG-1"}
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert node.hardware.there() == set()
 
 
@@ -197,7 +197,7 @@ async def test_an_identity_that_cannot_be_written_fails_the_handover_and_leaves_
 ) -> None:
     mig = await node.started()
     node.refusals.append(error)
-    with pytest.raises(Refused, match="was not handed over: no"):
+    with pytest.raises(AllocationRefused, match="was not handed over: no"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
 
@@ -209,7 +209,7 @@ async def test_an_apiserver_that_does_not_answer_fails_the_handover_in_the_end(t
 
     node = Node(tmp_path)
     mig = await node.started(write=never)
-    with pytest.raises(Refused, match="no answer in time"):
+    with pytest.raises(AllocationRefused, match="no answer in time"):
         await mig.hand_over(claim(ONE), ["x"])
     assert asyncio.get_running_loop().time() == WRITE_S
     assert node.hardware.there() == set()
@@ -218,22 +218,25 @@ async def test_an_apiserver_that_does_not_answer_fails_the_handover_in_the_end(t
 async def test_cdi_specs_list_the_instance_before_it_is_handed_over(node: Node) -> None:
     listed: list[object] = []
 
-    async def refresh() -> None:
-        listed.append([each.mig_uuid for each in mig.current_instances()])
-        assert not node.written
+    class Specs:
+        async def refresh(self, fleet: Fleet, instances: Sequence[MigInstance]) -> None:
+            listed.append([each.mig_uuid for each in instances])
+            assert not node.written
 
-    mig = await node.started(refresh=refresh)
+    mig = await node.started(cdi=Specs())
     await mig.hand_over(claim(ONE), ["x"])
     assert listed == [["MIG-1"]]
 
 
 async def test_an_answer_that_is_refused_leaves_nothing(node: Node) -> None:
     class NoLists:
-        def answer(self, ids: Sequence[str], fleet: Fleet) -> Answer:
-            raise Refused("MIG-1 is in no CDI spec")
+        def response(
+            self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()
+        ) -> ContainerResponse:
+            raise AllocationRefused("MIG-1 is in no CDI spec")
 
     mig = await node.started(device_lists=NoLists())
-    with pytest.raises(Refused, match="in no CDI spec"):
+    with pytest.raises(AllocationRefused, match="in no CDI spec"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
 
@@ -243,7 +246,7 @@ async def test_the_place_of_a_pod_that_is_gone_does_not_wait_for_its_next_try(no
     mig = await node.started()
     await mig.hand_over(claim(ONE, pod="old"), ["x"])
     node.hardware.faults["destroy"] = 1
-    await mig.settle([claim(ONE, pod="new")], BOTH)
+    await mig.reconcile([claim(ONE, pod="new")], BOTH)
     assert node.hardware.there() == {"MIG-1"}
     await mig.hand_over(claim(ONE, pod="new"), ["x"])
     assert (node.hardware.there(), node.hardware.gone) == ({"MIG-2"}, [1])
@@ -256,7 +259,7 @@ async def test_a_place_that_is_being_left_is_waited_for(tmp_path: Path) -> None:
     await mig.hand_over(claim(ONE, pod="old"), ["x"])
     (old,) = node.hardware.cards[A].instances
     node.hardware.used.add(serial(old))
-    await mig.settle([claim(ONE, pod="new")], BOTH)
+    await mig.reconcile([claim(ONE, pod="new")], BOTH)
     asyncio.get_running_loop().call_later(1.0, node.hardware.used.clear)
     await mig.hand_over(claim(ONE, pod="new"), ["x"])
     assert node.hardware.there() == {"MIG-2"}
@@ -269,7 +272,7 @@ async def test_a_handover_goes_on_as_soon_as_the_agent_hears_that_the_other_pod_
     await mig.hand_over(claim(ONE, pod="old"), ["x"])
     waiting = asyncio.create_task(mig.hand_over(claim(ONE, pod="new"), ["x"]))
     await asyncio.sleep(0)
-    await mig.settle([claim(ONE, pod="new")], BOTH)
+    await mig.reconcile([claim(ONE, pod="new")], BOTH)
     await waiting
     assert asyncio.get_running_loop().time() == 0
     assert node.hardware.there() == {"MIG-2"}
@@ -281,9 +284,9 @@ async def test_a_place_that_a_live_pod_has_is_refused_in_the_end(tmp_path: Path,
     node = Node(tmp_path)
     mig = await node.started()
     if settled:
-        await mig.settle([], BOTH)
+        await mig.reconcile([], BOTH)
     await mig.hand_over(claim(ONE, pod="old"), ["x"])
-    with pytest.raises(Refused, match="is held by the instance of pod team/old"):
+    with pytest.raises(AllocationRefused, match="is held by pod team/old"):
         await mig.hand_over(claim(reserve("7g.141gb", 0, 8), pod="new"), ["x"])
     assert node.hardware.there() == {"MIG-1"}
 
@@ -292,11 +295,11 @@ async def test_an_instance_that_is_not_the_reserved_one_is_not_handed_over(node:
     mig = await node.started()
     real = node.hardware.create
 
-    def elsewhere(uuid: str, offer: MigOffer, placement: MigPlacement) -> MigInstance:
+    def elsewhere(uuid: str, offer: GpuInstanceProfile, placement: MigPlacement) -> MigInstance:
         return real(uuid, offer, MigPlacement(0, 1))
 
     node.hardware.create = elsewhere  # type: ignore[method-assign]
-    with pytest.raises(Refused, match="not the one that was reserved"):
+    with pytest.raises(AllocationRefused, match="not the one that was reserved"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
 
@@ -311,17 +314,17 @@ async def test_what_a_failed_making_leaves_behind_goes_with_its_pod(node: Node) 
         raise CardError(made.uuid, "the driver gave up")
 
     node.hardware.create = fail_after_making  # type: ignore[assignment,method-assign]
-    with pytest.raises(Refused, match="the driver gave up"):
+    with pytest.raises(AllocationRefused, match="the driver gave up"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == {"MIG-1"}
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert node.hardware.there() == set()
 
 
 async def test_a_record_that_cannot_be_written_makes_no_instance(node: Node) -> None:
     mig = await node.started()
     node.state.joinpath("mig.draft").mkdir()
-    with pytest.raises(Refused, match="cannot be made"):
+    with pytest.raises(AllocationRefused, match="cannot be created"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
 
@@ -335,7 +338,7 @@ async def test_an_instance_whose_record_cannot_be_completed_is_taken_back(node: 
         return real(*args)  # type: ignore[arg-type]
 
     node.hardware.create = fill_the_disk  # type: ignore[assignment,method-assign]
-    with pytest.raises(Refused, match="cannot be made"):
+    with pytest.raises(AllocationRefused, match="cannot be created"):
         await mig.hand_over(claim(ONE), ["x"])
     assert node.hardware.there() == set()
 
@@ -343,12 +346,12 @@ async def test_an_instance_whose_record_cannot_be_completed_is_taken_back(node: 
 async def test_jobs_that_the_card_does_not_answer_are_refused(node: Node) -> None:
     class Hanging(Inline):
         async def call(self, work: Callable[[], T], *, deadline: float) -> T:
-            raise NoAnswer("no answer within 60 s")
+            raise CallTimeout("no answer within 60 s")
 
     mig = await node.started(calls=Hanging())
-    with pytest.raises(Refused, match="no answer within 60 s"):
+    with pytest.raises(AllocationRefused, match="no answer within 60 s"):
         await mig.hand_over(claim(ONE), ["x"])
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
 
 
 @in_real_time
@@ -357,10 +360,10 @@ async def test_it_works_in_a_thread_of_its_own(tmp_path: Path) -> None:
     mig = await node.started(calls=None, boot=None)
     await asyncio.gather(
         mig.hand_over(claim(ONE), ["x"]),
-        mig.settle([claim(ONE)], BOTH),
+        mig.reconcile([claim(ONE)], BOTH),
         mig.hand_over(claim(HALF, pod="q"), ["x"]),
     )
-    await mig.settle([claim(ONE)], BOTH)
+    await mig.reconcile([claim(ONE)], BOTH)
     await mig.stop()
     assert node.hardware.there() == {"MIG-1"}
 
@@ -379,11 +382,11 @@ async def test_two_containers_of_a_pod_at_once_keep_it_in_hand_until_both_have_t
     first = asyncio.create_task(mig.hand_over(claim(ONE), ["x"]))
     await asyncio.sleep(0)
     await mig.hand_over(claim(replace(HALF, container=1)), ["x"])
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert node.hardware.there() == {"MIG-1", "MIG-2"}
     written.set()
     await first
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert node.hardware.there() == set()
 
 
@@ -397,9 +400,9 @@ async def test_a_reservation_that_names_somebody_elses_instance_is_refused(node:
 async def test_a_machine_that_does_not_tell_its_start_is_served(
     node: Node, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tessera.node.modes.mig_records.BOOT_ID", tmp_path / "nowhere")
+    monkeypatch.setattr("tessera.node.modes.mig.records.BOOT_ID", tmp_path / "nowhere")
     mig = await node.started(boot=None)
     await mig.hand_over(claim(ONE), ["x"])
     again = await node.started(boot=None)
-    await again.settle([], BOTH)
+    await again.reconcile([], BOTH)
     assert node.hardware.there() == set()
