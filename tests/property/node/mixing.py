@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.node.modes.base import AllocationRefused
-from tessera.scheduler.allocation_queue import Shape
 from tessera.wire import keys
 from tests.unit.node.handover.world import World, bound, view
 
@@ -25,13 +24,15 @@ class Plan:
     inits: int
     carries: bool
 
+    def excludes(self, other: Plan) -> bool:
+        """The scheduler's rule: whether the two must not be in handover at the same time."""
+        if not self.carries and not other.carries:
+            return True
+        return self.carries != other.carries and not self._counts.isdisjoint(other._counts)
+
     @property
-    def shape(self) -> Shape:
-        entries = (tuple(each.split("/") for each in text.split()) for text in self.containers if text)
-        slices = tuple(tuple((card, int(memory), int(cores), None) for card, memory, cores in one) for one in entries)
-        given = [position for position, text in enumerate(self.containers) if text]
-        inits = frozenset(number for number, position in enumerate(given) if position < self.inits)
-        return Shape(slices, carried=self.carries, inits=inits)
+    def _counts(self) -> set[int]:
+        return {len(text.split()) for text in self.containers if text}
 
 
 class Kubelet:
@@ -153,7 +154,7 @@ class Node:
         self._world.api.delete(plan.name)
 
     def _waits(self, plan: Plan, other: Plan) -> bool:
-        if not plan.shape.conflicts(other.shape):
+        if not plan.excludes(other):
             return False
         if plan.carries:
             return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._carried_wait

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.scheduler import demand_seed as lessons
-from tessera.scheduler.demand_seed import DemandSeed
+from tessera.scheduler import demand_tracker
+from tessera.scheduler.demand_tracker import DemandSeed
 from tessera.wire import keys
 from tessera.wire.objects import Pod
 from tests.support.builders import gpu_pod, vendors
@@ -42,9 +42,9 @@ def test_a_pod_that_is_shown_twice_counts_once_as_it_was_last() -> None:
 
 
 def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lessons, "NEWEST", 3)
+    monkeypatch.setattr(demand_tracker, "NEWEST", 3)
     found = DemandSeed(vendors())
     for number in (5, 1, 4, 2, 3):
         found.note(bound(f"p{number}", str(number)))
     assert names(found.take()) == ["p3", "p4", "p5"]
-    assert names(lessons.in_order(bound(f"p{number}", str(number)) for number in range(6))) == ["p3", "p4", "p5"]
+    assert names(demand_tracker.in_order(bound(f"p{number}", str(number)) for number in range(6))) == ["p3", "p4", "p5"]
