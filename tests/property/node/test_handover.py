@@ -26,7 +26,7 @@ def plans(draw: st.DrawFn) -> list[Plan]:
         inits = like.inits if like else draw(st.integers(0, max(len(containers) - 1, 0)))
         plan = Plan(f"p{number}", containers, inits, draw(st.booleans()))
         dependent = [each for each in found if not each.carries]
-        if any(containers) and (plan.carries or not any(plan.shape.conflicts(each.shape) for each in dependent)):
+        if any(containers) and (plan.carries or not any(plan.excludes(each) for each in dependent)):
             found.append(plan)
     return found
 

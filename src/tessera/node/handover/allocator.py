@@ -26,8 +26,8 @@ from tessera.node.handover.records import Records
 from tessera.node.handover.searching import Search
 from tessera.node.handover.status_writer import HandoverWriter
 from tessera.node.handover.verifier import Verifier
-from tessera.node.kubelet.preferred_allocation import preferred
-from tessera.node.modes.base import Answer, Refused, SharingMode
+from tessera.node.kubelet.device_ids import preferred
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ Ids = Sequence[str]
 @dataclass(slots=True, eq=False)
 class _Call:
     containers: Sequence[Ids]
-    answer: asyncio.Future[list[Answer]]
+    answer: asyncio.Future[list[ContainerResponse]]
     given: list[Given] = field(default_factory=list)
 
 
@@ -73,13 +73,13 @@ class SliceAllocator:
         self._metrics = metrics
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(MOST_CALLS)
 
-    async def allocate(self, containers: Sequence[Ids]) -> list[Answer]:
+    async def allocate(self, containers: Sequence[Ids]) -> list[ContainerResponse]:
         """One answer for each container's device ids. Raises Refused."""
         call = _Call(containers, asyncio.get_running_loop().create_future())
         try:
             self._calls.put_nowait(call)
         except asyncio.QueueFull:
-            raise Refused(f"more than {MOST_CALLS} allocations at once") from None
+            raise AllocationRefused(f"more than {MOST_CALLS} allocations at once") from None
         return await call.answer
 
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
@@ -110,7 +110,7 @@ class SliceAllocator:
                 waiting.append(self._calls.get_nowait())
             for each in waiting:
                 if not each.answer.done():
-                    each.answer.set_exception(Refused("the node agent is stopping"))
+                    each.answer.set_exception(AllocationRefused("the node agent is stopping"))
 
     # -- one call
 
@@ -122,7 +122,7 @@ class SliceAllocator:
                 self._take_back(call)
                 return
             await self._write(call)
-        except Refused as refusal:
+        except AllocationRefused as refusal:
             self._progress.shaken = True
             self._take_back(call)
             if not call.answer.done():
@@ -133,10 +133,10 @@ class SliceAllocator:
         finally:
             self._verifier.nudge()
 
-    async def _container(self, call: _Call, ids: Ids) -> Answer:
+    async def _container(self, call: _Call, ids: Ids) -> ContainerResponse:
         if not await self._search.synced():
             self._metrics.allocated(Result.REFUSED)
-            raise Refused(f"the pods of node {self._pods.node} are not known yet")
+            raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet")
         found = await self._search.find(ids, given=call.given)
         if isinstance(found, Meant):
             given = self._gave(ids, found.claim, found.among, certain=found.known, slices=self._slices(found.claim))
@@ -173,38 +173,40 @@ class SliceAllocator:
         found = pod.claim(position) if pod is not None else None
         return found if found is not None and found.what == claim.what else claim
 
-    async def _answered(self, found: Meant | Welcome, given: Given, ids: Ids) -> Answer:
+    async def _answered(self, found: Meant | Welcome, given: Given, ids: Ids) -> ContainerResponse:
         meant = found.claim if isinstance(found, Meant) and found.known else None
         try:
             if isinstance(found, Meant):
                 return await self.mode.hand_over(given.claim or found.claim, ids, certain=found.certain)
-            return await self.mode.welcome(ids)
-        except Refused:
+            return await self.mode.hand_over_downward_api(ids)
+        except AllocationRefused:
             await self._fail(meant)
             raise
         except Exception as error:
             log.exception("slice not made ready", pod=str(meant.pod) if meant is not None else "")
             await self._fail(meant)
-            raise Refused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
+            raise AllocationRefused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
 
-    async def _refusal(self, found: Match, count: int) -> Refused:
+    async def _refusal(self, found: Match, count: int) -> AllocationRefused:
         node = self._pods.node
         if isinstance(found, Ambiguous):
             self._metrics.allocated(Result.AMBIGUOUS)
             names = ", ".join(str(pod) for pod in found.pods)
-            return Refused(f"{count} devices could be meant for different slices on node {node}: {names}")
+            return AllocationRefused(f"{count} devices could be meant for different slices on node {node}: {names}")
         if isinstance(found, Mismatched):
             self._metrics.allocated(Result.REFUSED)
             await self._fail(found.claim)
             wanted = len(found.claim.slices)
-            return Refused(f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}")
+            return AllocationRefused(
+                f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}"
+            )
         self._metrics.allocated(Result.NOBODY)
         unreadable = self._search.unreadable()
         named = [pod for pod in unreadable if pod.key[:2] == self._pods.lock.owner]
         for pod in named:
             await self._fail_pod(pod)
         reasons = "".join(f"; {pod.key}: {pod.problem}" for pod in named or unreadable)
-        return Refused(f"no binding pod found on node {node} for {count} devices{reasons}")
+        return AllocationRefused(f"no binding pod found on node {node} for {count} devices{reasons}")
 
     # -- afterwards
 
@@ -222,7 +224,7 @@ class SliceAllocator:
             after = await self._writer.write(pod)
         except KubeError as error:
             await self._fail_pod(pod)
-            raise Refused(f"patch of the annotations of {pod.key} failed: {error}") from error
+            raise AllocationRefused(f"patch of the annotations of {pod.key} failed: {error}") from error
         if after.phase != keys.PHASE_ALLOCATING:
             await self._locks.release(pod.key[:2])
 

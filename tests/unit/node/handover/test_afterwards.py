@@ -12,7 +12,7 @@ from tessera.node.handover.answers import MOST_ANSWERS
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.handover.progress import Progress
 from tessera.node.handover.records import Record
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Pod
@@ -436,7 +436,7 @@ async def test_a_pod_rejected_after_a_welcome_does_not_refuse_the_next() -> None
         world.api.status("p", "Failed")
         await world.at_rest()
         assert (world.api.phase("p"), world.api.phase("q")) == ("failed", "success")
-        with pytest.raises(Refused):
+        with pytest.raises(AllocationRefused):
             await world.ask("GPU-a-3")
 
 

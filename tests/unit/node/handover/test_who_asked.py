@@ -10,7 +10,7 @@ from tessera.node.handover.answers import Spot
 from tessera.node.handover.proving import Proofs
 from tessera.node.handover.searching import OVERDUE_S, WATCH_BEHIND_S
 from tessera.node.handover.swaps import Swaps
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tests.support.event_loops import in_fake_time
 from tests.unit.node.handover.world import World, bound, claims
 
@@ -191,7 +191,7 @@ async def test_an_overdue_pod_beside_one_with_a_hidden_init_container_is_refused
     world = World(bound("depends", A, B, inits=1), bound("carries", B, "", inits=1, carried=[0]), resources=False)
     async with world.running():
         await world.ask("i")
-        with pytest.raises(Refused, match="could be meant for different slices on node n1: default/depends"):
+        with pytest.raises(AllocationRefused, match="could be meant for different slices on node n1: default/depends"):
             await world.ask("j")
 
 
