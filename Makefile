@@ -27,7 +27,7 @@ NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
 FUZZ_SECONDS ?= 20
 
 # Packages and the least branch coverage of each, in per cent. `make test COVERAGE=` measures nothing, which is faster.
-COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90
+COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/unit tests/property tests/contract tests/integration tests/model

@@ -1,7 +1,7 @@
 """A GPU cluster as the API shows it: thousands of nodes and pods as complete JSON objects.
 
-Objects have the size and the noise of real ones (managed fields, conditions, images), so that skipping what nobody
-reads costs here what it costs in production. The same numbers always give the same objects.
+Objects have the size and the noise of real ones (managed fields, conditions, images), so that skipping unused
+fields costs here what it costs in production. The same numbers always give the same objects.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ async def check_mps(report: Report, hardware: NvmlHardware) -> None:
         report.check("torch gets 2 GiB of 4096 MiB and not 6", seen.get("2") is True and seen.get("6") is False, seen)
         node.configure(operatingmode="hami-core")
         await node.stop()
-        # Nobody holds a slice any more: the next agent, in another mode, puts the card back as it was.
+        # No slice is held any more: the next agent, in another mode, restores the card.
         await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_seconds=0)
         await node.start()
         card = node.card(0)

@@ -1,7 +1,7 @@
 """The mode `mig` on a real card: reservations become instances, and torch computes on what was handed over.
 
 The agent's own code does everything; only the pods' annotations are kept here instead of in an apiserver. Needs root,
-torch, and a card that can do MIG and that nobody uses. The card is left as it was.
+torch, and a card that supports MIG and is not in use. The card is left as it was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The mode `mps` on a real card: the agent's own code, and torch processes that get its answers.
 
 There is no container here, so a client gets the answer's variables with the host's paths in place of the mounts.
-Needs root, NVIDIA's MPS programs, torch, and a card that nobody uses. The card is left as it was.
+Needs root, NVIDIA's MPS programs, torch, and a card that is not in use. The card is left as it was.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     bold = (await client(dropped, gib=(2, 6))).found
     report.check("who empties the variables meets the ceiling", bold.get("2") is True and bold.get("6") is False, bold)
     past = (await client({**small, PIPES: "/nowhere"})).found
-    report.check("nobody gets past the daemon", "error" in past, past)
+    report.check("no process gets past the daemon", "error" in past, past)
 
     large = await given(mode, "large", memory=16384, cores=60)
     second = (await client(large, gib=(8, 20))).found

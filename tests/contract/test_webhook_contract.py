@@ -1,4 +1,4 @@
-"""What Tessera's webhook relies on: who is asked, with what, and what its answers do."""
+"""What Tessera's webhook relies on: which requests call it, with what, and the effect of its responses."""
 
 from __future__ import annotations
 

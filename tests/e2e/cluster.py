@@ -189,7 +189,7 @@ class Cluster:
     def missing_rights(self) -> set[tuple[str, str]]:
         """Verbs and resources that were refused whenever they were asked for.
 
-        kube-apiserver forbids everything to everybody in its first moments, before it knows the roles."""
+        kube-apiserver forbids everything in its first moments, before it knows the roles."""
         asked = self.requests()
         allowed = {(each.verb, each.resource) for each in asked if each.allowed}
         return {(each.verb, each.resource) for each in asked} - allowed

@@ -102,7 +102,7 @@ def wrong_slices(pods: Iterable[Json], nodes: Mapping[str, SimulatedNode]) -> It
 
 
 def _asked(container: Json) -> list[tuple[int, int]]:
-    """Memory and cores of each card; who does not say how much memory gets the whole card."""
+    """Memory and cores of each card; without an amount of memory, the whole card."""
     limits = container.get("resources", {}).get("limits") or {}
     count, memory, share, cores = (_whole(limits.get(f"nvidia.com/{name}", 0)) for name in RESOURCES)
     return [(memory or A100_MEMORY * (share or 100) // 100, cores)] * count

@@ -270,7 +270,7 @@ class ControlPlane:
         return self._status("/readyz") == 200
 
     def _has_default_account(self) -> bool:
-        """The controller manager works: somebody made the account that every pod needs."""
+        """The controller manager works: it has created the account that every pod needs."""
         return self._status("/api/v1/namespaces/default/serviceaccounts/default") == 200
 
     def _status(self, path: str) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 END_S = 20.0
 """for an orderly end, before it is killed"""
 LOOK_S = 0.02
-"""between two looks at what tells nobody when it changes"""
+"""between two polls"""
 PORTS = range(20_000, 32_000)
 """below the kernel's own choices for outgoing connections, which would take a port while its program restarts"""
 LOG_LINES = 20
@@ -30,7 +30,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that nobody has at this moment."""
+    """Ports of the loopback interface that are free at this moment."""
     chosen: list[int] = []
     for port in random.sample(PORTS, len(PORTS)):
         with socket.socket() as trial:

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 async def until(look: Callable[[], Awaitable[T]], *, what: str, within_s: float = WAIT_S) -> T:
-    """The first answer that is something; what tells nobody when it changes has to be asked again and again."""
+    """Polls until `look` returns a true value, and returns that."""
     try:
         async with asyncio.timeout(within_s):
             while not (answer := await look()):

@@ -111,7 +111,7 @@ class TcpProxy:
             call.asks = call.is_answered
             sink.write(data)
             await sink.drain()
-        # The other way has nobody to speak to any more.
+        # The other direction has no peer any more.
         raise ConnectionResetError
 
     async def _pass_answers(self, call: Call, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:

@@ -234,7 +234,7 @@ def test_helm_installs_it_and_says_what_to_do_next(installed: ChartInstall, helm
         assert text in notes, notes
 
 
-# -- the webhook's conditions; nobody answers it here, so a pod that it is asked about cannot be created
+# -- match conditions of the webhook; nothing serves it here, so a pod that matches cannot be created
 
 
 @pytest.mark.parametrize(
@@ -371,9 +371,7 @@ async def made_node(api: Client, name: str) -> str:
     return NODES.path(name=name)
 
 
-async def test_how_an_agent_works_is_written_on_its_node_by_nobody_else(
-    tenant: Client, installed: ChartInstall
-) -> None:
+async def test_only_the_agent_of_a_node_writes_how_it_hands_over(tenant: Client, installed: ChartInstall) -> None:
     node = await made_node(tenant, "n1")
     agent = {"tessera.io/agent": "env,hami-core"}
     assert (await tenant.patch(node, annotated(agent))).status == 403

@@ -1,4 +1,4 @@
-"""Who may have the scheduler decide: kube-scheduler on the same machine, and nobody else, on no listener."""
+"""Only kube-scheduler on the same machine may call filter and bind, on any listener."""
 
 from __future__ import annotations
 

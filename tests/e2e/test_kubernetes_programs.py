@@ -33,7 +33,7 @@ def environ(tmp_path: Path) -> dict[str, str]:
 
 
 def silent(text: str) -> None:
-    """For builds that nobody waits for."""
+    """Discards progress messages."""
 
 
 def test_assets_win_over_path_and_path_over_the_cache(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ async def test_kubectl_shows_what_to_write_instead(plane: ControlPlane, tmp_path
 
 
 async def test_a_deployment_shows_why_its_pods_are_refused(plane: ControlPlane) -> None:
-    """Nobody sees the pod that was not created: kubectl shows the reason on what should have made it."""
+    """A refused pod is never created: kubectl shows the reason on the object that should have created it."""
     template = {"metadata": {"labels": {"app": "a"}}, "spec": {"containers": [container("main", gpu=1, mem="2Gi")]}}
     spec = {"replicas": 1, "selector": {"matchLabels": {"app": "a"}}, "template": template}
     async with cluster(plane, [node()], scheduling=False) as found:

@@ -151,10 +151,10 @@ async def test_the_scheduler_makes_its_own_certificates_and_new_ones_while_pods_
 
 
 async def shown(found: Cluster) -> bytes:
-    """The certificate of the webhook, whoever signed it."""
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    return await shown_certificate(Address("127.0.0.1", found.replica.webhook_port), anybody)
+    """The certificate of the webhook, without verification."""
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    return await shown_certificate(Address("127.0.0.1", found.replica.webhook_port), unverified)
 
 
 # -- leaders

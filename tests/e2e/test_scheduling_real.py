@@ -43,7 +43,7 @@ def placed(found: Cluster, name: str) -> tuple[str, dict[int, list[int]]]:
 # -- shapes
 
 SHAPES = (
-    # First, while there are two cards that nobody uses.
+    # First, while two cards are free.
     pod("whole", container("a", gpu=2)),
     pod("one", container("a", gpu=1, mem=3000, cores=10)),
     pod("two", container("a", gpu=1, mem=1000), container("b", gpu=1, mem=2000, cores=20)),
@@ -214,7 +214,7 @@ async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None
         await found.create(*(gpu_pod(name, gpu=1, mem=1000) for name in names))
         await found.running(*names)
         await found.at_rest()
-        # Events are written behind everybody's back; an orderly end writes those that are left.
+        # Events are written asynchronously; a clean stop writes those that are left.
         assert await found.replica.stop_tessera() == 0
         asked = found.requests()
         writes = [(each.verb, each.resource, each.name) for each in asked if each.writes and each.resource != "events"]

@@ -101,7 +101,7 @@ async def test_killed_in_the_middle_of_the_write(plane: ControlPlane, landed: bo
         found.replica.tessera.kill()
         with pytest.raises(ExtenderError):
             await binding
-        # What was held is gone with those who held it.
+        # What was held is lost with the connection.
         proxy.cut()
         proxy.flow()
         assert bool(node_of(found.pod("p"))) is (ALLOCATED in annotations_of(found.pod("p"))) is landed
@@ -154,7 +154,7 @@ async def waits(found: Cluster) -> bool:
 
 
 async def test_watches_that_are_cut_again_and_again_lose_nothing(plane: ControlPlane) -> None:
-    """Each time while pods come and go; what ended while nobody could hear of it is free afterwards."""
+    """Each time while pods come and go; cards of pods that ended meanwhile are free afterwards."""
     async with (
         tcp_proxy(plane) as proxy,
         cluster(plane, [node("n1"), node("n2", 2)], f"--kubeconfig={proxy.kubeconfig()}") as found,

@@ -1,4 +1,4 @@
-"""Serving certificates: from files that change, and our own in a Secret, kept right whoever disturbs them."""
+"""Serving certificates: from files that change, and self-managed in a Secret that other clients may change."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def bundle(plane: ControlPlane) -> bytes:
 
 
 async def register(plane: ControlPlane, at: Address) -> None:
-    """The webhook configuration as a chart makes it: nobody knows the authority yet."""
+    """The webhook configuration as a chart makes it, still without a CA bundle."""
     rule = {"operations": ["CREATE"], "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"]}
     webhook = {
         "name": "vgpu.hami.io",
@@ -234,7 +234,7 @@ async def test_a_secret_that_was_deleted_is_made_again_and_the_apiserver_trusts_
 )
 @pytest.mark.usefixtures("_hurried")
 @on_uvloop
-async def test_a_bundle_that_somebody_else_changed_is_put_right(foreign: bytes) -> None:
+async def test_a_bundle_that_another_client_changed_is_repaired(foreign: bytes) -> None:
     with captured() as logs:
         settings = Settings(listeners=LISTENERS, tls=OWN)
         async with ControlPlane() as plane, running(plane, settings) as process:

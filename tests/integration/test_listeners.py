@@ -1,4 +1,4 @@
-"""Who is served where: webhook over TLS, filter and bind for this machine only, HAMi's single listener the same."""
+"""Which listener serves what: the webhook over TLS, filter and bind for this machine only, or one for all."""
 
 from __future__ import annotations
 

@@ -183,10 +183,10 @@ async def test_bug_13_an_address_that_is_taken_ends_it_with_an_error(tmp_path: P
         assert await MonitorProcess(taken, node.plane.client, host=Cards()).run() == 1
 
 
-async def test_bug_13_a_fault_that_nobody_foresaw_ends_it_with_an_error(tmp_path: Path) -> None:
+async def test_bug_13_an_unexpected_fault_ends_it_with_an_error(tmp_path: Path) -> None:
     class Broken(Cards):
         def read(self) -> tuple[CardUsage, ...]:
-            raise RuntimeError("nobody foresaw this")
+            raise RuntimeError("unexpected")
 
     async with monitored(tmp_path) as node:
         settings = MonitorSettings(node_name=NODE, base=tmp_path, metrics=Address("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""A changed device configuration takes effect without a restart; a broken one does not; nobody loses a card over it."""
+"""A changed device configuration takes effect without a restart; a broken one does not; no pod loses a card."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ async def test_a_pod_between_filter_and_bind_keeps_its_card(tmp_path: Path) -> N
 
 
 @on_uvloop
-async def test_a_signal_without_a_change_disturbs_nobody(tmp_path: Path) -> None:
+async def test_a_signal_without_a_change_changes_nothing(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         world.plane.server.journal.clear()
         world.file.write_text("# The same in other words.\n" + config())

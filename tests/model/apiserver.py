@@ -169,7 +169,7 @@ class SimulatedApiserver:
         except ApiError as error:
             if not call.answer.done():
                 call.answer.set_exception(error)
-                call.answer.exception()  # Nobody may be waiting any more.
+                call.answer.exception()  # The caller may be gone.
         else:
             if not call.answer.done():
                 call.answer.set_result(done)

@@ -35,7 +35,7 @@ class Fault(Enum):
     UNHEARD = "lost on the way back"
     LATE = "no answer, and the effect comes afterwards"
     TOO_MANY = "refused for now"
-    CONFLICT = "somebody else was faster"
+    CONFLICT = "another client was faster"
     TIMED_OUT = "done, but the server says it took too long"
     SLOW = "done, after many seconds"
     UNWELL = "the server has a problem"

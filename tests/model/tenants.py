@@ -57,7 +57,7 @@ class Tenants:
             template = replace(template, metadata=Metadata(annotations=annotations, labels={kind: ""}))
         pod = self.api.create_pod(template, namespace=namespace, name=name, node=node)
         if kind == "readable":
-            self.bindings.excuse_pod(pod, "bound by somebody else")
+            self.bindings.excuse_pod(pod, "bound by another program")
         return f"{namespace}/{name} on {node}: {kind}"
 
     def delete_pod(self) -> str | None:

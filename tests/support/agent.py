@@ -196,7 +196,7 @@ class AgentNode:
     ) -> messages.ContainerAllocateResponse:
         """One container's devices as kubelet gets them: a preference, Allocate, and then they are held.
 
-        `holder`: the pod and container that PodResources names from then on; by default nobody."""
+        `holder`: the pod and container that PodResources names from then on; by default none."""
         taken = {each for ids in self.resources.held.values() for each in ids}
         free = [each for each, health in self.kubelet.health.items() if health == "Healthy" and each not in taken]
         (preferred,) = await self.kubelet.prefer(free, size=count)
@@ -209,7 +209,7 @@ class AgentNode:
     # -- waiting
 
     async def until(self, predicate: Callable[[], object], *, what: str = "") -> None:
-        """For what only the agent knows, which tells nobody when it changes."""
+        """Polls a condition of the agent that no event announces."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while not predicate():

@@ -1,5 +1,5 @@
-"""What others do to an agent's node through the API, and what they see of it: a scheduler that locks and reads
-registrations, kubelet that ends a pod, and whoever counts the agent's writes."""
+"""The API as other programs use it around an agent: a scheduler that locks the node and reads its registration, a
+kubelet that ends a pod, and a count of the agent's writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def registered(node: AgentNode, predicate: Callable[[list[Json]], object] 
 
 
 async def take_lock(node: AgentNode, pod: str) -> str:
-    """The node's lock is this pod's, until somebody releases it."""
+    """Locks the node for this pod."""
     text = f"{LOCKED_AT},default,{pod}"
     await node.plane.client.patch(NODES.path(name=NODE), {"metadata": {"annotations": {NODE_LOCK: text}}})
     return text

@@ -107,11 +107,11 @@ class FakeCluster:
         self.changes.append(("node", name))
 
     def annotate(self, name: str, **annotations: str | None) -> None:
-        """Somebody else changes a node."""
+        """Another client changes a node."""
         self._store_node(name, _annotated(self.nodes[name], annotations))
 
     def mark_pod(self, key: str, annotations: Annotations) -> None:
-        """Somebody else changes a pod."""
+        """Another client changes a pod."""
         self._store_pod(key, _annotated(self.pods[key], annotations))
 
     # -- Cluster

@@ -149,7 +149,7 @@ class ModelHardware:
         return self.cards[uuid].busy or any(serial(each) in self.used for each in self.cards[uuid].instances)
 
     def foreign(self, uuid: str, profile: str, start: int) -> MigInstance:
-        """Somebody makes an instance by hand."""
+        """An administrator creates an instance by hand."""
         offer = next(each for each in H200 if each.name == profile)
         place = next(each for each in offer.placements if each.start == start)
         self.cards[uuid].enabled = True

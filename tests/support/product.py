@@ -33,9 +33,9 @@ from tests.support.replica import Replica
 LOOPBACK = Address("127.0.0.1", 0)
 LISTENERS = Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK)
 PATIENCE_S = 60.0
-"""for something that never happens; long, because machines that run tests are slow at times"""
+"""before an event that never happens fails the test; long, because test machines are slow at times"""
 LOOK_S = 0.005
-"""between two looks at what only the scheduler knows"""
+"""between two polls"""
 
 Json = dict[str, Any]
 

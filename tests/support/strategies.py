@@ -349,7 +349,7 @@ def pod_requests(vendors: Sequence[str], uid: str) -> st.SearchStrategy[PodReque
 
 @st.composite
 def foreign_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> PodFacts:
-    """A pod that somebody else placed, by whatever rules: it may overcommit cards or hold ones that are not there."""
+    """A pod placed by another scheduler, by any rules: it may overcommit cards or hold cards that do not exist."""
     vendor = draw(st.sampled_from(vendors))
     node = draw(st.sampled_from(NODES))
     roles = draw(st.sampled_from(ROLES))

@@ -145,7 +145,7 @@ def ensure(names: Sequence[str] = PLANE, *, tell: Tell, environ: Mapping[str, st
     if shutil.which("go", path=environ.get("PATH")) is None:
         raise Missing([name for name in names if name not in found], cache(environ))
     with _alone(cache(environ)):
-        # Whoever had the lock before may have built them.
+        # The previous holder of the lock may have built them.
         found = find(names, environ)
         for name in names:
             if name not in found:
@@ -188,7 +188,7 @@ def _build(tool: Tool, *, tell: Tell, environ: Mapping[str, str]) -> None:
 
 
 def _stamps(module: Module) -> str:
-    """The programs tell each other their version, and v0.0.0 is one that nobody wants to speak to."""
+    """The programs exchange their versions, and refuse v0.0.0."""
     version = module.version
     major, minor, _ = version.removeprefix("v").split(".", 2)
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
@@ -198,7 +198,7 @@ def _stamps(module: Module) -> str:
         for key, text in (("gitVersion", version), ("gitMajor", major), ("gitMinor", minor))
     }
     if module is HELM:
-        # The Kubernetes that charts are rendered and judged for, where nobody says another.
+        # The default version of Kubernetes for which helm renders and checks charts.
         minor = module.version_of("k8s.io/client-go").split(".")[1]
         values = {"helm.sh/helm/v3/internal/version.version": version}
         for package in ("helm.sh/helm/v3/pkg/chartutil", "helm.sh/helm/v3/pkg/lint/rules"):

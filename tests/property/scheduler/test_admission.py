@@ -1,4 +1,4 @@
-"""Admission of pods that nobody thought of."""
+"""Admission of arbitrary pods."""
 
 from __future__ import annotations
 

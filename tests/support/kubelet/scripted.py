@@ -1,7 +1,7 @@
-"""A kubelet as a device plugin meets it: serves Register, calls back before it answers, and listens to the list.
+"""A kubelet as a device plugin sees it: it serves Register, calls the plugin back, and reads ListAndWatch.
 
-As the real one does, it deletes every socket in its folder when it starts, and drops the older stream of a plugin that
-registers again. Its restarts, silences and refusals are scripted.
+Like the real one, it deletes every socket in its folder at start, and closes the older stream of a plugin that
+registers again. Tests script its restarts, silences and refusals.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 
 WAIT_S = 60.0
-"""for something that never happens"""
+"""before an event that never happens fails the test"""
 CALL_S = 10.0
 
 
@@ -34,13 +34,13 @@ class ScriptedKubelet:
     def __init__(self, folder: Path) -> None:
         self.socket = folder / "kubelet.sock"
         self.refusals: list[str] = []
-        """texts with which the next Register calls are refused"""
+        """errors for the next Register calls"""
         self.listens = True
         """whether a registration is followed by ListAndWatch"""
         self.registrations: list[messages.RegisterRequest] = []
-        """those that were taken"""
+        """those that were accepted"""
         self.options: list[messages.DevicePluginOptions] = []
-        """as asked for during each registration"""
+        """as read during each registration"""
         self.lists: list[dict[str, messages.Device]] = []
         """devices by id, in the order in which the lists came"""
         self.latest: dict[str, dict[str, messages.Device]] = {}
@@ -49,7 +49,7 @@ class ScriptedKubelet:
         """how streams ended"""
         self._server: aio.Server | None = None
         self._channels: dict[str, aio.Channel] = {}
-        """by resource, the one that registered last at the end"""
+        """by resource; the plugin that registered last is at the end"""
         self._streams: dict[str, asyncio.Task[None]] = {}
         self._news = asyncio.Event()
         self._pin = -1
@@ -65,7 +65,7 @@ class ScriptedKubelet:
         if self._pin >= 0:
             os.close(self._pin)
 
-    # -- its life
+    # -- start and stop
 
     async def start(self) -> None:
         """Clears the folder and serves."""
@@ -78,13 +78,13 @@ class ScriptedKubelet:
         self._server = aio.server(handlers=[handlers])
         self._server.add_insecure_port(channels.target(self.socket))
         await self._server.start()
-        # While the file is held, no later one can get its inode number; a real kubelet takes longer to come back.
+        # While the file is open, no later one gets its inode number, as after the slower restart of a real kubelet.
         released, self._pin = self._pin, os.open(self.socket, os.O_PATH)
         if released >= 0:
             os.close(released)
 
     async def stop(self, *, leaving_socket: bool = False) -> None:
-        """Nobody answers any more; what a killed one leaves behind is a socket that refuses."""
+        """Stops serving. `leaving_socket`: as after SIGKILL, with a socket file that refuses connections."""
         await self._forget()
         if self._server is not None:
             await self._server.stop(None)
@@ -98,7 +98,7 @@ class ScriptedKubelet:
         await self.start()
 
     async def hang_up(self) -> None:
-        """Ends the stream, as after a fault of its own, and forgets the plugin."""
+        """Closes the stream, as after a fault in kubelet, and forgets the plugin."""
         await self._forget()
 
     # -- what it saw
@@ -110,12 +110,12 @@ class ScriptedKubelet:
                 await self._news.wait()
 
     async def registered(self, times: int = 1) -> messages.RegisterRequest:
-        """The registration of this number."""
+        """Waits for the registration with this number."""
         await self.until(lambda: len(self.registrations) >= times)
         return self.registrations[times - 1]
 
     async def listed(self, predicate: Callable[[dict[str, str]], object] = bool) -> dict[str, str]:
-        """Health by device id, as soon as the latest list is such."""
+        """Health by device id, as soon as the latest list satisfies the predicate."""
         await self.until(lambda: self.lists and predicate(self.health))
         return self.health
 
@@ -123,10 +123,10 @@ class ScriptedKubelet:
     def health(self) -> dict[str, str]:
         return {name: device.health for name, device in self.lists[-1].items()}
 
-    # -- what it asks
+    # -- calls
 
     async def allocate(self, *containers: list[str], resource: str | None = None) -> messages.AllocateResponse:
-        """`resource`: of whose plugin; that of the one that registered last where it is not said."""
+        """`resource`: whose plugin to call; by default the one that registered last."""
         requests = [messages.ContainerAllocateRequest(devices_ids=ids) for ids in containers]
         channel = self.channel if resource is None else self._channels[resource]
         return await channels.unary(channel, methods.ALLOCATE)(
@@ -150,7 +150,7 @@ class ScriptedKubelet:
         assert self._channels, "no plugin is registered"
         return next(reversed(self._channels.values()))
 
-    # -- its side of the protocol
+    # -- the protocol
 
     async def _register(
         self,
@@ -183,7 +183,7 @@ class ScriptedKubelet:
         self._news.set()
 
     async def _forget(self, *resources: str) -> None:
-        """The plugins of these resources, or all."""
+        """Forgets the plugins of these resources, or all."""
         for resource in resources or tuple(self._channels):
             stream = self._streams.pop(resource, None)
             if stream is not None:

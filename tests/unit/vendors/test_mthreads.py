@@ -165,7 +165,7 @@ def test_a_later_container_is_refused_other_cards(vendor: MThreads) -> None:
     assert misfit.counts == ((Reason.CARD_INSUFFICIENT_MEMORY, 1), (Reason.CUSTOM_RULE, 1))
 
 
-def test_a_whole_card_is_refused_while_somebody_shares_it(vendor: MThreads) -> None:
+def test_a_whole_card_is_refused_while_another_pod_shares_it(vendor: MThreads) -> None:
     (card,) = cards(vendor, 1)
     card.take(Use(slots=1, memory=1024, cores=4))
     misfit = vendor.fit(ask(Request("Mthreads", 1, memory=1024, cores=16), [card]))

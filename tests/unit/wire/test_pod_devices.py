@@ -116,6 +116,6 @@ def test_thousands_of_entries_are_read() -> None:
         DeviceEntry("a", "NVIDIA", 1, 2**31),
     ],
 )
-def test_an_entry_that_nobody_could_read_back_is_not_written(entry: DeviceEntry) -> None:
+def test_an_entry_that_could_not_be_decoded_is_not_encoded(entry: DeviceEntry) -> None:
     with pytest.raises(WireError):
         encode_pod_devices([[entry]])

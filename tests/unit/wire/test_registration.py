@@ -224,7 +224,7 @@ def test_a_registration_of_thousands_of_cards_is_read() -> None:
         [Device("a", "V"), Device("a", "V")],
     ],
 )
-def test_devices_that_nobody_could_read_back_are_not_written(devices: list[Device]) -> None:
+def test_devices_that_could_not_be_decoded_are_not_encoded(devices: list[Device]) -> None:
     with pytest.raises(WireError):
         encode_registration_json(devices)
     with pytest.raises(WireError):
