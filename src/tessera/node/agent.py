@@ -157,7 +157,7 @@ class Agent:
             instances=watch.instances,
         )
         self.plugin: Plugin | StaticMig = Plugin(
-            settings, around.fleet, handover.allocator, on_new_kubelet=handover.progress.kubelet_is_new
+            settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet
         )
         if serves_instances(settings):
             self.plugin = build_static_mig(settings, watch, fleet=around.fleet, mode=self.mode, shared=self.plugin)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.node.modes.base import Refused
-from tessera.scheduler.allocation_queue import Shape
 from tessera.wire import keys
 from tests.unit.node.handover.world import World, bound, view
 
@@ -23,15 +22,17 @@ class Plan:
     name: str
     containers: tuple[str, ...]
     inits: int
-    carries: bool
+    uses_downward_api: bool
+
+    def excludes(self, other: Plan) -> bool:
+        """The scheduler's rule: whether the two must not be in handover at the same time."""
+        if not self.uses_downward_api and not other.uses_downward_api:
+            return True
+        return self.uses_downward_api != other.uses_downward_api and not self._counts.isdisjoint(other._counts)
 
     @property
-    def shape(self) -> Shape:
-        entries = (tuple(each.split("/") for each in text.split()) for text in self.containers if text)
-        slices = tuple(tuple((card, int(memory), int(cores), None) for card, memory, cores in one) for one in entries)
-        given = [position for position, text in enumerate(self.containers) if text]
-        inits = frozenset(number for number, position in enumerate(given) if position < self.inits)
-        return Shape(slices, carried=self.carries, inits=inits)
+    def _counts(self) -> set[int]:
+        return {len(text.split()) for text in self.containers if text}
 
 
 class Kubelet:
@@ -65,7 +66,7 @@ class Kubelet:
                 break
             claim = pod.claim(position)
             assert claim is not None
-            if not plan.carries and answer.get("what") != repr(claim.what):
+            if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
                 self.wrong.append(f"{plan.name}/c{position} got {answer}")
             taken += [each for each in ids if each not in taken]
             self._free = [each for each in self._free if each not in ids]
@@ -119,21 +120,19 @@ class Node:
     async def live(self) -> None:
         """Until every pod was there."""
         while self._coming or self._bound or self._running:
-            steps = [self._bind] * (bool(self._coming) * 3) + [self._end] * bool(self._running)
-            steps += [self._admit] * (bool(self._bound) * 2)
+            free = bool(self._coming) and not any(self._waits(self._coming[0], each) for each in self._in_hand())
+            steps = [self._bind] * (free * 3) + [self._admit] * (bool(self._bound) * 2)
+            steps += [self._end] * bool(self._running)
             await self._rng.choice(steps)()
             await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.01, 0.2, 1.0, 4.0)))
         await asyncio.gather(*self._late)
 
     async def _bind(self) -> None:
-        plan = self._coming[0]
-        if any(self._waits(plan, each) for each in self._in_hand()):
-            return
+        plan = self._coming.pop(0)
         self._bound_at[plan.name] = asyncio.get_running_loop().time()
         self._fall_behind()
-        self._coming.pop(0)
-        carried = list(range(len(plan.containers))) if plan.carries else []
-        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, carried=carried, at=self._at))
+        reading = list(range(len(plan.containers))) if plan.uses_downward_api else []
+        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, downward_api=reading, at=self._at))
         self._at += 1
         self._bound.append(plan)
 
@@ -153,11 +152,11 @@ class Node:
         self._world.api.delete(plan.name)
 
     def _waits(self, plan: Plan, other: Plan) -> bool:
-        if not plan.shape.conflicts(other.shape):
+        if not plan.excludes(other):
             return False
-        if plan.carries:
+        if plan.uses_downward_api:
             return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._carried_wait
-        return not other.carries or self._carried_wait > 0
+        return not other.uses_downward_api or self._carried_wait > 0
 
     def _in_hand(self) -> list[Plan]:
         """Pods whose handover the API does not show to be over."""

@@ -8,7 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.node.handover.searching import WATCH_BEHIND_S
+from tessera.node.handover.allocator import WATCH_LAG_S
 from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.looping import in_fake_time
@@ -51,7 +51,7 @@ def test_a_watch_that_is_behind_mixes_nobody_up(coming: list[Plan], rng: random.
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=inf, behind=WATCH_BEHIND_S * 0.75)
+            node = Node(world, coming, rng, carried_wait=inf, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
 
@@ -66,7 +66,7 @@ def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mi
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=CARRIED_WAITS_S, behind=WATCH_BEHIND_S * 0.75)
+            node = Node(world, coming, rng, carried_wait=CARRIED_WAITS_S, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
 

@@ -12,12 +12,13 @@ import pytest
 from tessera.node import cleanup as retiring
 from tessera.node.cleanup import AGAIN_S, retire_mps
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.inventory.null import NullHardware
 from tessera.node.settings import AgentSettings
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import Api
 
 SETTINGS = AgentSettings(node_name="n1")
 
@@ -30,7 +31,7 @@ class Node:
     """Pods that the test says, and daemons on some cards."""
 
     def __init__(self, *daemons: str) -> None:
-        self.pods = NodePods("n1")
+        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.pods.synced()
         self.live: Sequence[Claim] | None = ()
         self.daemons = set(daemons)

@@ -25,7 +25,7 @@ def wanted_of(
     """The instances to make, in order of devices. Raises Refused."""
     if not certain:
         raise Refused("a MIG instance is only made for a container that is known for certain")
-    if claim.carried and not any(strategy.is_cdi for strategy in settings.strategies):
+    if claim.uses_downward_api and not any(strategy.is_cdi for strategy in settings.strategies):
         raise Refused(
             f"container {quoted(claim.container)} takes its devices from its pod's annotations, which would hide a MIG"
             " instance; annotate the pod with nvidia.com/vgpu-mode: mig before it is created"
