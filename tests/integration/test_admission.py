@@ -41,7 +41,7 @@ async def test_a_pod_with_devices_gets_the_scheduler_and_references_to_its_own_s
     ):
         assert env[name]["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.annotations['{key}']"
     assert answer.warnings == [
-        "container main: NVIDIA_VISIBLE_DEVICES: the granted slice decides, the pod's own values do not count"
+        "container main: NVIDIA_VISIBLE_DEVICES: set by the granted slice; the pod's own values are replaced"
     ]
 
 
@@ -139,7 +139,7 @@ async def test_a_pod_of_another_scheduler_passes_with_a_warning(tmp_path: Path) 
     assert answer.body["spec"]["schedulerName"] == "volcano"
     assert "env" not in answer.body["spec"]["containers"][0]
     assert answer.warnings == [
-        "nvidia.com/gpu, nvidia.com/gpumem: nobody grants slices to this pod, because its scheduler is volcano"
+        "nvidia.com/gpu, nvidia.com/gpumem: this pod gets no slices, because its scheduler is volcano"
     ]
 
 
@@ -154,7 +154,7 @@ async def test_a_privileged_container_is_left_alone_and_told_so(tmp_path: Path) 
         answer = await cluster.post_pod(privileged())
     assert answer.body["spec"]["schedulerName"] == "default-scheduler"
     assert answer.warnings == [
-        "container main is privileged: it is left alone, nvidia.com/gpu, nvidia.com/gpumem included"
+        "container main is privileged: it is not changed and gets no slice of nvidia.com/gpu, nvidia.com/gpumem"
     ]
 
 

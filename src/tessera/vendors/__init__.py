@@ -1,4 +1,4 @@
-"""Vendors of accelerators: one file or folder a maker behind the interface in `base`, and nothing of a maker elsewhere.
+"""Vendors of accelerators: one file or folder per maker behind the interface in `base`.
 
-What several makers are built from is in `parts`.
+Everything specific to a maker is here and nowhere else. Building blocks that several makers share are in `parts`.
 """

@@ -1,7 +1,7 @@
-"""AMD: memory in MiB, and cores in per cent that become a number of the card's compute units.
+"""AMD: memory in MiB, and cores in per cent, which are converted to compute units of the card.
 
-A container that names no cores gets all of them, one that names no memory gets all of it. Compute units are what is
-written down and counted; at least one is always given. Only limits are read.
+A container that names no cores or no memory gets all of it. Grants are recorded and counted in compute units, at
+least one per grant. Only limits are read.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Amd(Vendor):
         return cores if isinstance(found, Request) and isinstance(cores, BadRequest) else found
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        """What is registered, as long as the device plugin offers cards: a registration outlives its plugin."""
+        """The registered cards, as long as the device plugin offers any: a registration outlives its plugin."""
         if self.names.count:
             offered = capacity_of(node, self.names.count)
             if isinstance(offered, NodeProblem):
@@ -100,7 +100,7 @@ class Amd(Vendor):
 
 
 def compute_units(total: int, percent: int) -> int:
-    """Units for a part of a card of `total`: rounded down, but at least one."""
+    """Compute units for a percentage of `total`: rounded down, but at least one."""
     return max(1, min(total, total * percent // 100))
 
 

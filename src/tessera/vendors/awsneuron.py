@@ -1,7 +1,7 @@
 """AWS Neuron: whole devices, or NeuronCores of them; a device's cores are a bit mask.
 
-How many cores a device has follows from each node's own capacity and is settled when a node is tried. Several devices
-are always unused neighbours, because only those are linked. A grant is written down with the mask of its cores.
+The number of cores per device follows from each node's capacity, so it is known only when a node is tried. Several
+devices are always unused neighbours, because only those are linked. A grant records the mask of its cores.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
 USUAL_CORES = 2
-"""cores of a device in most instance types; the unit in which requests are written down before a node is known"""
+"""cores per device in most instance types; requests are expressed in it before the node is known"""
 MOST_CORES = 31
-"""cores of a device whose mask still fits a signed 32-bit counter"""
+"""the most cores per device whose mask fits a signed 32-bit counter"""
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 INSTANCE_TYPE = "AWSNodeType"
 ALIGNED_SIZES = (1, 4, 8, 16)
-"""numbers of neighbours that are linked outside Inferentia; their first index is a multiple of the number"""
+"""group sizes that are linked outside Inferentia; a group starts at a multiple of its size"""
 IDS = "ids"
 RESOURCE = "resource"
 
@@ -55,7 +55,7 @@ CHART = NeuronSection(resource_count_name="aws.amazon.com/neuron", resource_core
 
 @dataclass(frozen=True, slots=True)
 class NeuronRequest(Request):
-    """`count` and `cores` are for devices of `USUAL_CORES`; `on` says what they are on others."""
+    """`count` and `cores` assume devices of `USUAL_CORES`; `on` converts them for others."""
 
     whole: bool = False
     """whole devices, however many cores they have"""
@@ -130,7 +130,7 @@ class Neuron(Vendor):
             return cores
         if count == 0:
             return ()
-        # Where no resource is configured for cores nobody can ask for one: a device then is one thing.
+        # Without a resource for cores no pod can ask for one, so a device is indivisible.
         per_device = cores // count if self.names.cores else 1
         if not 1 <= per_device <= MOST_CORES:
             return NodeProblem(
@@ -228,14 +228,14 @@ class Neuron(Vendor):
 
 
 def as_neuron(request: Request) -> NeuronRequest:
-    """A request that did not come from this vendor's own reading means cores."""
+    """A plain request, which this vendor did not parse itself, asks for cores."""
     if isinstance(request, NeuronRequest):
         return request
     return NeuronRequest(vendor=request.vendor, count=request.count, cores=max(request.cores, 1))
 
 
 def free_cores(card: Card) -> list[int]:
-    """Ids on the device, ascending."""
+    """Core ids on the device, ascending."""
     free = card.device.cores & ~card.used_cores
     return [core for core in range(card.device.cores.bit_length()) if free >> core & 1]
 

@@ -1,8 +1,8 @@
-"""The interface of a vendor: everything Tessera knows about a kind of card, in one object.
+"""The interface of a vendor: everything that Tessera knows about one kind of card, in one object.
 
-`Vendor` adds the borders (resource names, admission, requests, registration, annotations) to the decision half in
-`core.rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to make vendors
-from it. The registry finds it there; nothing else has to be touched to add a vendor.
+`Vendor` adds resource names, admission, requests, registration and annotations to the decision rules in
+`core.device_rules.Rules`. A vendor module ends with a `FAMILY`: its section of device-config.yaml and how to build
+vendors from it. The registry finds it there, so adding a vendor touches no other module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NANOSECONDS = 1_000_000_000
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of the config sections: a missing key has the field's default, camelCase on the wire."""
+    """Base of the configuration sections: camelCase on the wire, a missing key has the field's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ NO_NAMES = ResourceNames()
 
 
 class SharedSection(Section, frozen=True, kw_only=True):
-    """The section of a vendor whose cards are shared by memory and cores: the names of the three resources."""
+    """The section of a vendor that shares cards by memory and cores: the three resource names."""
 
     resource_count_name: str = ""
     resource_memory_name: str = ""
@@ -71,7 +71,7 @@ class AnnotationKeys:
     """Annotations that a vendor reads or writes; empty = it has none of that kind."""
 
     register: str = ""
-    """node: what the node agent registered"""
+    """node annotation in which the node agent registers its cards"""
     handshake: str = ""
     to_allocate: str = ""
     allocated: str = ""
@@ -97,29 +97,29 @@ class AnnotationKeys:
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
-    """A registration that cannot be read. Its node is held: unknown is never free."""
+    """A registration that cannot be read. The node takes no pods until it can: unknown is never free."""
 
     text: str
 
 
 class Bound(NamedTuple):
-    """A placement about to be written down."""
+    """A placement that is about to be written."""
 
     pod: PodRequest
     node: str
     grants: tuple[Grants, ...]
-    """this vendor's, one entry a container"""
+    """this vendor's, one entry per container"""
     now: float
     """unix time in seconds"""
 
     @property
     def nanoseconds(self) -> str:
-        """`now` as several plugins read it: unix time in nanoseconds, decimal"""
+        """`now` in the form that several plugins read: unix time in nanoseconds, decimal"""
         return str(round(self.now * NANOSECONDS))
 
 
 class Vendor(Rules):
-    """One backend. Subclasses fill in names and keys and override what differs."""
+    """One vendor. Subclasses fill in names and keys and override what differs."""
 
     names: ResourceNames
     keys: AnnotationKeys = AnnotationKeys()
@@ -159,7 +159,7 @@ class Vendor(Rules):
         )
 
     def settings(self, annotations: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-        """The annotations that only this vendor's rules read, sorted: what neighbours on a card are told of a pod."""
+        """The annotations that only this vendor's rules read, sorted. Rules see them for the pods that share a card."""
         wanted = self.keys.settings
         return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
 
@@ -195,7 +195,7 @@ class Vendor(Rules):
 
 
 def _joined(annotations: Mapping[str, str], keys: Iterable[str]) -> tuple[str, ...]:
-    """Members of several lists that mean the same."""
+    """The union of several comma lists."""
     return tuple(sorted({word for key in keys for word in words(annotations, key)}))
 
 
@@ -217,6 +217,6 @@ class Family:
     chart: Any
     """the section as the chart ships it"""
     build: Callable[[Any, Switches], list[Vendor]]
-    """vendors from a decoded section; called with the schema's empty value where the file has no such section"""
+    """builds vendors from a decoded section; gets the schema's empty value if the file lacks the section"""
     upgrade: Callable[[Any], Any] | None = None
-    """brings an older form of the section into today's"""
+    """converts an older form of the section"""

@@ -1,4 +1,4 @@
-"""The annotations that a binding writes: one atomic record of the decision, in HAMi's words."""
+"""The annotations that a Binding writes: one atomic record of the decision, in HAMi's format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.wire import keys
 def binding_annotations(
     pod: PodRequest, placement: Placement, *, vendors: Mapping[str, Vendor], now: float
 ) -> dict[str, str]:
-    """Node, times, phase and every vendor's own annotations. The label `hami.io/vgpu-node` has the node's name too."""
+    """Node, times, phase and every vendor's annotations. The label `hami.io/vgpu-node` also holds the node's name."""
     second = str(int(now))
     written = {
         keys.ASSIGNED_NODE: placement.node,

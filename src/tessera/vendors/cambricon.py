@@ -1,7 +1,7 @@
-"""Cambricon MLU: cards follow from the node's capacity, memory is counted in units of 256 MiB.
+"""Cambricon MLU: cards are derived from the node's capacity, memory is counted in units of 256 MiB.
 
-Cambricon's own node agent learns a pod's slice from one annotation (`CAMBRICON_DSMLU_PROFILE`), which has room for one
-card of one container; it serialises handover with a lock of its own.
+Cambricon's node agent reads a pod's slice from one annotation (`CAMBRICON_DSMLU_PROFILE`), which holds one card of one
+container. It serialises allocation with a lock of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PROFILE = "CAMBRICON_DSMLU_PROFILE"
 """`<card index>_<cores>_<memory units>`"""
 
 ASSIGNED = ("CAMBRICON_DSMLU_ASSIGNED", "CAMBRICON_DSMLU_ASSIGHED")
-"""HAMi before v2.8 misspelt the key, and agents of that time wait for it: both are written"""
+"""HAMi before v2.8 misspelt the key and its agents wait for that spelling, so both are written"""
 
 
 CHART = SharedSection(

@@ -1,7 +1,7 @@
 """What vendors read of a container, and the draft they edit at admission.
 
-A draft starts as a copy of the pod; vendors change it in place through operations that may be repeated without
-further effect. The webhook compares draft and original and sends only what differs.
+A draft starts as a copy of the pod; vendors change it in place through idempotent operations. The webhook compares
+draft and original and sends only what differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
 from tessera.wire.quotes import shortened
 
 INT32_MAX = 2**31 - 1
-"""counters are signed 32-bit on the wire: nothing larger can be written down"""
+"""counters are signed 32-bit on the wire"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class BadPod:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """A pod that must not be admitted; `text` is what the user reads."""
+    """A pod that must not be admitted; the user reads `text`."""
 
     text: str
 
@@ -54,7 +54,7 @@ class Resources:
     requests: dict[str, QuantityText] = field(default_factory=dict)
 
     def text(self, name: str, *, limits_only: bool = False) -> QuantityText | None:
-        """The value as written: limits first, then requests. An empty name is never there."""
+        """The value as written: limits first, then requests. None for an empty name."""
         if not name:
             return None
         value = self.limits.get(name)
@@ -65,7 +65,7 @@ class Resources:
     def amount(
         self, name: str, *, least: int = 0, most: int = INT32_MAX, limits_only: bool = False, unit: str = ""
     ) -> int | BadRequest | None:
-        """A whole number between `least` and `most`; None where the container does not name the resource."""
+        """A whole number between `least` and `most`; None if the container does not name the resource."""
         text = self.text(name, limits_only=limits_only)
         if text is None:
             return None
@@ -123,7 +123,7 @@ class PodDraft:
 
 
 def words(annotations: Mapping[str, str], key: str, *, lower: bool = False) -> tuple[str, ...]:
-    """A comma list from an annotation: trimmed, without empty members, sorted and without repeats."""
+    """A comma list from an annotation: trimmed, sorted, without empty members or duplicates."""
     text = annotations.get(key)
     if not text:
         return ()

@@ -1,4 +1,4 @@
-"""Hygon DCU: the generic rules with lists of models and uuids, registered by a node agent in the text form.
+"""Hygon DCU: the generic rules with lists of models and uuids; a node agent registers cards in the text form.
 
 A container that names no cores takes the whole card.
 """

@@ -1,7 +1,7 @@
-"""Iluvatar: one vendor a chip (section `iluvatars`), and the single one of HAMi v2.4 to v2.7 (section `iluvatar`).
+"""Iluvatar: one vendor per chip (section `iluvatars`), and the single vendor of HAMi v2.4 to v2.7 (`iluvatar`).
 
-Memory is counted in units of 256 MiB. Several cards are always whole ones: the webhook asks for all their cores. The
-old vendor exists only where an old file configures it, and writes the annotations that the agents of its time read.
+Memory is counted in units of 256 MiB. Several cards are always whole cards: the webhook requests all their cores. The
+old vendor exists only where an old file configures it, and writes the annotations that agents of its time read.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Iluvatar(Vendor):
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         count = container.amount(self.names.count, limits_only=True)
         if isinstance(count, int) and count > 1 and self.names.cores:
-            # Both, since the apiserver has already copied a limit that is replaced here into the requests.
+            # Both, because the apiserver has already copied the limit into the requests.
             container.set_both(self.names.cores, count * CORES_PER_CARD)
         return count is not None
 

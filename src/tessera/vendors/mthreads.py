@@ -1,7 +1,7 @@
-"""Moore Threads: a card has 16 cores and 96 units of memory, 512 MiB each; amounts in a pod are sums over its cards.
+"""Moore Threads: a card has 16 cores and 96 memory units of 512 MiB; a pod's amounts are sums over its cards.
 
-Several cards are always whole ones, one card may be cut at fixed sizes. All containers of a pod that use MThreads share
-the cards of the first of them: MThreads' node agent learns one list of cards for the whole pod.
+Several cards are always whole cards; one card may be cut at fixed sizes. All containers of a pod that use MThreads
+share the cards of the first of them, because MThreads' node agent gets one list of cards per pod.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class MThreads(Vendor):
         super().__init__(section.names())
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
-        # Any integer is read here, so that zero and less get the vendor's own sentence.
+        # Zero and negative numbers are accepted here, so that they get the vendor's own message.
         count = container.amount(self.names.count, least=-INT32_MAX)
         if count is None or isinstance(count, BadRequest):
             return count is not None
@@ -70,7 +70,7 @@ class MThreads(Vendor):
         return True
 
     def _take_whole(self, container: ContainerDraft, count: int) -> None:
-        """Set all cores and memory, in both places: the apiserver has already copied limits into requests."""
+        """Set all cores and memory in limits and requests: the apiserver has already copied limits into requests."""
         if self.names.cores:
             container.set_both(self.names.cores, count * CORES_PER_CARD)
         if self.names.memory:

@@ -1,7 +1,7 @@
-"""Nodes and quotas of the API as the core sees them.
+"""Converts API nodes and quotas to core values.
 
-A registration that cannot be read, or that names a card twice, gives the node a problem: it keeps what it has and
-takes nothing new.
+A registration that cannot be read, or that names a card twice, gives the node a problem: it keeps its pods and takes
+no new ones.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def node_facts(node: Node, vendors: Mapping[str, Vendor]) -> NodeFacts:
 
 
 def quota_facts(quota: ResourceQuota, vendors: Mapping[str, Vendor]) -> QuotaFacts:
-    """The limits on device resources; a fraction is rounded down. Scopes are ignored: a limit holds for all pods."""
+    """The limits on device resources, rounded down. Scopes are ignored: a limit applies to all pods."""
     ours = {name for v in vendors.values() for name in (v.quota_memory, v.quota_cores) if name}
     limits: dict[str, int] = {}
     for name, text in (quota.spec.hard or {}).items():

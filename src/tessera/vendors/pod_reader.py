@@ -1,7 +1,7 @@
-"""Pods of the API as the core sees them: what they ask (`pod_request`) and what they hold (`pod_facts`).
+"""Converts API pods to core values: what a pod requests (`pod_request`) and what it holds (`pod_facts`).
 
-Asking fails closed: a value that cannot be honoured refuses the pod. Holding fails safe: what is readable counts,
-what is not holds the node, and where positions cannot be trusted every container counts as running to the end.
+Requests fail closed: a value that cannot be honoured refuses the pod. Holdings fail safe: what can be read counts,
+what cannot be read blocks the node, and where positions cannot be trusted every container counts as running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tessera.wire.pod_devices import salvage_pod_devices
 from tessera.wire.scoring_weights import decode_scoring_weights
 
 REMEMBERED = 1024
-"""different amounts of containers; then all are read afresh"""
+"""distinct resource lists kept; then the cache is cleared"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 RUNNING = Span(Role.APP)
@@ -31,7 +31,7 @@ RUNNING = Span(Role.APP)
 
 @dataclass(frozen=True, slots=True)
 class PolicyDefaults:
-    """What the flags say where a pod says nothing."""
+    """The policies of pods that name none."""
 
     node: str = "binpack"
     device: str = "spread"
@@ -40,17 +40,17 @@ class PolicyDefaults:
 def pod_request(
     pod: Pod, vendors: Mapping[str, Vendor], defaults: PolicyDefaults = PolicyDefaults()
 ) -> PodRequest | BadPod:
-    """What one pod asks; whoever reads many keeps a `PodReader`."""
+    """Read one pod's request. To read many pods, keep a `PodReader`."""
     return PodReader(vendors, defaults).request(pod)
 
 
 def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
-    """What one pod holds; whoever reads many keeps a `PodReader`."""
+    """Read one pod's holdings. To read many pods, keep a `PodReader`."""
     return PodReader(vendors).facts(pod)
 
 
 class PodReader:
-    """Reads pods with the same vendors. Amounts that were read before are not read again: most pods have sisters."""
+    """Reads pods with one set of vendors. Caches parsed amounts, because most pods are replicas of others."""
 
     def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults = PolicyDefaults()) -> None:
         self._vendors = vendors
@@ -63,7 +63,7 @@ class PodReader:
         self.forget()
 
     def forget(self) -> None:
-        """The vendors are others now."""
+        """Clear all caches, because the vendors changed."""
         self._read.clear()
         self._grants.clear()
         self._allocated.clear()
@@ -72,7 +72,7 @@ class PodReader:
             self._allocated.setdefault(vendor.keys.allocated, {})[key] = vendor
 
     def request(self, pod: Pod) -> PodRequest | BadPod:
-        """The pod's request, or what is wrong with it. Every container has its entry, asking or not."""
+        """The pod's request, or what is wrong with it. Every container has an entry, with or without requests."""
         asks = []
         for container, role in _containers(pod):
             requests = self._requests(container)
@@ -120,9 +120,9 @@ class PodReader:
         return tuple(found)
 
     def facts(self, pod: Pod) -> PodFacts | None:
-        """What the pod holds on its node; None where it holds nothing: not bound, ended, or without an allocation.
+        """What the pod holds on its node; None if it is not bound, has ended or has no allocation.
 
-        Annotations of a pod that is not bound are nobody's word yet: the binding writes them and the node together.
+        Annotations of an unbound pod are not trusted: the Binding writes them together with the node.
         """
         if not pod.spec.node_name or pod.status.phase in ENDED:
             return None
@@ -143,7 +143,7 @@ class PodReader:
         grants: dict[str, tuple[Grants, ...]] = {}
         for key, vendor in written.items():
             text = annotations[vendor.keys.allocated]
-            # With reservations it is not the allocation alone that decides.
+            # With MIG reservations the allocation alone is not the whole record.
             is_plain = not reservations
             found = self._grants.get((key, text)) if is_plain else None
             if found is None:
@@ -154,7 +154,7 @@ class PodReader:
                         self._grants.clear()
                     self._grants[key, text] = found
             if len(found) < len(spans):
-                # HAMi leaves out entries of containers without devices: positions mean nothing then.
+                # HAMi omits entries of containers without devices, so positions cannot be trusted.
                 spans = ()
             grants[key] = found
         metadata = pod.metadata
@@ -191,7 +191,7 @@ def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
 
 
 def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tuple[Grants, ...], list[str]]:
-    """By container, and what cannot be read; reservations that belong to a grant are taken out."""
+    """Grants by container, and what cannot be read. Removes the reservations that belong to a grant."""
     entries, unreadable = salvage_pod_devices(text)
     found = []
     for c, container in enumerate(entries):
@@ -200,7 +200,7 @@ def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tupl
 
 
 def _spans(pod: Pod) -> tuple[Span, ...]:
-    """When each container runs; an init container that ended well does not run again."""
+    """When each container runs; an init container that succeeded does not run again."""
     if not pod.spec.init_containers:
         return (RUNNING,) * len(pod.app_containers)
     ended = {
@@ -227,7 +227,7 @@ def _reservations(annotations: Mapping[str, str]) -> tuple[Reservations, list[st
 
 
 def _granted(grant: Grant, reservations: Reservations, place: tuple[int, int]) -> Grant:
-    """The grant with the reservation that belongs to it, which is taken out; what remains in the end is stray."""
+    """The grant with its MIG reservation, which is removed; reservations that remain in the end are stray."""
     uuid, _ = split_legacy_uuid(grant.uuid)
     reservation = reservations.get(place)
     if reservation is not None and reservation.uuid == uuid:

@@ -1,7 +1,7 @@
-"""All vendors: found by looking through this package, built from the sections of device-config.yaml.
+"""All vendors: discovered in this package, built from the sections of device-config.yaml.
 
-Keys and resource names are unique among the vendors that exist, so that a request has one owner. Reading the file is
-not here: sections arrive as values, decoded or as plain mappings and lists.
+Keys and resource names are unique among vendors, so every request has one owner. This module does not read files:
+sections arrive as values, decoded or as plain mappings and lists.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tessera.wire.device_config import SectionSchema
 
 @cache
 def families() -> tuple[Family, ...]:
-    """The families of every module and folder of this package, sorted by section."""
+    """The families of all modules and folders of this package, sorted by section."""
     modules = pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
     return collect(import_module(module.name) for module in modules)
 
@@ -38,7 +38,7 @@ def collect(modules: Iterable[object]) -> tuple[Family, ...]:
 
 
 def schemas() -> Mapping[str, SectionSchema]:
-    """How each section of the file is read, by its name."""
+    """The schema of each section, by name."""
     return MappingProxyType({f.section: SectionSchema(f.schema, upgrade=f.upgrade) for f in families()})
 
 
@@ -58,7 +58,7 @@ def build_vendors(sections: Mapping[str, Any] | None, switches: Switches) -> dic
 
 
 def unique(built: Iterable[Vendor]) -> dict[str, Vendor]:
-    """The vendors by key, sorted; ValueError where two of them claim the same key or resource name."""
+    """The vendors by key, sorted; ValueError if two claim the same key or resource name."""
     by_key: dict[str, Vendor] = {}
     owners: dict[str, str] = {}
     for vendor in built:
@@ -79,7 +79,7 @@ def _families_of(module: object) -> tuple[Family, ...]:
 
 
 def _section(family: Family, value: Any) -> Any:
-    """A section as its schema has it; what is decoded already passes unchanged."""
+    """A section decoded by its schema; decoded values pass unchanged."""
     if value is None:
         return _empty(family)
     try:

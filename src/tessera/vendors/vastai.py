@@ -1,7 +1,8 @@
 """Vastai: cards by number alone, or the dies of cards.
 
-A node agent that registers dies (`DeviceStrategy` is `die`) names the physical card of each as its `AIC`. Dies of one
-card are given together where possible, and the mutex policy looks at whole cards. A die without an `AIC` is a card.
+A node agent that registers dies (`DeviceStrategy` is `die`) names the physical card of each die as its `AIC`. Dies of
+one card are granted together where possible, and the mutex policy looks at whole cards. A die without an `AIC` is a
+card.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Vastai(Counted):
     def fit(self, ask: Ask) -> Grants | Misfit:
         if not dies(ask.cards):
             return super().fit(ask)
-        # Under the mutex policy a physical card is nobody else's as soon as one of its dies is in use.
+        # Under the mutex policy one die in use makes the whole physical card unavailable.
         alone = "mutex" in ask.pod.device_words
         busy = {physical_card(card.device) for card in ask.cards if card.used > 0} if alone else set()
         fitting, refused = judge_all(ask, lambda card: self._judge_die(card, ask, busy))
@@ -56,7 +57,7 @@ class Vastai(Counted):
         return found
 
     def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
-        """Of every container's dies, the part that is on one physical card."""
+        """The fraction of each container's dies that is on one physical card."""
         own = {card.device.uuid: card.device for card in node.of_vendor(self.key)}
         used = [[own[grant.uuid] for grant in container] for container in grants if container]
         if not all(is_die(device) for container in used for device in container):
@@ -69,7 +70,7 @@ def is_die(device: Device) -> bool:
 
 
 def dies(cards: Sequence[Card]) -> bool:
-    """Whether a node's cards are dies: its first card says so for all."""
+    """Whether a node registers dies: its first card decides for all."""
     first = min(cards, key=lambda card: (card.device.index, card.device.uuid), default=None)
     return first is not None and is_die(first.device)
 
@@ -80,7 +81,7 @@ def physical_card(device: Device) -> str:
 
 
 def _card_by_card(fitting: Fitting) -> Fitting:
-    """Dies of the physical card with most of them first; equal ones in the order of their first die."""
+    """Dies of the physical card with the most dies first; ties in the order of their first die."""
     sizes = Counter(physical_card(card.device) for card, _ in fitting)
     firsts: dict[str, int] = {}
     for position, (card, _) in enumerate(fitting):

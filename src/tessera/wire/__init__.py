@@ -1,4 +1,4 @@
-"""Formats at the border: everything that other programs wrote or will read, encoded and decoded here and nowhere else.
+"""Wire formats: everything that other programs wrote or will read is encoded and decoded here and nowhere else.
 
-Decoding never trusts its input: it answers with a typed value or raises `WireError` with a sentence for people.
+Decoders never trust their input: they return a typed value or raise `WireError` with a readable message.
 """

@@ -1,7 +1,7 @@
-"""AdmissionReview, v1 and v1beta1: what the apiserver asks the webhook, and the answers it understands.
+"""AdmissionReview, v1 and v1beta1: what the apiserver sends to the webhook, and the responses that it accepts.
 
-An answer speaks the version of its request. HTTP status is always 200; `code` inside the answer says what happened.
-Decides nothing about pods: it only carries the object, still raw, and whatever was decided about it.
+A response has the version of its request. The HTTP status is always 200; `code` inside the response says what happened.
+This module decides nothing about pods.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.wire.errors import WireError
 from tessera.wire.objects import Partial, Pod, decode_object
 
 MAX_BODY = 7 * 2**20
-"""bytes; more than the apiserver lets into an object, twice (object and oldObject)"""
+"""bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
 
 CONTENT_TYPE = "application/json"
 KIND = "AdmissionReview"
@@ -54,7 +54,7 @@ class Review:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An answer to a request. Make one with `allowed`, `patched`, `denied` or `errored`."""
+    """A response. Make one with `allowed`, `patched`, `denied` or `errored`."""
 
     allowed: bool
     code: int
@@ -71,7 +71,7 @@ def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
 
 
 def patched(patch: Sequence[Mapping[str, Any]], *, warnings: Sequence[str] = ()) -> Verdict:
-    """Allowed with changes; with no operation at all, allowed as it is."""
+    """Allowed with changes, or unchanged if there are no operations."""
     return Verdict(True, 200, patch=tuple(patch), warnings=tuple(warnings))
 
 
@@ -84,14 +84,14 @@ def errored(code: int, message: str) -> Verdict:
 
 
 def content_refusal(content_type: str) -> Verdict | None:
-    """Why a request of this type is not read."""
+    """Why a request with this content type is refused; empty if it is not."""
     if content_type == CONTENT_TYPE:
         return None
     return errored(BAD_REQUEST, f"contentType={content_type}, expected {CONTENT_TYPE}")
 
 
 def size_refusal(size: int) -> Verdict | None:
-    """Why a body of `size` bytes is not read."""
+    """Why a body of `size` bytes is refused; empty if it is not."""
     if size == 0:
         return errored(BAD_REQUEST, "request body is empty")
     if size > MAX_BODY:
@@ -122,7 +122,7 @@ def decode_review(body: bytes) -> Review:
 
 
 def encode_verdict(verdict: Verdict, review: Review | None) -> bytes:
-    """The answer to `review`; without one (its body could not be read) in the newest version."""
+    """Encode the response to `review`; in the newest version if the request could not be decoded."""
     response: dict[str, Any] = {
         "uid": review.uid if review else "",
         "allowed": verdict.allowed,

@@ -1,6 +1,6 @@
-"""device-config.yaml: one section a vendor, decoded into the types that the vendors declare.
+"""device-config.yaml: one section per vendor, decoded into the types that the vendors declare.
 
-Sections are described by whoever knows them (`schemas`), never here. The same file may hold the configuration of
+The vendors describe their sections (`schemas`). The same file may hold the configuration of
 NVIDIA's own plugin; its keys are left alone. Every problem of the file is reported at once, in a `ConfigError`.
 """
 
@@ -39,12 +39,12 @@ _MAX_NAME = 63
 
 @dataclass(frozen=True, slots=True)
 class SectionSchema:
-    """A section with a history. A section without one is given by its type alone."""
+    """A section with older forms or names. Other sections are given by their type alone."""
 
     type: Any
     upgrade: Callable[[Any], Any] | None = None
-    """brings older forms into today's. Called with the section as a dict or list, whose members it may move but not
-    look into; returns what it was given where there is nothing to do"""
+    """converts older forms. Gets the section as a dict or list, whose members it may move but not inspect, and returns
+    its argument if there is nothing to do"""
     aliases: tuple[str, ...] = ()
     """names that the section had in older versions"""
 
@@ -65,7 +65,7 @@ _LISTS = (inspect.ListType, inspect.VarTupleType)
 
 
 def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections that the file has, by name. A schema is a type or a `SectionSchema`."""
+    """The sections in the file, by name. A schema is a type or a `SectionSchema`."""
     report = Report(file)
     sections = _sections(read_yaml(text, report), report, schemas)
     values = {
@@ -79,12 +79,12 @@ def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> d
 
 
 def dump_device_config(sections: Mapping[str, Any]) -> str:
-    """The file that `load_device_config` reads as `sections`. Keys without value are left out."""
+    """The file that `load_device_config` reads as `sections`. Keys without a value are omitted."""
     return yaml.dump(_without_nulls(msgspec.to_builtins(dict(sections))), Dumper=_Dumper, sort_keys=False, width=120)
 
 
 def resource_name_problem(name: str) -> str | None:
-    """Why `name` cannot be an extended resource of Kubernetes; None if it can, or is empty and names none."""
+    """Why `name` cannot be an extended resource of Kubernetes; None if it can or is empty."""
     domain, slash, last = name.rpartition("/")
     if not name or (slash and _is_domain(domain) and len(last) <= _MAX_NAME and _NAME.match(last)):
         return None
@@ -129,7 +129,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that `yaml_source` would read as something else, and never uses aliases."""
+    """Quotes every text that `yaml_source` would read as another type, and never uses aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

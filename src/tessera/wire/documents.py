@@ -1,7 +1,7 @@
 """A configuration file as a tree that remembers where every value was written, and the error that lists all problems.
 
 `yaml_source` and `json_source` build the tree, `strict` turns it into typed values. A tree is immutable and bounded in
-depth and size, also through YAML aliases: whoever walks one needs no limits of its own.
+depth and size, YAML aliases included, so code that walks it needs no limits of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_ITEMS = 200_000
 """values in a file, those behind aliases counted as often as they are used"""
 
 MAX_PROBLEMS = 50
-"""problems reported for one file; a file with more needs another look anyway"""
+"""problems reported per file"""
 
 ScalarValue = str | int | float | bool | None
 
@@ -90,7 +90,7 @@ def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
 
 
 def as_item(value: Any, line: int) -> Item:
-    """Plain lists, dicts and texts, which may hold items, as an item that was written in `line`."""
+    """Convert plain lists, dicts and texts, which may contain items, to an item of line `line`."""
     match value:
         case Scalar() | Listing() | Table():
             return value
@@ -103,7 +103,7 @@ def as_item(value: Any, line: int) -> Item:
 
 
 def bare(text: str) -> str:
-    """Text from outside as part of a message: one line, bounded, without quotes."""
+    """Foreign text for a message: one line, bounded, without quotes."""
     return quoted(text)[1:-1]
 
 
@@ -143,7 +143,7 @@ class Report:
 
     @property
     def full(self) -> bool:
-        """Further problems are only counted: no need to word them well."""
+        """Further problems are only counted."""
         return len(self._problems) >= MAX_PROBLEMS
 
     def __bool__(self) -> bool:
@@ -156,7 +156,7 @@ class Report:
             self._problems.append(Problem(self.file, line, path, text))
 
     def fatal(self, text: str, *, line: int = 0, path: str = "") -> ConfigError:
-        """The error to raise where reading cannot go on."""
+        """The error to raise when reading cannot continue."""
         self.add(text, line=line, path=path)
         return self.error()
 

@@ -1,4 +1,4 @@
-"""The one exception of this package: text from outside that cannot be understood."""
+"""The one exception of this package: input that cannot be decoded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Words for what a configuration file should have said: the expected type, advice on slips, the key that was meant.
+"""Messages about a configuration file: the expected type, advice on common mistakes, the key that was probably meant.
 
-Says what msgspec types mean to people. Whether a value is right is decided in `strict`.
+Describes msgspec types in plain words. `strict` decides whether a value is valid.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tessera.wire.integers import INT32_MAX
 from tessera.wire.yaml_source import plain_value
 
 _LIST_ALL = 12
-"""with no similar key, name all known ones up to this many"""
+"""if no key is similar, list all known keys up to this many"""
 
 
 def nearest(key: str, known: Iterable[str], *, what: str = "keys") -> str:
-    """A hint to end a message about an unknown key with; `what` there are several of."""
+    """A hint that ends a message about an unknown key; `what` is its plural noun."""
     by_lower = {name.lower(): name for name in known}
     close = get_close_matches(key[:64].lower(), by_lower, n=1)
     if close:
@@ -40,7 +40,7 @@ def is_bool(item: Item) -> bool:
 
 
 def same_kind(info: inspect.Type, item: Item) -> bool:
-    """Whether `item` is of the kind that `info` describes, its exact value apart."""
+    """Whether `item` has the type that `info` describes, regardless of its value."""
     match info, item:
         case inspect.Metadata(type=inner), _:
             return same_kind(inner, item)
@@ -60,7 +60,7 @@ def same_kind(info: inspect.Type, item: Item) -> bool:
 
 
 def bounds_of(info: inspect.IntType | inspect.FloatType) -> tuple[float, float]:
-    """Inclusive bounds; exclusive ones are told apart by the caller."""
+    """The bounds; the caller tells inclusive from exclusive ones."""
     whole = isinstance(info, inspect.IntType)
     low = next((bound for bound in (info.ge, info.gt) if bound is not None), 0 if whole else -math.inf)
     high = next((bound for bound in (info.le, info.lt) if bound is not None), INT32_MAX if whole else math.inf)

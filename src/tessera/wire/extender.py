@@ -1,7 +1,7 @@
 """JSON between kube-scheduler and its extender: what /filter and /bind receive and answer.
 
-The large parts of a filter request (names or whole nodes) stay raw: a caller compares them with the last request's,
-echoes them or decodes them on demand. Keys are capitalised; other spellings are read too, on a slower path, as in Go.
+The large parts of a filter request (names or whole nodes) stay raw: callers compare, echo or decode them on demand.
+Keys are capitalised; other spellings are accepted on a slower path, as Go does.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class FilterArgs(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class GivenNode:
-    """A node of a request, as decoded and as it was written; the second is what goes back."""
+    """A node of a request, decoded and raw; the raw form is echoed."""
 
     node: Node
     raw: Raw
 
 
 class BindingArgs(msgspec.Struct, frozen=True, gc=False):
-    """A bind request. Every field is given."""
+    """A bind request. All fields are set."""
 
     pod_name: str = msgspec.field(name="PodName", default="")
     pod_namespace: str = msgspec.field(name="PodNamespace", default="")
@@ -77,7 +77,7 @@ _NULL = Raw(b"null")
 
 
 def decode_filter_args(body: bytes) -> FilterArgs:
-    """A filter request; raises `WireError` with the text that belongs into the answer's `Error`."""
+    """A filter request; raises `WireError` with the text for the response's `Error`."""
     args = _decode(_filter_args, body, "ExtenderArgs")
     if args.pod is None:
         args = _decode(_filter_args, _recased(body, _FilterArgs), "ExtenderArgs")
@@ -113,7 +113,7 @@ def encode_filter_result(
     unresolvable: Mapping[str, str] | None = None,
     error: str = "",
 ) -> bytes:
-    """The answer to a filter request: names or nodes that fit, reasons for those that do not, or an error."""
+    """The response to a filter request: nodes that fit, reasons for those that do not, or an error."""
     node_list = None if nodes is None else {"metadata": {}, "items": nodes}
     return _encoder.encode(_FilterResult(node_list, node_names, failed, unresolvable, error))
 

@@ -9,7 +9,7 @@ _LITERALS = {
 
 
 def parse_bool(text: str) -> bool | None:
-    """The value of a Go bool literal, or None where the text is not one."""
+    """The value of a Go bool literal, or None."""
     return _LITERALS.get(text)
 
 

@@ -1,6 +1,6 @@
-"""JSON as Go programs read it: keys match whatever their case, unknown keys and nulls do not count.
+"""JSON as Go programs read it: keys match in any case, unknown keys and nulls are ignored.
 
-Only the envelope is here; what the values must be is the business of each format.
+Each format checks its own values.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def encode(value: Any) -> str:
 
 
 def key_table(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """From lower case to the name on the wire, for `fold`."""
+    """A map from lower case to the wire name, for `fold`."""
     return MappingProxyType({name.lower(): name for name in kind.__struct_encode_fields__})
 
 
 def fold(value: Any, keys: Mapping[str, str]) -> Any:
-    """An object with the known keys only, spelled as on the wire; anything else as it is."""
+    """An object with only the known keys, spelled as on the wire; other values unchanged."""
     if not isinstance(value, dict):
         return value
     return {
@@ -54,7 +54,7 @@ def fold(value: Any, keys: Mapping[str, str]) -> Any:
 
 
 def fold_each(value: Any, keys: Mapping[str, str]) -> Any:
-    """`fold` over a list; anything else as it is."""
+    """Apply `fold` to a list; other values unchanged."""
     return [fold(member, keys) for member in value] if isinstance(value, list) else value
 
 

@@ -1,7 +1,7 @@
 """Handshake values on nodes: the scheduler asks with `Requesting_<time>`, a plugin answers with `Reported …`.
 
-Reading never fails: what cannot be understood is `Other`, and a time that cannot be read is None. Times on the wire are
-local to whoever wrote them, so the zone is the caller's to say. What a state means for a node is not decided here.
+Decoding never fails: an unknown value is `Other`, an unreadable time is None. Times on the wire are in the writer's
+local zone, so callers pass a zone. What a state means for a node is not decided here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _REQUESTING = "Requesting"
 _REPORTED = "Reported"
 _DELETED = "Deleted"
 _TIME = re.compile(r"([12][0-9]{3})([-.])([0-9]{2})\2([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})(?:\.[0-9]+)?")
-"""dashes since HAMi v2.5, dots in v2.4; no year so near the ends of the calendar that adding to it could fail"""
+"""dashes since HAMi v2.5, dots in v2.4; years near the ends of the calendar are refused, since adding could overflow"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """Anything else; HAMi treats it like an answer."""
+    """Any other value; HAMi treats it like a report."""
 
     text: str
 
@@ -55,7 +55,7 @@ Handshake = Absent | Requesting | Reported | Deleted | Other
 
 
 def decode_handshake(text: str | None, *, zone: tzinfo) -> Handshake:
-    """A handshake annotation, None where the node has none. HAMi looks for its words anywhere in the text."""
+    """Decode a handshake annotation; None means that it is missing. HAMi finds its keywords anywhere in the text."""
     if text is None:
         return Absent()
     if _REQUESTING in text:

@@ -1,6 +1,6 @@
 """Decimal integers in annotations, read as Go reads them: ASCII digits with an optional sign, nothing else.
 
-Python's own `int` also takes blanks, underscores and other scripts' digits, and time for long texts.
+Python's `int` also accepts blanks, underscores and digits of other scripts, and is slow for long texts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_LENGTH = 64
 
 
 def parse_integer(text: str) -> int | None:
-    """An int64, or None where the text is not one."""
+    """An int64, or None."""
     if len(text) > _MAX_LENGTH or _INTEGER.fullmatch(text) is None:
         return None
     value = int(text)

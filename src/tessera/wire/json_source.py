@@ -1,7 +1,7 @@
 """JSON text to a `documents` tree.
 
-The standard library judges the grammar; the walk over the tokens afterwards only has to find out what stands in which
-line. NaN and Infinity are no JSON and are refused; a key given twice goes to the report.
+The standard library checks the grammar; a second walk over the tokens only finds line numbers. NaN and Infinity are not
+JSON and are refused; a duplicate key is reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Open:
 
 
 def read_json(text: str, report: Report) -> Item:
-    """The tree of `text`; raises `ConfigError` where it is not JSON."""
+    """The tree of `text`; raises `ConfigError` if it is not JSON."""
     text = measured(text, report)
     _check_grammar(text, report)
     stack = [_Open(1)]
@@ -71,7 +71,7 @@ def _put(parent: _Open, item: Item, report: Report) -> None:
 
 
 class _NotJson(ValueError):
-    """A word that Python's reader takes and JSON does not have."""
+    """A word that Python's parser accepts and JSON does not have."""
 
 
 def _refuse_constant(word: str) -> NoReturn:
@@ -80,7 +80,7 @@ def _refuse_constant(word: str) -> NoReturn:
 
 def _check_grammar(text: str, report: Report) -> None:
     try:
-        # Numbers stay text here: their digits may be too many for int() and are judged later.
+        # Numbers stay text here: they may have too many digits for int() and are checked later.
         json.loads(text, parse_int=str, parse_float=str, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise report.fatal(f"not valid JSON: {error.msg} (column {error.colno})", line=error.lineno) from error

@@ -1,4 +1,4 @@
-"""Names of annotations and labels that belong to no vendor. Vendors' own names are in their modules."""
+"""Annotation and label names that belong to no vendor. Vendors' own names are in their modules."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ NODE_POLICY = "hami.io/node-scheduler-policy"
 DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
-"""in spite of its name it holds for cards of every vendor"""
+"""applies to cards of every vendor, despite its name"""
 POD_GROUP = "scheduling.x-k8s.io/pod-group"
-"""label; not empty on members of a group"""
+"""label; set on members of a group"""
 
 # -- pod: a container's slice, read by its own environment through fieldRef
 
 _SLICE = "tessera.io/c{container}.{field}"
 REMEMBERED = 256
-"""names of each kind: every pod with so many containers or devices has the same"""
+"""cached names per kind"""
 
 
 @lru_cache(maxsize=REMEMBERED)
@@ -69,13 +69,13 @@ NODE_LOCK = "hami.io/mutex.lock"
 DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
 AGENT = "tessera.io/agent"
-"""how the agent on this node hands slices over"""
+"""how the agent on this node allocates slices"""
 
 # -- labels of the installation
 
 WEBHOOK = "hami.io/webhook"
 WEBHOOK_IGNORE = "ignore"
-"""on a pod or a namespace: the webhook does not look at it"""
+"""on a pod or a namespace: the webhook ignores it"""
 SCHEDULER_ROLE = "hami.io/scheduler-role"
 ROLE_LEADER = "leader"
 ROLE_FOLLOWER = "follower"

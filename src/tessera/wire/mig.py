@@ -1,7 +1,7 @@
 """MIG reservations: the `hami.io/vgpu-mig-allocations` annotation, and the older notation inside device ids.
 
-A reservation says which instance a container gets on which card. The agent adds the instance's identity when it exists,
-all of it at once. Choosing places is in `core.mig`.
+A reservation says which instance a container gets on which card. The agent adds the instance's ids, all at once, when
+it has created the instance. The choice of placements is in `core.mig`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _PLACEMENT_KEYS = gojson.key_table(_Placement)
 
 
 def decode_mig_allocations(text: str) -> tuple[MigAllocation, ...]:
-    """The reservations of a pod in the order of the annotation; an empty text has none."""
+    """A pod's reservations in the order of the annotation; none for an empty text."""
     members = gojson.decode_array(text, "the MIG annotation") if text else []
     return _checked(_allocation(raw, position) for position, raw in enumerate(members))
 
@@ -73,7 +73,7 @@ def encode_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
 
 
 def split_legacy_uuid(uuid: str) -> tuple[str, tuple[int, int] | None]:
-    """HAMi v2.5 to v2.9 wrote `<card>[<geometry>-<slot>]`: the card, and (geometry, slot) where they are there."""
+    """Split HAMi v2.5 to v2.9's `<card>[<geometry>-<slot>]` into the card and, if present, (geometry, slot)."""
     found = _LEGACY.match(uuid)
     if found is None:
         return uuid, None
@@ -98,7 +98,7 @@ def _allocation(raw: Any, position: int) -> MigAllocation:
 
 
 def _checked(allocations: Iterable[MigAllocation]) -> tuple[MigAllocation, ...]:
-    """The same allocations, every one complete and no two for the same device of a container."""
+    """The same allocations, after checking that each is complete and that no device has two."""
     known: dict[tuple[int, int], MigAllocation] = {}
     for position, allocation in enumerate(allocations):
         if not _is_complete(allocation):

@@ -1,7 +1,7 @@
-"""config.json of the node agent: settings of single nodes that go over those for all nodes.
+"""config.json of the node agent: settings of single nodes that override those for all nodes.
 
-A key that is present overrides, zero, false and the empty text included; a key that is absent does not. Entries for the
-same node apply in order. Modes and strategies are checked here; nothing else in the agent has to expect an unknown one.
+A key that is present overrides, even with zero, false or an empty text. Entries for the same node apply in order. Modes
+and strategies are checked here, so the rest of the agent never sees an unknown one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class DeviceFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `nodeconfig`; `UNSET` where it says nothing."""
+    """One entry of `nodeconfig`; missing keys are `UNSET`."""
 
     name: str
     operatingmode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = UNSET
@@ -52,7 +52,7 @@ class _NodeConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalNodeSettings:
-    """What is configured for all nodes: section nvidia of device-config.yaml and the agent's flags. None = not said."""
+    """Settings for all nodes: the nvidia section of device-config.yaml and the agent's flags. None = not set."""
 
     split_count: int | None = None
     memory_scaling: float | None = None
@@ -69,7 +69,7 @@ _NO_FILTER = DeviceFilter()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSettings:
-    """What holds on one node. The defaults are those of an installation that configures nothing."""
+    """The effective settings of one node. The defaults are those of an installation without configuration."""
 
     split_count: int = 10
     """pods that may share a card"""
@@ -84,7 +84,7 @@ class NodeSettings:
     mig_strategy: MigStrategy = "none"
     filtered: DeviceFilter = _NO_FILTER
     preferred_allocation: bool = True
-    """upstream's kubelets are told so whatever the key says; here an explicit false is kept"""
+    """HAMi ignores the key and always sets it; here an explicit false is respected"""
 
 
 def load_node_config(text: str, *, file: str) -> list[NodeOverride]:
@@ -97,7 +97,7 @@ def load_node_config(text: str, *, file: str) -> list[NodeOverride]:
 
 
 def override_for(overrides: Iterable[NodeOverride], node_name: str) -> NodeOverride:
-    """All entries for one node as one; says nothing where there are none."""
+    """All entries for one node merged into one."""
     merged = NodeOverride(name=node_name)
     for entry in overrides:
         if entry.name == node_name:
@@ -107,12 +107,12 @@ def override_for(overrides: Iterable[NodeOverride], node_name: str) -> NodeOverr
 
 def _said(entry: NodeOverride) -> dict[str, Any]:
     values = {name: getattr(entry, name) for name in entry.__struct_fields__}
-    # An empty word cannot name a mode or strategy: there alone it means "not said", as it always did.
+    # An empty word cannot name a mode or strategy: only there does it mean "not set", as in HAMi.
     return {name: v for name, v in values.items() if v is not UNSET and (v != "" or name == "libcudaloglevel")}
 
 
 def effective(settings: GlobalNodeSettings, override: NodeOverride) -> NodeSettings:
-    """The node's own settings over those for all nodes over the defaults."""
+    """Merge the node's settings over those for all nodes over the defaults."""
     base = NodeSettings()
     return NodeSettings(
         split_count=_first(override.devicesplitcount, settings.split_count, base.split_count),

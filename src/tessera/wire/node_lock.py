@@ -1,6 +1,6 @@
 """The value of `hami.io/mutex.lock` on a node: since when it is held, and for which pod.
 
-A lock without an owner (HAMi v2.4, or names left empty) can only end by its age. Taking and releasing is not here.
+A lock without an owner (HAMi v2.4, or empty names) can only expire. This module does not acquire or release locks.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _OWNED = 3
 _RFC3339 = re.compile(
     r"([12][0-9]{3}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]+))?(Z|[+-][0-9]{2}:[0-9]{2})"
 )
-"""no year so near the ends of the calendar that arithmetic with it could fail"""
+"""years near the ends of the calendar are refused, because arithmetic with them could overflow"""
 _MICROSECOND_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLock:
-    """Who holds a node, and since when."""
+    """Which pod holds a node, and since when."""
 
     time: datetime
     """aware"""

@@ -40,7 +40,7 @@ class FieldRef(Partial, frozen=True):
 
 
 class EnvSource(Partial, frozen=True):
-    """Where a variable's value comes from; other sources than fields are not told apart."""
+    """Where a variable's value comes from; sources other than fields are not distinguished."""
 
     field_ref: FieldRef | None = None
 
@@ -52,7 +52,7 @@ class EnvVar(Partial, frozen=True):
 
     @property
     def field_path(self) -> str | None:
-        """The field of the pod that the value is taken from, where it is."""
+        """The pod field that the value comes from, if it comes from one."""
         source = self.value_from
         if source is None or source.field_ref is None or self.value:
             return None

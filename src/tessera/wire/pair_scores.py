@@ -1,6 +1,6 @@
-"""The `hami.io/node-nvidia-score` annotation: how well each two cards of a node are linked.
+"""The `hami.io/node-nvidia-score` annotation: how well each pair of cards of a node is linked.
 
-Unreadable scores are no reason to lose the node's cards: whoever reads a registration goes on without them.
+Unreadable scores do not cost the node its cards: callers continue without scores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROW_KEYS = gojson.key_table(_Row)
 
 
 def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
-    """Scores by the two uuids; one direction each, as the plugin wrote them."""
+    """Scores by both uuids; each direction as the plugin wrote it."""
     scores: dict[str, Mapping[str, int]] = {}
     for position, raw in enumerate(gojson.decode_array(text, "the pair score annotation")):
         row = gojson.convert(gojson.fold(raw, _ROW_KEYS), _Row, f"pair score {position}")

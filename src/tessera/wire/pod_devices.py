@@ -1,7 +1,7 @@
 """The `…-devices-to-allocate` and `…-devices-allocated` annotations of a pod: which slices its containers got.
 
-One entry for every container, init containers first, so positions are what counts. An encoded value decodes to itself.
-Plugins of HAMi append further empty entries when they hand devices out: compare positions, never lengths.
+One entry per container, init containers first: the position identifies the container. HAMi's plugins append empty
+entries when they allocate, so compare positions, never lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELDS = 4
 
 
 class DeviceEntry(NamedTuple):
-    """One card's slice as it is written down."""
+    """One card's slice on the wire."""
 
     uuid: str
     word: str
@@ -33,7 +33,7 @@ class DeviceEntry(NamedTuple):
 
 
 def has_separator(text: str) -> bool:
-    """Whether the text would fall apart inside this annotation."""
+    """Whether the text contains a separator of this annotation."""
     return _SEPARATORS.search(text) is not None
 
 
@@ -55,7 +55,7 @@ def decode_pod_devices(text: str) -> list[list[DeviceEntry]]:
 
 
 def salvage_pod_devices(text: str) -> tuple[list[list[DeviceEntry]], list[str]]:
-    """What can be read, each entry at its container's position, and a sentence for everything that cannot."""
+    """The readable entries, each at its container's position, and a message for each unreadable one."""
     problems: list[str] = []
     containers = [_readable(piece, problems) for piece in text.split(CONTAINER_END)]
     if not containers[-1]:
@@ -66,7 +66,7 @@ def salvage_pod_devices(text: str) -> tuple[list[list[DeviceEntry]], list[str]]:
 def _readable(container: str, problems: list[str]) -> list[DeviceEntry]:
     entries = []
     for piece in container.split(DEVICE_END):
-        # HAMi's own versions wrote things between these that are no devices.
+        # Some HAMi versions wrote other things between these separators.
         if FIELD_SEPARATOR not in piece:
             continue
         try:
@@ -80,7 +80,7 @@ def _readable(container: str, problems: list[str]) -> list[DeviceEntry]:
 
 
 def _decoded(piece: str) -> DeviceEntry | None:
-    """One device; None for one without a uuid, which is none."""
+    """One device; None for an entry without a uuid."""
     fields = piece.split(FIELD_SEPARATOR)
     if len(fields) < _FIELDS:
         raise WireError(

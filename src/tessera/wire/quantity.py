@@ -1,8 +1,8 @@
 """Kubernetes quantities (`3000`, `2Gi`, `1500m`, `3e3`) as exact numbers.
 
-A text means the same before and after an apiserver rewrote it in canonical form: parts below one nano round away
-from zero and binary sizes stop at the largest int64. Never a float inside, and any text is answered at once.
-Not here: which amounts a resource allows.
+A text means the same before and after the apiserver rewrites it in canonical form: parts below one nano round away from
+zero and binary sizes stop at the largest int64. No floats are used, and the cost is bounded for any text. Which amounts
+a resource allows is not decided here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Foreign text inside messages: quoted, escaped and cut to a bearable length."""
+"""Foreign text in messages: quoted, escaped and shortened."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_QUOTED = 120
 
 
 def shortened(text: str) -> str:
-    """The text itself, or its beginning where it is too long for a message."""
+    """The text, or its beginning if it is too long for a message."""
     return text if len(text) <= MAX_QUOTED else text[:MAX_QUOTED] + "…"
 
 

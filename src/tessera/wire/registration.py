@@ -1,8 +1,8 @@
 """Node annotations in which plugins register their cards, in the text form and in the JSON form.
 
 Both forms are read for every vendor: a value that starts with `[` is JSON. A registration is understood as a whole or
-refused as a whole, because a node whose cards are half known must not take pods. Ids that would not survive inside
-a pod annotation are refused here, before anything can be granted on them.
+refused as a whole, because a node whose cards are half known must not take pods. Ids that a pod annotation cannot hold
+are refused here, before anything can be granted on them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from tessera.wire.quotes import quoted
 from tessera.wire.registration_json import devices_from_json, json_from_devices
 
 _SHORT = 7
-"""fields a device in HAMi v2.4"""
+"""fields per device in HAMi v2.4"""
 _LONG = 9
-"""fields a device since v2.5: the index and the mode were added"""
+"""fields per device since v2.5, which added the index and the mode"""
 
 
 def decode_registration(text: str, *, vendor: str) -> tuple[Device, ...]:

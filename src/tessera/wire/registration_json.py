@@ -1,4 +1,4 @@
-"""The JSON form of a registration: an array of objects from which zero values are left out.
+"""The JSON form of a registration: an array of objects that omit zero values.
 
 A missing `health` therefore means unhealthy. Which ids are acceptable is checked for both forms in `registration`.
 """
@@ -21,7 +21,7 @@ Counter = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
 Numa = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]
 
 _MAX_DEPTH = 8
-"""levels of custominfo; deeper values could exhaust the stack of whoever compares them later"""
+"""levels of custominfo; deeper values could exhaust the stack when they are compared"""
 
 
 class _Placement(msgspec.Struct, frozen=True):

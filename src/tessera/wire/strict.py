@@ -1,7 +1,7 @@
-"""A `documents` tree to typed values, strictly: every value has the type its field declares or is reported with advice.
+"""Decodes a `documents` tree to typed values, strictly: a value of the wrong type is reported with advice.
 
-Fields are described by msgspec (structs, lists, unions, `Meta` bounds). A key without value counts as absent, as in Go.
-Whole numbers are 0 to 2^31-1 unless `Meta` says otherwise; NaN and infinity are no numbers. Nothing is coerced.
+msgspec types describe the fields (structs, lists, unions, `Meta` bounds). A key without a value counts as absent, as in
+Go. Whole numbers are 0 to 2^31-1 unless `Meta` says otherwise; NaN and infinity are refused. Nothing is coerced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tessera.wire.expectations import advice, bounds_of, expected, is_bool, near
 from tessera.wire.quotes import quoted
 
 Check = Callable[[str, str], str | None]
-"""(key, text) -> what is wrong with the text, for rules that a type cannot express"""
+"""(key, text) -> what is wrong with the text; for rules that a type cannot express"""
 
 _BAD: Any = object()
-"""stands for a value that was reported"""
+"""placeholder for a value that was reported"""
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -35,7 +35,7 @@ def decode(
     any_case: bool = False,
     check: Check | None = None,
 ) -> Any:
-    """`item` as a value of `type_`. What is wrong goes to `report`; the value must not be used then.
+    """Decode `item` as `type_`. Problems go to `report`; the value must not be used then.
 
     With `any_case` the case of keys does not matter, as in Go's JSON.
     """
@@ -165,5 +165,5 @@ class _Decoder:
 
 
 def _all_good(whole: Any, parts: Iterable[Any]) -> Any:
-    """`whole`, unless one of its parts was reported: checks of structs only ever see values of the right type."""
+    """`whole`, unless one of its parts was reported, so checks of structs only see values of the right type."""
     return _BAD if any(part is _BAD for part in parts) else whole

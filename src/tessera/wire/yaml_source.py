@@ -1,7 +1,7 @@
-"""YAML text to a `documents` tree, event by event, without recursion and without building what the tree will not hold.
+"""Parses YAML text to a `documents` tree, event by event, without recursion.
 
-Stops at the first level too deep and the first value too many. Knows the plain values of YAML 1.2 plus yes/no/on/off,
-as the Go libraries read them. Tags, merge keys and several documents are refused: no file of ours needs them.
+Stops at the first level too deep and the first value too many. Understands the plain values of YAML 1.2 plus
+yes/no/on/off, as the Go libraries do. Tags, merge keys and multiple documents are refused: our files do not need them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z", re
 _SPECIAL = re.compile(r"[-+]?\.(inf|Inf|INF)\Z|\.(nan|NaN|NAN)\Z")
 
 _DIGITS = 40
-"""longest spelling read as a number; what is longer fits no field and would only cost time"""
+"""characters of the longest number; a longer one fits no field and only costs time"""
 
 
 def plain_value(text: str) -> ScalarValue:
@@ -60,7 +60,7 @@ def plain_value(text: str) -> ScalarValue:
 
 
 def _leading_zero(text: str) -> bool:
-    """012 is octal to some readers and twelve to others: leave it a text, which no number field accepts."""
+    """012 is octal to some parsers and twelve to others: keep it as text, which no number field accepts."""
     digits = text.lstrip("+-")
     return digits.isdigit() and digits.startswith("0") and len(digits) > 1
 
@@ -76,12 +76,12 @@ class _Open:
     entries: dict[str, tuple[Key, Item]] = field(default_factory=dict)
     key: Key | None = None
     bad_key: bool = False
-    """the key was refused: its value is read and dropped"""
+    """the key was refused: its value is dropped"""
 
 
 def read_yaml(text: str, report: Report) -> Item:
-    """The tree of the one document in `text`. Duplicate keys and the like go to `report`; raises `ConfigError` where
-    the text cannot be followed any further."""
+    """The tree of the single document in `text`. Duplicate keys and the like go to `report`; raises `ConfigError` if
+    the text cannot be parsed any further."""
     reader = _Reader(report)
     try:
         for event in yaml.parse(measured(text, report), Loader=_LOADER):
@@ -111,7 +111,7 @@ class _Reader:
             case yaml.DocumentStartEvent():
                 self._documents += 1
                 if self._documents > 1:
-                    raise self._report.fatal("a second document starts here; write one file a document", line=line)
+                    raise self._report.fatal("a second document starts here; write one document per file", line=line)
             case yaml.ScalarEvent():
                 self._untagged(event.tag, line)
                 plain = event.implicit[0]

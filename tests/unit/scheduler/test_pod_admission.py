@@ -107,7 +107,7 @@ def test_a_user_is_told_that_another_scheduler_slices_nothing() -> None:
     warnings = verdict(pod(GPU, schedulerName="volcano")).warnings
     assert warnings == (
         "nvidia.com/gpu, nvidia.com/gpucores, nvidia.com/gpumem: "
-        "nobody grants slices to this pod, because its scheduler is volcano",
+        "this pod gets no slices, because its scheduler is volcano",
     )
     assert verdict(pod(PLAIN, schedulerName="volcano")).warnings == ()
 
@@ -235,7 +235,7 @@ def test_a_privileged_container_is_left_alone_and_its_user_told() -> None:
     assert answer.allowed
     assert answer.patch == ()
     assert answer.warnings == (
-        "container root is privileged: it is left alone, nvidia.com/gpu, nvidia.com/gpumem included",
+        "container root is privileged: it is not changed and gets no slice of nvidia.com/gpu, nvidia.com/gpumem",
     )
 
 
@@ -391,7 +391,7 @@ def test_what_a_tenant_set_instead_does_not_count(entry: Document) -> None:
         assert admitted(document) == clean
         assert verdict(document).warnings == (
             f"container main: {', '.join([entry['name']] * env.count(entry))}: "
-            "the granted slice decides, the pod's own values do not count",
+            "set by the granted slice; the pod's own values are replaced",
         )
 
 

@@ -210,7 +210,7 @@ def test_a_word_may_be_too_short_and_too_long() -> None:
         ("someList: !x [a]", 'f.yaml:1: the tag "!x" is not supported; write the value alone'),
         ("someText: *a", "f.yaml:1: *a is used here but &a is not defined before"),
         ("someList: &a [*a]", "f.yaml:1: *a is used here but &a is not defined before"),
-        ("a: 1\n---\nb: 2", "f.yaml:2: a second document starts here; write one file a document"),
+        ("a: 1\n---\nb: 2", "f.yaml:2: a second document starts here; write one document per file"),
         ("a: b\nc: \ud800", "f.yaml:2: the file is not valid UTF-8"),
         ("- a", "f.yaml:1: expected a table of keys, found a list"),
         ("", "f.yaml: expected a table of keys, found nothing"),

@@ -1,1 +1,1 @@
-"""The webhook's decisions: what a pod becomes at creation, or why it is refused. No HTTP."""
+"""The webhook's decisions: how a pod is changed at creation, or why it is refused. No HTTP."""

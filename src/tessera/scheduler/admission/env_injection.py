@@ -1,7 +1,7 @@
-"""Puts a slice's variables into the containers that get one, in place of whatever the tenant set.
+"""Injects a slice's variables into the containers that get one, replacing the tenant's own values.
 
-Variables that would loosen a limit go too, unless the container has its cards alone. Repeating it changes nothing.
-What comes through `envFrom` is not looked at: it never counts against a variable that is injected here.
+Variables that would loosen a limit are removed, unless the container has its cards alone. Idempotent. `envFrom` is
+ignored: it never overrides an injected variable.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def with_slice_env(
         kept = [entry for entry in containers[position].get("env") or () if sorting.keeps(entry)]
         if sorting.replaced:
             names = listed(sorting.replaced)
-            draft.warn(f"container {name}: {names}: the granted slice decides, the pod's own values do not count")
+            draft.warn(f"container {name}: {names}: set by the granted slice; the pod's own values are replaced")
         if sorting.removed:
             names = listed(sorting.removed)
             draft.warn(f"container {name}: {names} removed: the limits on a shared card are not optional")
@@ -74,7 +74,7 @@ def _requests(
 
 
 class _Sorting:
-    """Tells a container's own variables from those that a slice decides."""
+    """Separates a container's own variables from those that the slice sets."""
 
     def __init__(self, api: DownwardApi, *, written: Mapping[str, str], shared: bool) -> None:
         self._api = api

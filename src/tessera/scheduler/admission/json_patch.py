@@ -1,7 +1,7 @@
 """The smallest JSON patch (RFC 6902) that turns one document into another.
 
-Applied to the original it gives the draft, and it names nothing that did not change. Parts that both documents share
-(the same object in memory) are not looked into: the cost is that of the changes. It applies no patch.
+The patch turns the original into the draft and touches nothing that is equal. Parts that both documents share (the same
+object in memory) are skipped, so the cost follows the changes. This module does not apply patches.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def _diff_objects(original: dict[str, Any], draft: dict[str, Any], path: str) ->
 
 
 def _diff_lists(original: list[Any], draft: list[Any], path: str) -> list[Operation]:
-    """Edits by index. Where they would be more than the members of the draft, the list as a whole."""
+    """Edits by index, or the whole list if that is shorter."""
     operations: list[Operation] = []
     moved = 0
     for begin, gone, come in _gaps(original, draft):
-        # Everything before the gap is as in the draft by now, so its indexes are the draft's.
+        # Everything before the gap already equals the draft, so the draft's indexes apply.
         paired = min(len(gone), len(come))
         for at in range(paired):
             operations += _diff_members(gone[at], come[at], f"{path}/{begin + at}")
@@ -53,7 +53,7 @@ def _diff_lists(original: list[Any], draft: list[Any], path: str) -> list[Operat
 
 
 def _diff_members(old: Any, new: Any, path: str) -> list[Operation]:
-    """Members of lists are known by their name: one with another name is another member, not a changed one."""
+    """List members are identified by name: a member with another name is another member, not a changed one."""
     named = isinstance(old, dict) and isinstance(new, dict)
     if named and old.get("name") != new.get("name"):
         return [{"op": "replace", "path": path, "value": new}]

@@ -1,7 +1,7 @@
-"""Decides about one pod at its creation: changes that complete it, or why it is refused.
+"""Decides about one pod at its creation: the changes that complete it, or why it is refused.
 
-The order of the checks is HAMi's. Refusals by rule have code 403 and HAMi's words first; only a document that is no pod
-has 400. Deciding again about a changed pod changes nothing more. Neither the document nor a quota is touched here.
+The order of the checks is HAMi's. Refusals have code 403 and begin with HAMi's text; only a document that is not a pod
+gets 400. Admitting a changed pod again changes nothing. Neither the document nor the quotas are modified.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tessera.wire.objects import Container, Metadata, Pod
 from tessera.wire.quotes import shortened
 
 DEFAULT_SCHEDULER = "default-scheduler"
-"""what the apiserver writes where a pod names no scheduler"""
+"""the apiserver's default for pods that name no scheduler"""
 
 MAX_WARNINGS = 16
-"""sentences in one answer; the apiserver cuts off what is much longer"""
+"""warnings per response; the apiserver truncates longer lists"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def admit(
     quotas: QuotaBook,
     user: str = "",
 ) -> Verdict:
-    """The answer to the creation of a pod, given as decoded JSON."""
+    """The verdict on the creation of a pod, given as decoded JSON."""
     try:
         pod = msgspec.convert(document, Pod)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -76,7 +76,7 @@ def admit(
 
 
 def shown_name(metadata: Metadata) -> str:
-    """The pod's name in messages; controllers leave it to the apiserver to complete it."""
+    """The pod's name for messages; pods of controllers have only a `generateName` yet."""
     return shortened(metadata.name or metadata.generate_name)
 
 
@@ -87,12 +87,12 @@ def _is_ours(scheduler: str, settings: AdmissionSettings) -> bool:
 
 
 def _foreign(pod: Pod, vendors: Mapping[str, Vendor]) -> list[str]:
-    """Says so where another scheduler gets a pod with devices that only ours can slice."""
+    """Warnings for a pod that asks for slices but uses another scheduler."""
     names = sorted({name for container in _containers(pod) for name in _devices_named(container, vendors)})
     if not names:
         return []
     scheduler = shortened(pod.spec.scheduler_name)
-    return [f"{listed(names)}: nobody grants slices to this pod, because its scheduler is {scheduler}"]
+    return [f"{listed(names)}: this pod gets no slices, because its scheduler is {scheduler}"]
 
 
 def _complete(
@@ -115,7 +115,8 @@ def _complete(
     for position in sorted(left_alone):
         if names := _devices_named(containers[position], vendors):
             draft.warn(
-                f"container {containers[position].name} is privileged: it is left alone, {listed(names)} included"
+                f"container {containers[position].name} is privileged: it is not changed and gets no slice of "
+                f"{listed(names)}"
             )
     changed = with_draft(document, draft)
     if not asks:
@@ -154,7 +155,7 @@ def _mutate(draft: drafts.PodDraft, vendors: Mapping[str, Vendor], left_alone: f
 
 
 def _over_quota(request: PodRequest, namespace: str, vendors: Mapping[str, Vendor], quotas: QuotaBook) -> str:
-    """Which quota the pod breaks on any node, and by how much; empty where it may fit."""
+    """Which quota the pod exceeds on any node, and by how much; empty if it may fit."""
     for key in request.vendors:
         vendor = vendors[key]
         room = quotas.room(namespace, vendor)

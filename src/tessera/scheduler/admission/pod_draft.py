@@ -1,7 +1,7 @@
-"""A pod document as the draft that vendors edit, and the document that their edits make of it.
+"""Converts a pod document to the draft that vendors edit, and their edits back to a document.
 
-The new document shares everything with the old one that no edit touched, which is what makes comparing them cheap. The
-old one is never changed. Quantities that only look different (`16000`, `16k`) are left as they were written.
+The new document shares all unedited parts with the old one, which makes comparing them cheap. The old document is never
+modified. Quantities that are equal but spelled differently (`16000`, `16k`) stay as written.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Entries = Sequence[Document]
 
 
 class Environment(dict[str, str]):
-    """The variables of a container that remembers which of them were written since."""
+    """The variables of a container; remembers which were written."""
 
     def __init__(self, container: Container) -> None:
         super().__init__({entry.name: entry.value for entry in container.env or ()})
@@ -127,7 +127,8 @@ def _equal(one: QuantityText, other: QuantityText) -> bool:
 
 
 def _set(entries: Entries, written: Mapping[str, str]) -> list[Document]:
-    """The entries with these values. A value that already counts, since it is the last of its name, stays untouched."""
+    """The entries with these values. An entry that already takes effect, because it is the last of its name, is
+    kept."""
     last = {entry.get("name"): entry for entry in entries}
     wanted = {name: value for name, value in written.items() if not _says(last.get(name), value)}
     result: list[Document] = []

@@ -1,7 +1,7 @@
-"""What only Tessera writes on pods: the record of an allocation, and everything under its own prefix.
+"""Annotations that only Tessera may write on pods: the record of an allocation, and everything under its own prefix.
 
-A tenant who could write these would hold cards that nobody granted, or take another pod's slice. The webhook refuses
-them at creation; the admission policy that guards later changes is made from the same lists.
+A tenant who could write these would hold cards without a grant, or take another pod's slice. The webhook refuses them
+at creation; the admission policy that guards later changes uses the same lists.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESERVED_LABELS = frozenset({keys.ASSIGNED_NODE})
 _BINDING = (keys.ASSIGNED_NODE, keys.ASSIGNED_TIME, keys.BIND_PHASE, keys.BIND_TIME, keys.MIG_ALLOCATIONS)
 
 MAX_NAMED = 3
-"""names in one sentence; more of them explain nothing"""
+"""names per message"""
 
 
 def reserved_keys(vendors: Mapping[str, Vendor]) -> frozenset[str]:
@@ -29,7 +29,7 @@ def reserved_keys(vendors: Mapping[str, Vendor]) -> frozenset[str]:
 
 
 def reserved_on(metadata: Metadata, vendors: Mapping[str, Vendor]) -> list[str]:
-    """The reserved annotations and labels that an object carries, each in words, sorted by kind and name."""
+    """The reserved annotations and labels of an object, as text, sorted by kind and name."""
     annotations, labels = metadata.annotations, metadata.labels
     found = [f"label {name}" for name in sorted(RESERVED_LABELS.intersection(labels))] if labels else []
     if annotations:

@@ -1,7 +1,7 @@
-"""One call of the webhook: an AdmissionReview in, its answer out.
+"""One call of the webhook: an AdmissionReview in, its response out.
 
-Every body gets an answer that the apiserver understands, a fault of ours (code 500) included. Only creations are
-decided; whatever else a wrong configuration sends here passes unchanged. HTTP itself is not here.
+Every body gets a response that the apiserver understands; an internal fault gets code 500. Only creations are
+decided; anything else that a wrong configuration sends passes unchanged. HTTP is not handled here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def review(
     except WireError as error:
         verdict = admission.errored(admission.BAD_REQUEST, str(error))
     except Exception as error:
-        # One pod that trips over a fault of ours must not take the webhook down for all others.
+        # A fault that one pod triggers must not take the webhook down for all others.
         log.exception("admission failed", namespace=asked.namespace if asked else "", name=asked.name if asked else "")
         verdict = admission.errored(admission.FAULT, f"the webhook failed: {type(error).__name__}")
     observe(verdict)

@@ -1,1 +1,1 @@
-"""The serving certificate: from files, or of our own authority, renewed and shown without a restart."""
+"""The serving certificate: from files or from our own authority, renewed and served without a restart."""

@@ -1,8 +1,8 @@
-"""X.509 in memory: an own authority, serving certificates made by it, and reading what others made.
+"""X.509 in memory: create an authority and serving certificates, and parse existing ones.
 
-Pure but for randomness: no file, no request, no clock (callers pass `now`, unix time in seconds). What it makes passes
-strict verifiers: EC P-256, key identifiers, constraints, names as subject alternatives. It decides nothing; whether a
-certificate should be replaced is in `certificates`.
+Pure except for randomness: no files, no requests, no clock (callers pass `now`, unix time in seconds). Certificates
+pass strict verifiers: EC P-256, key identifiers, constraints, subject alternative names. `renewal` decides when to
+replace a certificate.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ DAY = 86_400.0
 AUTHORITY_SECONDS = 3650 * DAY
 LEAF_SECONDS = 365 * DAY
 BACKDATED = 3600.0
-"""seconds by which a certificate is older than it is, for clocks that are behind"""
+"""seconds of backdating, for clocks that are behind"""
 MAX_COMMON_NAME = 64
 """characters, the limit of X.520; verifiers read the alternative names anyway"""
 MAX_BUNDLE = 64
-"""certificates that are read of one text"""
+"""certificates read from one text"""
 
 _UNREADABLE = (
     ValueError,
@@ -48,7 +48,7 @@ _UNREADABLE = (
     x509.DuplicateExtension,
     x509.UnsupportedGeneralNameType,
 )
-"""what reading foreign certificates can end in"""
+"""exceptions of parsing foreign certificates"""
 
 
 class BadCertificate(Exception):
@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decisions need to know of a certificate; times are unix seconds."""
+    """The facts about a certificate that decisions need; times are unix seconds."""
 
     not_before: float
     not_after: float
@@ -77,7 +77,7 @@ class Facts:
         return self.not_before <= now < self.not_after
 
     def left(self, now: float) -> float:
-        """Part of the life that is left, 0 to 1 (negative afterwards)."""
+        """The fraction of the lifetime that is left; negative after the end."""
         return (self.not_after - now) / max(self.not_after - self.not_before, 1.0)
 
 
@@ -85,7 +85,7 @@ class Facts:
 
 
 def make_authority(*, now: float) -> Pair:
-    """A new authority of its own name, so that two of them in one bundle can be told apart."""
+    """A new authority with a unique name, so that two in one bundle can be told apart."""
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     name = _name(f"tessera-ca-{identifier.digest.hex()[:16]}")
@@ -149,7 +149,7 @@ def facts_of(certificate: bytes) -> Facts:
 
 
 def check_pair(pair: Pair) -> None:
-    """Raise where the key is not the one of the certificate."""
+    """Raise `BadCertificate` if the key does not belong to the certificate."""
     if _public_bytes(_one(pair.certificate)) != _raw_public(_private(pair.key)):
         raise BadCertificate("the key does not belong to the certificate")
 

@@ -1,7 +1,7 @@
 """A serving certificate from files, read again when they change.
 
-Bad files never replace what is served: they are reported, and looked at again every time until they are good. When to
-look is the caller's to decide; a look costs two `stat` calls while nothing changes.
+Bad files never replace the served certificate: they are reported, and checked again each time until they are good. The
+caller decides when to check; a check costs two `stat` calls while nothing changes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tessera.scheduler.certificates.authority import BadCertificate, Pair, facts
 from tessera.scheduler.certificates.serving_context import ServingContext
 
 LOOK_SECONDS = 5.0
-"""how often to look; kubelet brings a changed Secret into a pod within about a minute anyway"""
+"""seconds between checks; kubelet updates a mounted Secret within about a minute anyway"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """What is served is what the files hold."""
+    """The served certificate equals the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bad:
-    """The files cannot be used; what was served before still is."""
+    """The files cannot be used; the previous certificate stays."""
 
     text: str
     is_news: bool
-    """False where the look before said the same"""
+    """False if the previous check had the same result"""
 
 
 Stamp = tuple[tuple[int, int, int, int], ...]
@@ -49,12 +49,12 @@ class CertificateFiles:
         self._key = Path(key)
         self._serving = serving
         self._stamp: Stamp | None = None
-        """of the files as they were when they were last found good"""
+        """of the files when they were last good"""
         self._complaint = ""
 
     def look(self) -> Loaded | Unchanged | Bad:
         try:
-            # Before reading: a change in between is then seen as one the next time.
+            # Before reading, so that a change in between is noticed by the next check.
             stamp = (_stamp(self._certificate), _stamp(self._key))
             if stamp == self._stamp:
                 return Unchanged()
@@ -77,6 +77,6 @@ class CertificateFiles:
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int]:
-    """Changes when the content does, also where a link is turned to another file."""
+    """A value that changes with the content, also when a symlink is switched."""
     found = path.stat()
     return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino

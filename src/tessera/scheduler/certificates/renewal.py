@@ -2,7 +2,7 @@
 
 A leaf lives a year and is renewed when a third is left; an authority lives ten and is replaced when a third is left.
 A new authority joins the old ones in the bundle; they leave it when the leaf has been the new one's for a week, which
-every replica has seen by then. So any certificate that some replica still shows is always covered.
+every replica has seen by then. So every certificate that some replica still serves is always trusted.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ FOREIGN_AUTHORITY = "ca"
 RENEW_AT = 1 / 3
 """of the life that is left"""
 OVERLAP_SECONDS = 7 * DAY
-"""how long the authorities before the present one stay trusted"""
+"""seconds for which previous authorities stay trusted"""
 MAX_TRUSTED = 8
-"""authorities in the bundle; more than two or three are somebody's mistake"""
+"""authorities in the bundle; more than two or three are a mistake"""
 MAX_NAMES = 50
 """names in a leaf, those of its predecessor included"""
 
@@ -91,11 +91,11 @@ class Renew:
     trusted: tuple[bytes, ...] = ()
     """authorities that stay trusted beside it"""
     names: frozenset[str] = frozenset()
-    """what the old leaf was for: replicas that want different names must not take turns for ever"""
+    """the old leaf's names: replicas that want different names must not renew in turn for ever"""
 
 
 def service_names(service: str, namespace: str, extra: Iterable[str] = ()) -> frozenset[str]:
-    """What callers know the service by: the apiserver its DNS name, a kube-scheduler beside it the loopback."""
+    """The service's names: DNS names for the apiserver, loopback for the kube-scheduler beside it."""
     name = f"{service}.{namespace}.svc"
     return frozenset({name, f"{name}.cluster.local", "localhost", "127.0.0.1", "::1", *extra})
 
@@ -128,7 +128,7 @@ def plan(
 
 
 def renewed(step: Renew, *, now: float, names: frozenset[str]) -> Material:
-    """Carry a renewal out."""
+    """Execute a renewal."""
     authority = step.authority or make_authority(now=now)
     wanted = names | step.names
     leaf = make_leaf(authority, wanted if len(wanted) <= MAX_NAMES else names, now=now)

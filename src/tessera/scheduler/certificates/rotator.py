@@ -1,9 +1,9 @@
 """Keeps the self-managed serving certificate, its Secret and the webhook configuration in step.
 
-One round: read the webhook configuration, then the Secret; make or renew what `renewing.plan` says; see that the
+One round: read the webhook configuration, then the Secret; make or renew what `renewal.plan` says; check that the
 configuration trusts what the Secret says; only then serve the leaf. The order matters: the patch names the version that
 was read before the Secret, so an older bundle never takes the place of a newer one. Any number of replicas may do this
-at the same time; whoever loses a race uses what the winner wrote.
+at the same time; the loser of a race uses what the winner wrote.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tessera.scheduler.certificates.secret_store import CertificateStore, Stored
 log = structlog.get_logger(__name__)
 
 CHECK_SECONDS = 60.0
-"""between two rounds while all is well: how long a foreign change can go unnoticed"""
+"""seconds between two rounds; a foreign change can go unnoticed for that long"""
 QUIET_SECONDS = 5.0
-"""the shortest time between two rounds, however often `poke` is called: a quarrel of controllers is no busy loop"""
+"""shortest time between two rounds, however often `poke` is called, so that two controllers cannot form a busy loop"""
 SETTLE_SECONDS = 10.0
-"""from seeing a bundle in place to showing a certificate of its new authority: time for apiservers to hear of it"""
+"""seconds between a new bundle and the first certificate of its authority, so that all apiservers have the bundle"""
 BACKOFF = Backoff(initial=2.0, cap=60.0, floor=1.0)
 ATTEMPTS = 5
-"""races lost in one round before it is given up until the next"""
+"""lost races per round before it is given up until the next"""
 
 
 class Contended(Exception):
-    """Others changed the Secret or the webhook configuration every time."""
+    """The Secret or the webhook configuration changed at every attempt."""
 
 
 class Serving(Protocol):
-    """Where a certificate is shown (`ServingContext`)."""
+    """Where a certificate is served (`ServingContext`)."""
 
     @property
     def served(self) -> Pair | None: ...
@@ -61,7 +61,7 @@ class CertificateRotator:
         backoff: Backoff = BACKOFF,
         rng: random.Random | None = None,
     ) -> None:
-        """`now` is unix time; `on_served` is told when the certificate that is shown ends, in unix time."""
+        """`now` is unix time; `on_served` gets the end of the served certificate in unix time."""
         self._store = store
         self._serving = serving
         self._names = names
@@ -71,12 +71,12 @@ class CertificateRotator:
         self._rng = rng or random.Random()
         self._poked = asyncio.Event()
         self._in_place: tuple[bytes, float] | None = None
-        """the bundle that was last seen in the configuration, and since when, in the loop's time"""
+        """the bundle last seen in the configuration, and since when, in the loop's time"""
         self.problem = "no certificate yet"
         """why the last round did not succeed; empty where it did"""
 
     def poke(self) -> None:
-        """Something changed: check soon."""
+        """Check soon, because something changed."""
         self._poked.set()
 
     async def run(self) -> None:
@@ -108,7 +108,7 @@ class CertificateRotator:
                 )
                 if await self._write(secret, material.data):
                     log.info("certificate written", reason=step.reason)
-                continue  # read again in the right order, whoever wrote
+                continue  # read again in the right order
             bundle = step.material.bundle
             if webhook is not None and any(one != bundle for one in bundles):
                 if not await self._store.patch_webhook(webhook, bundle):
@@ -123,7 +123,7 @@ class CertificateRotator:
         return await self._store.replace_secret(secret, data)
 
     def _show(self, step: Keep) -> float:
-        """Serve the leaf whose authority is trusted now, unless that is too new for every apiserver to know it."""
+        """Serve the leaf if its authority has been in the bundle long enough for every apiserver to know it."""
         time = asyncio.get_running_loop().time()
         if self._in_place is None or self._in_place[0] != step.material.bundle:
             self._in_place = (step.material.bundle, time)

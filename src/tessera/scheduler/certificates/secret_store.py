@@ -41,7 +41,7 @@ class StoredWebhook:
 
 
 class CertificateStore(Protocol):
-    """What keeping certificates asks of the cluster. Faults are KubeErrors; a lost race is False."""
+    """The API calls of certificate rotation. Faults are KubeErrors; a lost race is False."""
 
     async def read_secret(self) -> StoredSecret | None: ...
 
@@ -50,7 +50,7 @@ class CertificateStore(Protocol):
     async def replace_secret(self, old: StoredSecret, data: Mapping[str, bytes]) -> bool: ...
 
     async def read_webhook(self) -> StoredWebhook | None:
-        """None where there is no such configuration: then there is nothing to keep right."""
+        """None if there is no such configuration."""
         ...
 
     async def patch_webhook(self, old: StoredWebhook, bundle: bytes) -> bool: ...
@@ -114,7 +114,7 @@ class KubeStore:
             {**webhook, "clientConfig": {**_client_config(webhook), "caBundle": text}} for webhook in _webhooks(old.raw)
         ]
         version = _mapping(old.raw.get("metadata")).get("resourceVersion")
-        # A merge patch replaces the list as a whole: with the version, only if nobody changed it meanwhile.
+        # A merge patch replaces the whole list, so it carries the version that was read.
         body = {"metadata": {"resourceVersion": version}, "webhooks": webhooks}
         try:
             await self._client.patch(MUTATING_WEBHOOKS.path(name=self._where.webhook_configuration), body)

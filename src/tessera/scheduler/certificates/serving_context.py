@@ -1,8 +1,8 @@
 """A live TLS context whose certificate can be replaced between two handshakes.
 
 Loading a second pair into a context in use is not safe: a bad one leaves it without a key, and an RSA pair does not
-replace an EC one. So every pair gets a context of its own, complete before anybody sees it, and the listener's context
-hands each new handshake over to the newest. Connections that exist keep theirs.
+replace an EC one. So every pair gets a context of its own, and the listener's context passes each new handshake to the
+newest. Existing connections keep theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ServingContext:
     """`context` is what listeners get; until the first `serve` handshakes fail."""
 
     def __init__(self, *, client_ca: bytes = b"") -> None:
-        """With `client_ca` (PEM) clients may show a certificate; one that this authority did not sign is refused."""
+        """With `client_ca` (PEM) clients may send a certificate, which this authority must have signed."""
         self._client_ca = client_ca
         self.context = _server_context(client_ca)
         self.context.sni_callback = self._hand_over
@@ -28,7 +28,7 @@ class ServingContext:
         self.served: Pair | None = None
 
     def serve(self, pair: Pair) -> None:
-        """Show this certificate from the next handshake on. Raises BadCertificate, and the old one stays."""
+        """Use this certificate from the next handshake on. Raises BadCertificate and keeps the old one if it is bad."""
         check_pair(pair)
         fresh = _server_context(self._client_ca)
         with _as_file(pair.certificate + b"\n" + pair.key) as path:
@@ -49,7 +49,7 @@ def _server_context(client_ca: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if client_ca:
-        # Whether a certificate is asked for follows the first context, what it is checked against the last one.
+        # The first context decides whether a client certificate is requested, the last one how it is verified.
         context.verify_mode = ssl.CERT_OPTIONAL
         try:
             context.load_verify_locations(cadata=client_ca.decode("ascii", "ignore"))
@@ -60,7 +60,7 @@ def _server_context(client_ca: bytes) -> ssl.SSLContext:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path for a library that reads keys from files only; on Linux in memory, since the disk may be read-only."""
+    """A path for a library that reads keys only from files; in memory on Linux, because the disk may be read-only."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("tessera-pair", os.MFD_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""The serving certificate of the listeners, wherever it comes from: files, our own authority, or none."""
+"""The serving certificate of the listeners, from files, from our own authority, or none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ServingTls:
         self, source: TlsFiles | SelfManaged | None, client: KubeClient, *, client_ca: str, now: Callable[[], float]
     ) -> None:
         self.expiry = 0.0
-        """unix time at which the certificate that is shown ends; 0 where none is"""
+        """unix time at which the served certificate ends; 0 if none is served"""
         self._serving: ServingContext | None = None
         self._files: CertificateFiles | None = None
         self._keeper: CertificateRotator | None = None
@@ -53,11 +53,11 @@ class ServingTls:
         return self._serving.context if self._serving is not None else None
 
     def missing(self) -> str:
-        """Why handshakes would fail; empty where they would not, or where there is nothing to serve."""
+        """Why handshakes would fail; empty if they would not, or if TLS is off."""
         return "there is no serving certificate yet" if self._serving is not None and self.expiry == 0.0 else ""
 
     def prepare(self) -> None:
-        """Read the files once; nothing starts with files that cannot be used."""
+        """Read the files once; raises TlsError if they cannot be used, so that the process does not start."""
         if self._files is None:
             return
         found = self._files.look()
@@ -67,7 +67,7 @@ class ServingTls:
             self._served(found.expiry)
 
     def look(self) -> None:
-        """Something may have changed: look soon."""
+        """Check soon, because something may have changed."""
         self._looking.set()
         if self._keeper is not None:
             self._keeper.poke()
@@ -99,7 +99,7 @@ def _serving_context(client_ca: str) -> ServingContext:
     try:
         authority = Path(client_ca).read_bytes() if client_ca else b""
         if client_ca and not authority:
-            # To go on would be to let nobody in and to say nothing about it.
+            # Without this error every client would be refused, silently.
             raise TlsError(f"{client_ca}: there is no certificate in it")
         return ServingContext(client_ca=authority)
     except OSError as error:

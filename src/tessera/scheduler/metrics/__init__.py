@@ -1,1 +1,1 @@
-"""Metrics: the service's own, and HAMi's series about every card."""
+"""Metrics: the service's own, and HAMi's per-card series."""

@@ -1,8 +1,8 @@
-"""What HAMi's metrics say about cards, and about the slices that containers hold of them.
+"""HAMi's metrics of cards and of the slices that containers hold.
 
-Names, labels and units are HAMi's. Where its numbers mislead, they are put right: `container_index` is the container's
-position (init containers first), a container that has ended holds nothing, and no series is written twice. Pure: from
-one node's state to samples.
+Names, labels and units are HAMi's. Misleading values are corrected: `container_index` is the container's position
+(init containers first), a container that has ended holds nothing, and no series occurs twice. Pure: from one node's
+state to samples.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MIB = 2**20
 ZONE = 'zone="vGPU"'
 """on every series about cards, as HAMi has it"""
 COMPUTE_UNITS = frozenset({Amd.key})
-"""vendors that count cores in the card's own units; ratios show them as per cent"""
+"""vendors that count cores in the card's own units; ratios convert them to per cent"""
 
 
 @dataclass(frozen=True, slots=True)
 class CardSample:
-    """A card with the texts that its series share."""
+    """A card with the label texts that its series share."""
 
     card: Card
     place: str
@@ -91,7 +91,7 @@ def _card_sample(node: str, card: Card) -> CardSample:
 
 
 def slice_samples(view: NodeView, pods: Iterable[PodFacts]) -> list[SliceSample]:
-    """One sample a container and card of this node; grants of one container on one card add up."""
+    """One sample per container and card of this node; grants of one container on one card are added."""
     devices = {card.device.uuid: card.device for card in view.cards}
     found: dict[tuple[str, str, int, str], tuple[int, int]] = {}
     for pod in pods:
@@ -199,7 +199,9 @@ CARDS: tuple[Series[CardSample], ...] = (
             f'device_type="{s.model}",{ZONE}}} {s.card.used_memory * MIB}'
         ),
     ),
-    Series("hami_node_gpu_memory_allocated_ratio", "Part of the card's memory that is granted, 0 to 1.", _memory_share),
+    Series(
+        "hami_node_gpu_memory_allocated_ratio", "Fraction of the card's memory that is granted, 0 to 1.", _memory_share
+    ),
 )
 
 INSTANCES: tuple[Series[InstanceSample], ...] = (

@@ -1,4 +1,4 @@
-"""What is counted for every pod, as plain numbers that become series when somebody reads them.
+"""Per-pod counters and histograms as plain numbers that become series when they are scraped.
 
 The library's own histogram makes five calls and takes two locks for every answer, where this makes two and takes none.
 """

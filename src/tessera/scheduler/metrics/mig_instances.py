@@ -31,7 +31,7 @@ class MigInstances:
         try:
             found = tuple(one for one in decode_mig_allocations(text) if one.mig_uuid is not None)
         except WireError:
-            found = ()  # whoever keeps the ledger reports it, and holds the node
+            found = ()  # the pod informer reports it and blocks the node
         if found:
             self._nodes.setdefault(node, {})[uid] = found
             self._on_change(node)

@@ -1,6 +1,6 @@
 """Prometheus' text format, version 0.0.4: how names, labels and values are written.
 
-Only the format is here. Whoever writes series groups them by name: a family is one header and then all of its lines.
+Only the format is here. Callers group series by name: a family is one header followed by all of its lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Huawei Ascend NPUs: one backend for every kind of chip in the configuration.
+"""Huawei Ascend NPUs: one backend per chip type in the configuration.
 
 A pod takes whole chips, one template of a chip, or (soft split, by annotation) any part of it. Chips of the 910 line
-prefer one network; the 910C of a super pod comes in modules of two chips that are only given together.
-Not here: the chips themselves and their templates (`templates`).
+prefer one network; the 910C of a super pod comes in modules of two chips that are only granted together.
+The chip types and their templates are in `templates`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SOFT_NODE = "hami-vnpu-core"
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
 
 NETWORKED = "Ascend910"
-"""chips whose word starts so register the network they are in"""
+"""chips whose name starts like this register their network"""
 NETWORK = "NetworkID"
 NETWORK_WEIGHT = 10
 PAIRED = "Ascend910C"
 SOFT_CORES = 100
-"""per cent, as soft split counts; nodes register the number of AI cores, which nobody can ask for"""
+"""per cent, the unit of soft split; nodes register AI cores, which no pod can ask for"""
 
 
 class Ascend(Vendor):
@@ -96,7 +96,7 @@ class Ascend(Vendor):
         return True
 
     def _hide(self, container: ContainerDraft) -> None:
-        """Show no chips to a container that asks for none of any kind."""
+        """Hide all chips from a container that asks for none."""
         if self.chip.overwrite_env and all(container.text(name, limits_only=True) is None for name in self.siblings):
             container.set_env(VISIBLE, "")
 
@@ -107,7 +107,7 @@ class Ascend(Vendor):
         pod.warn(f"{self.names.count}: 1 was raised to 2, because a module holds two chips")
 
     def _complete_memory(self, container: ContainerDraft, pod: PodDraft, *, count: int, soft: bool) -> Denied | None:
-        """Write down what the container will have of each chip."""
+        """Write the container's share of each chip into its limits."""
         name, factor, whole = self.names.memory, self.quota_factor, self.chip.memory_allocatable
         asked = container.amount(name, limits_only=True, most=MOST_MIB_OF_A_CARD // factor)
         if isinstance(asked, BadRequest) or not name:
@@ -120,7 +120,7 @@ class Ascend(Vendor):
             template = self.chip.template(asked * factor)
             if template is None:
                 return Denied(f"{name} {asked} is invalid")
-            # A module counts as one: a pod that was raised to two chips must pass again.
+            # A module counts as one: a pod whose request was raised to two chips must be admitted again.
             if count > (2 if self.pairs else 1) and template.memory != whole:
                 return Denied("vNPU not supported for multiple devices")
             units = template.memory if factor == 1 else max(asked, template.memory // factor)
@@ -170,7 +170,7 @@ class Ascend(Vendor):
         return self.soft_split if said is None else said == "true"
 
     def _cut(self, ask: Ask) -> Ask:
-        """The request as the chip will be cut for it; a pod that passed the webhook asks so already."""
+        """The request rounded to a template; the webhook has already done so for pods that passed it."""
         template = self.chip.template(ask.request.memory) if ask.request.memory else None
         return ask if template is None else ask._replace(request=replace(ask.request, memory=template.memory))
 
@@ -199,7 +199,7 @@ class Ascend(Vendor):
         }
 
     def _given(self, grant: Grant, *, soft: bool) -> dict[str, str | int]:
-        """One slice as Huawei's plugin reads it: what is zero is left out."""
+        """One slice in the form that Huawei's plugin reads; zero values are omitted."""
         template = None if soft else self.chip.template(grant.memory)
         name = template.name if template else ""
         fields: dict[str, str | int] = {"UUID": grant.uuid, "temp": name, "memory": grant.memory, "core": grant.cores}
@@ -211,7 +211,7 @@ def _soft(constraint: Constraint) -> bool:
 
 
 def _network(device: Device) -> int | None:
-    """The network that a chip is in, where its node says so."""
+    """The chip's network, if its node registered one."""
     value = device.custom.get(NETWORK)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
@@ -219,7 +219,7 @@ def _network(device: Device) -> int | None:
 
 
 def _by_network(fitting: Fitting) -> Fitting:
-    """The network with most of the cards first; the order inside stays."""
+    """Cards of the largest network first; the order within a network is kept."""
     sizes = Counter(_network(card.device) for card, _ in fitting)
 
     def rank(pair: tuple[Card, Grant]) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def _by_network(fitting: Fitting) -> Fitting:
 
 
 def _by_pair(fitting: Fitting, *, one_numa: bool) -> tuple[Fitting, Fitting]:
-    """The cards of complete modules, module by module, and those whose other half is missing."""
+    """The cards of complete modules, module by module, and the cards whose other half is missing."""
     modules: dict[tuple[int, int], dict[int, tuple[Card, Grant]]] = {}
     for card, grant in fitting:
         device = card.device

@@ -1,7 +1,7 @@
 """The section `vnpus` of device-config.yaml: Ascend chips, the templates that cut them, and the chart's tables.
 
-A chip is only ever cut along its templates, so a request for memory means the smallest template that holds it
-(`Chip.template`). Soft-split pods are not cut and take what they ask for.
+A chip can only be cut along its templates, so a memory request is rounded up to the smallest template that holds it
+(`Chip.template`). Soft-split pods are not cut: they get exactly what they ask for.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Chip(Section, frozen=True, kw_only=True):
     templates: tuple[Template, ...] = ()
 
     def template(self, memory: int) -> Template | None:
-        """What a request for `memory` MiB is given: a template or the whole chip; None where no chip has so much."""
+        """The template or whole chip that serves a request for `memory` MiB; None if no chip has that much."""
         for template in sorted(self.templates, key=lambda t: (t.memory, t.name)):
             if 0 < template.memory >= memory:
                 return template
@@ -67,7 +67,7 @@ class AscendSection(Section, frozen=True, kw_only=True):
 
 
 def upgrade_vnpus(raw: Any) -> Any:
-    """HAMi up to v2.8 had the chips as a plain list; anything else is returned as it is."""
+    """HAMi up to v2.8 had the chips as a plain list. Anything else is returned unchanged."""
     return {"configs": raw} if isinstance(raw, list) else raw
 
 

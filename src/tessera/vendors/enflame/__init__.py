@@ -1,4 +1,4 @@
-"""Enflame: the family. Whole cards (`gcu`), and partitions that the plugin offers by profile (`drs`)."""
+"""Enflame: whole cards (`gcu`), and partitions that the plugin offers by profile (`drs`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Enflame DRS (key `Enflame`): hard partitions of a card, one of the profiles that the node offers.
 
 A container names a profile by its size in slices, or the memory and cores that it needs, and gets one partition of one
-card. The slices that it takes follow from what is written down and the card's profiles, so a replay counts the same.
+card. The slices that it takes follow from the recorded grant and the card's profiles, so a replay counts the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from tessera.wire.quantity import Whole, read
 
 CAPACITY = "enflame.com/gcu-drs-capacity"
 SURELY_MIB = 2
-"""times the largest profile's GB: a memory request above that is in MiB, any other in GB"""
+"""factor: a memory request above this many times the largest profile's GB is in MiB, any other in GB"""
 
 PROFILE_NAME = "profileName"
 PROFILE_ID = "profileID"
@@ -46,13 +46,13 @@ PROFILE_ID = "profileID"
 
 @dataclass(frozen=True, slots=True)
 class DrsRequest(Request):
-    """`memory` is as written, in GB or MiB: which of them only the card's profiles tell."""
+    """`memory` is as written, in GB or MiB: the card's profiles tell which."""
 
     size: int = 0
     """slices of the profile; 0 = the smallest that has the memory and the cores"""
 
     def memory_on(self, total: int) -> int:
-        """The most it can take: a profile is at least what was asked, and how much more the card's profiles decide."""
+        """The most that it can take: a profile may be larger than the request."""
         return total
 
     def choose(self, device: Device) -> Profile | None:
@@ -76,7 +76,7 @@ class Drs(Vendor):
     # -- admission and requests
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
-        """The apiserver wants limits and requests alike: what stands in one of them goes into the other as well."""
+        """Copy values between limits and requests: the apiserver requires them to be equal."""
         names = self._asked(container)
         for name in names:
             value = container.limits.get(name, container.requests.get(name, 0))
@@ -153,7 +153,7 @@ class Drs(Vendor):
                 MINOR: device.custom[MINOR],
             },
         )
-        # Memory and cores run out with the slices, unless profiles have changed since.
+        # Memory and cores run out together with the slices, unless the profiles have changed.
         short = generic.refuse_memory(card, grant.memory) or generic.refuse_cores(card, grant.cores)
         return refuse_unpaid(ask, card, grant) or short or grant
 
@@ -189,7 +189,7 @@ class Drs(Vendor):
 
 
 def as_drs(request: Request) -> DrsRequest:
-    """A request that did not come from this vendor's own reading names memory and cores."""
+    """A plain request, which this vendor did not parse itself, names memory and cores."""
     if isinstance(request, DrsRequest):
         return request
     return DrsRequest(vendor=request.vendor, count=request.count, memory=request.memory, cores=request.cores)

@@ -1,6 +1,6 @@
 """Whole Enflame cards (key `GCU`).
 
-A node only says how many whole cards it has; a whole card is never shared. Not here: the partitions of cards (`drs`).
+A node only reports how many whole cards it has; a whole card is never shared. Partitions are in `drs`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tessera.vendors.parts.card_shares import whole_cards
 from tessera.wire.objects import Node
 
 CARD_MEMORY = 100
-"""what a whole card counts for; the node does not say"""
+"""charged for a whole card; the node does not report it"""
 
 
 class Gcu(Vendor):

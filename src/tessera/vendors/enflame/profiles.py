@@ -1,7 +1,7 @@
 """Enflame's DRS profiles (`3g.24gb`: three slices, 24 GB) and the node annotation that offers them.
 
-Sizes are in slices of a card. The share of the cores that a profile gets follows from its size and that of the largest
-profile; both directions are here, because a grant is written down with memory and cores only.
+Sizes are in slices of a card. A profile's share of the cores follows from its size and that of the largest profile.
+Both conversions are here, because a grant records memory and cores only.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAME = re.compile(r"([0-9]{1,6})g\.([0-9]{1,6})gb", re.ASCII)
 
 @dataclass(frozen=True, slots=True, order=True)
 class Profile:
-    """Profiles sort by size, then by memory: the smallest that does comes first."""
+    """Profiles sort by size, then by memory, so the first that fits is the smallest."""
 
     size: int
     """slices"""
@@ -76,13 +76,13 @@ def devices_from(text: str, *, node: str, vendor: str) -> tuple[Device, ...]:
 
 
 def read_profiles(named: Mapping[str, str | int]) -> tuple[Profile, ...]:
-    """Profiles in order; names that are not profiles are left out."""
+    """Profiles in order; names that are not profiles are skipped."""
     found = []
     for name, ident in named.items():
         match = _NAME.fullmatch(name.strip().lower())
         if match:
             size, memory = int(match[1]), int(match[2]) * MIB_PER_GB
-            # Larger sizes could not be told apart by per cent.
+            # Percentages could not tell larger sizes apart.
             if 0 < size <= CORES and memory > 0:
                 found.append(Profile(size, memory, name, str(ident)))
     return tuple(sorted(found))
@@ -100,7 +100,7 @@ def max_slice_of(device: Device) -> int:
 def slices_of(device: Device, *, memory: int, cores: int) -> int:
     """How many slices a grant of this memory and these cores takes.
 
-    Exactly the profile's size; where profiles have changed since, enough for both amounts.
+    Exactly the profile's size; if the profiles have changed, enough for both amounts.
     """
     profiles, largest = profiles_of(device), max_slice_of(device)
     for profile in profiles:
@@ -130,7 +130,7 @@ def _device(spec: _DeviceSpec, position: int, profiles: tuple[Profile, ...], nod
 
 
 def _number(value: str | int | float) -> int | None:
-    """A whole number from 0 that fits a counter, however it is written; None where it is none."""
+    """A whole number from 0 that fits a counter, in any spelling; None otherwise."""
     if isinstance(value, str):
         value = value.strip()
         if not (value.isascii() and value.isdigit() and len(value) <= len(str(INT32_MAX))):

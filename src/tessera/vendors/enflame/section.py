@@ -19,7 +19,7 @@ class EnflameSection(Section, frozen=True, kw_only=True):
     vgcu: str = field(default="", name="resourceNameVGCU")
     """older name of `drs`"""
     vgcu_percentage: str = field(default="", name="resourceNameVGCUPercentage")
-    """of the shared mode before HAMi v2.10, which this is not"""
+    """used by the shared mode before HAMi v2.10; ignored here"""
 
 
 CHART = EnflameSection(gcu="enflame.com/gcu", drs=DRS_NAME, memory=MEMORY_NAME, cores=CORES_NAME)

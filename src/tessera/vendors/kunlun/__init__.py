@@ -1,4 +1,4 @@
-"""Kunlun: the family. Whole cards (`whole`) and slices of them (`vxpu`), both chosen by the links between cards."""
+"""Kunlun: whole cards (`whole`) and slices of cards (`vxpu`), both chosen by the links between cards."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which Kunlun cards may be given out together: the links of a board with eight cards.
+"""Which Kunlun cards may be granted together: the links of a board with eight cards.
 
 A board has two wings of four cards; inside a wing all cards are linked, between the wings only the pairs and groups
 below. Cards sit on seats 0 to 7, the first four are the left wing. A node with fewer cards has empty seats, one with
-more has several boards: nothing is given across boards. What makes a seat free is not decided here.
+more has several boards: a grant never spans boards. The caller decides which seats are free.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ WING = 4
 BOARD = 2 * WING
 
 COUNTS = (1, 2, 4, 8)
-"""numbers of cards that can be given to one container"""
+"""numbers of cards that one container can get"""
 
 WING_ORDER = {1: (1, 3, 2, 4), 2: (2, 3, 4), 4: (4,)}
-"""by count: how many free cards the chosen wing should have, best first, so that even numbers stay"""
+"""by count: how many free cards the chosen wing should have, best first, to keep even numbers free"""
 
 PAIRS = ((0, 4), (1, 5), (2, 6), (3, 7))
 GROUPS = ((0, 1, 4, 5), (2, 3, 6, 7), (0, 2, 4, 6), (1, 3, 5, 7), (0, 3, 4, 7), (1, 2, 5, 6))
 
 TIGHT = (4, 5)
-"""free cards of a board with which any group will do; with six, the two left over should be linked as well"""
+"""free cards of a board with which any group is acceptable; with six, the two left over should be linked too"""
 
 BUBBLES = {4: 0, 1: 2}
 """how ragged a wing is with this many cards in use; any other number counts `RAGGED`"""
@@ -41,7 +41,7 @@ def seats(devices: Sequence[Device]) -> dict[str, int]:
 
 
 def choose(count: int, free: Sequence[int]) -> tuple[int, ...] | None:
-    """The seats to give, ascending; `free` is in the order of preference, which decides inside a wing only."""
+    """The seats to grant, ascending; `free` is in order of preference, which decides within a wing only."""
     boards: dict[int, list[int]] = {}
     for seat in free:
         boards.setdefault(seat // BOARD, []).append(seat % BOARD)
@@ -71,7 +71,7 @@ def _between_wings(count: int, free: frozenset[int]) -> Sequence[int] | None:
     groups = [group for group in GROUPS if free.issuperset(group)]
     if not groups or count != WING:
         return None
-    # No wing is free as a whole here, so that there are six free cards at most.
+    # No wing is completely free here, so at most six cards are free.
     if len(free) in TIGHT:
         return groups[0]
     return next((group for group in groups if _linked(free.difference(group))), groups[-1])

@@ -1,6 +1,6 @@
-"""What whole Kunlun cards and slices of them have in common: which cards the links allow to go together.
+"""Common to whole Kunlun cards and slices: which cards the links allow together.
 
-Which cards are free is decided by their vendors, the links are in `layout`.
+The vendors decide which cards are free; the links are in `layout`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ AVOID_UUIDS = ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid")
 
 
 def fit_layout(rules: Vendor, ask: Ask, judge: Judge) -> Grants | Misfit:
-    """Among the cards that do by themselves, those that the layout allows together."""
+    """Among the cards that pass one by one, those that the layout allows together."""
     fitting, refused = judge_all(ask, judge)
     count = ask.request.count
     if count in layout.COUNTS and len(fitting) < count:

@@ -1,6 +1,6 @@
 """Slices of Kunlun cards (vXPU, key `XPU`), on cards that a node agent registers.
 
-A card is cut into slices of one size only. Not here: which cards may go together (`together`).
+A card is cut into slices of one size only. Which cards may go together is in `together`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Vxpu(Vendor):
         asks = super().mutate(container, pod)
         if asks is True and container.text(self.names.memory, limits_only=True) is not None:
             memory = self._slice(container)
-            # What cannot be rounded stays as written, for the refusal to show.
+            # A value that cannot be rounded stays as written, so the refusal can show it.
             if isinstance(memory, int):
                 container.set_both(self.names.memory, memory)
         return asks
@@ -65,7 +65,7 @@ class Vxpu(Vendor):
         return Request(vendor=self.key, count=count, memory=memory, cores=memory * 100 // CARD_MEMORY)
 
     def _slice(self, resources: Resources) -> int | BadRequest:
-        """The memory that is named, rounded up to a slice."""
+        """The requested memory, rounded up to a slice."""
         memory = memory_of(resources, self.names.memory)
         if isinstance(memory, BadRequest):
             return memory

@@ -1,6 +1,6 @@
-"""Whole Kunlun cards (key `kunlun`): they follow from the node's capacity and are never shared.
+"""Whole Kunlun cards (key `kunlun`): derived from the node's capacity, never shared.
 
-Which cards are free is decided here, which may go together in `together`.
+This module decides which cards are free; `together` decides which may go together.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Kunlun(Vendor):
         return tuple(replace(card, numa=0 if card.index < half else 1) for card in found)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
-        # Free cards are all alike, so no policy has a say: the lowest index comes first.
+        # Free cards are all alike, so policies do not matter: the lowest index comes first.
         by_index = sorted(ask.cards, key=lambda card: (card.device.index, card.device.uuid))
         return fit_layout(self, ask._replace(cards=by_index), lambda card: self._judge(card, ask))
 
@@ -74,7 +74,7 @@ class Kunlun(Vendor):
         )
 
     def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
-        """Compares the cards in use with this pod's own, on the boards where this pod has cards."""
+        """Compare the boards of this pod's cards before and after."""
         if any(card.device.vendor != self.key for card in node.cards):
             return 0.0
         seat = layout.seats([card.device for card in node.cards])

@@ -1,4 +1,4 @@
-"""MetaX: the family. Whole GPUs (`gpu`) and slices of cards (`sgpu`)."""
+"""MetaX: whole GPUs (`gpu`) and slices of cards (`sgpu`)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Whole MetaX GPUs.
 
-A node only says how many whole GPUs it has, so their ids are made up here and MetaX's own plugin chooses the real ones.
-A whole GPU is never shared. Not here: sGPU slices, which MetaX's plugin registers by uuid (`sgpu`).
+A node only reports how many whole GPUs it has, so ids are invented here and MetaX's own plugin chooses the real ones.
+A whole GPU is never shared. sGPU slices, which MetaX's plugin registers by uuid, are in `sgpu`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tessera.vendors.parts.card_shares import whole_cards
 from tessera.wire.objects import Node
 
 CARD_MEMORY = 65536
-"""MiB that every whole GPU counts for; the node does not say"""
+"""MiB charged for a whole GPU; the node does not report it"""
 
 LOSSES = "metax-tech.com/gpu.topology.losses"
 SCORES = "metax-tech.com/gpu.topology.scores"
 BEST_SCORE = 2000
-"""what a node gets whose topology loses nothing"""
+"""the score of a node whose topology loses nothing"""
 WORST_LOSS = 2**31 - 1
 """larger values are not topology losses"""
 
@@ -53,9 +53,9 @@ class MetaxGpu(Vendor):
         return numbered_cards(node, self.names.count, vendor=self.key, stem="metax", memory=CARD_MEMORY)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
-        """Cards that earlier containers of the pod had come first: what an init container used, the app uses again.
+        """Prefer cards of the pod's earlier containers: an app container reuses its init container's card.
 
-        HAMi up to v2.10 refuses all other cards here, so that a pod with two GPU containers never fits.
+        HAMi up to v2.10 refuses all other cards here, so a pod with two GPU containers never fits.
         """
         before = {grant.uuid for grants in ask.earlier for grant in grants}
         if before:
@@ -72,7 +72,7 @@ class MetaxGpu(Vendor):
 
 
 def _loss(text: str, count: int) -> int:
-    """What taking `count` cards loses; a value that cannot be understood counts as 0."""
+    """The topology loss of taking `count` cards; 0 if the value cannot be parsed."""
     try:
         losses = msgspec.json.decode(text, type=dict[str, int])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):

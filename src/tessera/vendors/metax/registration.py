@@ -1,7 +1,7 @@
 """Cards that MetaX's plugin registers for sGPU: a JSON array of its own (`metax-tech.com/node-gpu-devices`).
 
-Understood as a whole or refused as a whole. The plugin also writes what is still available; that is not read, because
-the ledger knows it sooner.
+A registration is accepted or refused as a whole. The plugin also writes what is still available; that is ignored,
+because the ledger knows it sooner.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 
 
 class Registered(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One card on the wire; what is missing is zero, and a card that does not say that it is healthy is not."""
+    """One card on the wire. Missing fields are zero, so a card without `health` is unhealthy."""
 
     uuid: str = ""
     model: str = ""

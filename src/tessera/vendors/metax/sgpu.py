@@ -1,8 +1,8 @@
 """MetaX sGPU: slices of a card that share it under one quality-of-service policy.
 
-All that run on a card at the same time have the same policy, and pods with an app class (online, offline) never share
-with pods without (`sharing`). Both follow from the pods that hold the card now: nothing to remember or to expire.
-Not here: whole GPUs (`gpu`) and the form of the registration (`registration`).
+All pods on a card at one time have the same policy, and pods with an app class (online, offline) never share with pods
+without one (`sharing`). Both rules look only at the pods that hold the card now, so there is no state to expire.
+Whole GPUs are in `gpu`, the registration's format in `registration`.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ TOPOLOGY_AWARE = "metax-tech.com/sgpu-topology-aware"
 MIB_PER_GIB = 1024
 BYTES_PER_MIB = 2**20
 NODE_WEIGHT = 10_000
-"""lifts these scores above the node's use, which counts up to 30"""
+"""raises these scores above the node's usage score, which is at most 30"""
 CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHAUSTED})
-"""what does not hold an online pod back: it takes no share of the cores"""
+"""the policy that does not slow an online pod down: it takes no share of the cores"""
 
 
 class MetaxSgpu(Vendor):
@@ -116,7 +116,7 @@ class MetaxSgpu(Vendor):
         )
 
     def _memory(self, resources: Resources) -> int | BadRequest:
-        """MiB: a plain number is in GiB, one with a unit in bytes. 0 where it is not named."""
+        """Memory in MiB: a plain number is in GiB, a number with a unit in bytes. 0 if it is not named."""
         text = resources.text(self.names.memory, limits_only=True)
         if text is None:
             return 0
@@ -125,7 +125,7 @@ class MetaxSgpu(Vendor):
             case Whole(value) if value >= 0:
                 plain = not any(character.isalpha() for character in str(text))
                 memory = value * MIB_PER_GIB if plain else value // BYTES_PER_MIB
-                # Less than 1 MiB must not become 0, which means all of the card.
+                # Less than 1 MiB must not become 0, which would mean the whole card.
                 if memory <= INT32_MAX and (memory > 0 or value == 0):
                     return memory
             case NotAQuantity(reason):
@@ -171,7 +171,7 @@ class MetaxSgpu(Vendor):
         return None if online and late is not None and late.reason in CORE_REASONS else late
 
     def _best_first(self, ask: Ask, fitting: Fitting) -> Fitting:
-        """The vendor's preference before the policy's order, where there is a choice."""
+        """Apply the vendor's preference before the policy's order."""
         count = ask.request.count
         app_class = ask.constraint.setting(APP_CLASS)
         if len(fitting) <= count:

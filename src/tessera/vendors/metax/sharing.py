@@ -1,6 +1,6 @@
-"""Who may share an sGPU card with whom, and which of the possible cards suits best.
+"""Which pods may share an sGPU card, and which of the possible cards is best.
 
-Everything is read from the pods that hold a card now (`Card.tenants`) and from the link zones that the node registered.
+All input is the pods that hold a card now (`Card.tenants`) and the link zones that the node registered.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def company(card: Card) -> Company:
 
 
 def class_allows(constraint: Constraint, card: Card) -> bool:
-    """Pods with an app class stay among themselves; beside an online pod an offline one would only be suspended."""
+    """Pods with an app class share only with each other; an offline pod beside an online one would be suspended."""
     app_class = constraint.setting(APP_CLASS)
-    # Users of the card that nobody knows count as pods without a class.
+    # Unknown users of the card count as pods without a class.
     kinds = {tenant.setting(APP_CLASS) in APP_CLASSES for tenant in card.tenants} or {False}
     if kinds != {app_class in APP_CLASSES}:
         return False
@@ -54,14 +54,14 @@ def class_allows(constraint: Constraint, card: Card) -> bool:
 
 
 def qos_allows(constraint: Constraint, card: Card) -> bool:
-    """The policy of the pods that hold the card decides; what the node registered, where they do not say."""
+    """The policy of the pods that hold the card decides, or else the registered one."""
     asked = constraint.setting(QOS) or BEST_EFFORT
     held = {t.setting(QOS) for t in card.tenants if t.setting(APP_CLASS) != ONLINE} - {None, ""}
     return held <= {asked} if held else card.device.custom.get(QOS_POLICY) in (None, "", asked)
 
 
 def quietest_first(fitting: Fitting) -> Fitting:
-    """For an online pod: few online pods, and rather none at all than only offline ones, which it would suspend."""
+    """For an online pod: prefer cards with few online pods, and unused cards over cards with offline pods only."""
     return sorted(fitting, key=lambda pair: (company(pair[0]).only_offline, company(pair[0])))
 
 
@@ -74,7 +74,7 @@ def quietness(card: Card) -> int:
 
 
 def linked_first(fitting: Fitting, count: int) -> Fitting:
-    """For whole cards: the smallest link zone that holds all, else small zones first and unlinked cards last."""
+    """For whole cards: the smallest link zone that holds all, otherwise small zones first and unlinked cards last."""
     sizes = Counter(_zone(card.device) for card, _ in fitting)
 
     def rank(pair: tuple[Card, Grant]) -> tuple[bool, bool, int, int]:

@@ -1,7 +1,7 @@
 """NVIDIA: shares by memory and cores, whole cards and MIG instances.
 
-Admission says aloud what surprises people (a plain count means the whole card, memory beats percentage) and touches
-only containers that ask for a card. Which MIG instance is chosen and how is not here but in `core.mig`.
+Admission warns about what surprises people (a plain count means the whole card, memory wins over percentage) and
+changes only containers that ask for a card. The choice of a MIG instance is in `core.mig`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from tessera.wire.quotes import shortened
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 PAIR_SCORES = "hami.io/node-nvidia-score"
 INSTANCES = "nvidia.com/mig-"
-"""what resources of MIG instances that are there already begin with; a plugin hands them out without a scheduler"""
+"""prefix of the resources of existing MIG instances, which a plugin hands out without our scheduler"""
 
 POLICY_EFFECTS = {
     "force": "is enforced even while the card is idle",
     "disable": "is not enforced",
 }
-"""what an administrator's core policy makes of a container's share of cores"""
+"""the effect of an administrator's core policy on a container's share of cores"""
 
 
 class Nvidia(Vendor):
@@ -95,7 +95,7 @@ class Nvidia(Vendor):
         return True
 
     def _asks(self, container: ContainerDraft) -> bool:
-        """Whether the container gets a card; adds the default count to one that names only parts of a card."""
+        """Whether the container gets a card. Adds the default count to a container that names only memory or cores."""
         count = container.amount(self.names.count)
         if count is not None:
             return count != 0
@@ -107,7 +107,7 @@ class Nvidia(Vendor):
         return True
 
     def _complete_cores(self, container: ContainerDraft, pod: PodDraft) -> None:
-        """A card without a share of its memory or cores is a whole card."""
+        """A request without memory and cores is for whole cards."""
         name = self.names.cores
         if not name or container.text(name) is not None:
             return
@@ -118,7 +118,7 @@ class Nvidia(Vendor):
         if whole:
             container.set_limit(name, WHOLE_CARD_CORES)
             pod.warn(
-                f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) that nobody shares; "
+                f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) for itself; "
                 f"ask for {' or '.join(n for n in (self.names.memory, name) if n)} to share them"
             )
 
@@ -169,7 +169,7 @@ class Nvidia(Vendor):
         try:
             links = decode_pair_scores(scores)
         except WireError:
-            # Scores only order cards that fit anyway: without them the cards remain usable.
+            # Scores only order cards that fit: without them the cards stay usable.
             return cards
         return tuple(replace(card, links=links[card.uuid]) if card.uuid in links else card for card in cards)
 

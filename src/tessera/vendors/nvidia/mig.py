@@ -1,7 +1,7 @@
 """MIG in NVIDIA's section of the configuration: which profiles a model of card may be cut into.
 
-Node agents read the allow list; the scheduler only validates it, since cards register the profiles that they offer.
-Choosing an instance is not here but in `core.mig`.
+Node agents read the allow list; the scheduler only validates it, because cards register the profiles that they offer.
+The choice of an instance is in `core.mig`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _allow(models: str, profiles: str) -> MigAllowance:
 CHART_ALLOWLIST = (
     _allow("A30", "1g.6gb 2g.12gb 4g.24gb"),
     _allow("A100-SXM4-40GB, A100-40GB-PCIe, A100-PCIE-40GB", "1g.5gb 2g.10gb 3g.20gb 7g.40gb"),
-    # 7g.79gb is how the driver names the whole A100 80GB, unlike its siblings.
+    # The driver calls the whole A100 80GB 7g.79gb, unlike its siblings.
     _allow("A100-SXM4-80GB, A100-80GB-PCIe, A100-PCIE-80GB", "1g.10gb 2g.20gb 3g.40gb 7g.79gb"),
     _allow("H100-PCIE-80GB, H100-SXM5-80GB", "1g.10gb 2g.20gb 3g.40gb 7g.80gb"),
     _allow("H100-PCIE-94GB, H100-SXM5-94GB", "1g.12gb 2g.24gb 3g.47gb 7g.94gb"),

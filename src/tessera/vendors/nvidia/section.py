@@ -1,6 +1,6 @@
 """The section `nvidia` of device-config.yaml, for the scheduler and for node agents, with the chart's values.
 
-A key that is missing has HAMi's zero value, so that files of any version since v2.4 mean what they meant there.
+A missing key has HAMi's zero value, so files of any version since v2.4 keep their meaning.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ class NvidiaSection(SharedSection, frozen=True, kw_only=True):
     overwrite_env: bool = False
     """hide all cards from containers that ask for none"""
     default_memory: Amount = 0
-    """MiB where a container names no memory; 0 = all of the card"""
+    """MiB for a container that names no memory; 0 = the whole card"""
     default_cores: Amount = 0
     default_gpu_num: Amount = field(default=0, name="defaultGPUNum")
-    """cards where a container names only memory or cores; 0 = it asks for nothing"""
+    """cards for a container that names only memory or cores; 0 = it requests nothing"""
     memory_factor: Amount = 0
     """MiB per unit of memory in pods and quotas; 0 means 1"""
     gpu_core_policy: Literal["", "default", "force", "disable"] = ""
     runtime_class_name: str = ""
     mig_profile_allowlist: tuple[MigAllowance, ...] = ()
     known_mig_geometries: tuple[Any, ...] = ()
-    """HAMi v2.5 to v2.9: read so that old files load, but cards register their own profiles by now"""
+    """HAMi v2.5 to v2.9: accepted so that old files load; cards register their own profiles now"""
 
     # Only node agents read the rest; None = not configured.
     device_split_count: Amount | None = None
     device_memory_scaling: Scaling | None = None
     device_core_scaling: Scaling | None = None
     pre_configured_device_memory: Amount | None = None
-    """MiB of cards that do not tell"""
+    """MiB of cards that do not report their memory"""
     enable_numa_topology: bool | None = None
     lib_cuda_log_level: int | str | None = None
     disable_core_limit: bool | None = None

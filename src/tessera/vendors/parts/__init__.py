@@ -1,4 +1,4 @@
-"""What several vendors are built from: how cards register, what containers ask for, how cards are chosen.
+"""Building blocks of vendors: how cards register, what containers request, how cards are chosen.
 
-Nothing here belongs to one maker, and nothing outside `tessera.vendors` needs it.
+Nothing here is specific to one maker, and nothing outside `tessera.vendors` uses it.
 """

@@ -1,7 +1,7 @@
-"""Cards of vendors whose node agent registers nothing: they follow from the node's capacity.
+"""Cards of vendors whose node agent registers none: they are derived from the node's capacity.
 
-A capacity is a number of cards or a sum over them, so that cards are alike by construction. A capacity of 0 (an agent
-that is gone) means no cards; one that cannot be true is a problem of the node.
+A capacity is a number of cards or a sum over them, so all cards of a node are alike. A capacity of 0 (the agent is
+gone) means no cards; an impossible capacity is a `NodeProblem`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tessera.vendors.drafts import INT32_MAX, BadRequest, amount
 from tessera.wire.objects import Node
 
 MOST_CARDS = 1024
-"""cards of one node; a capacity that says more is not believed"""
+"""cards per node; a larger capacity is treated as a problem"""
 
 SHARERS = 100
-"""grants that may share a card at once: these vendors have no limit of their own, the number is HAMi's"""
+"""grants that may share a card; these vendors have no limit of their own, the number is HAMi's"""
 
 
 def capacity_of(node: Node, name: str, *, most: int = INT32_MAX) -> int | NodeProblem:
@@ -28,7 +28,7 @@ def capacity_of(node: Node, name: str, *, most: int = INT32_MAX) -> int | NodePr
 
 
 def cards_by_capacity(node: Node, name: str) -> int | NodeProblem:
-    """How many cards a node has, where the capacity is their number."""
+    """The number of cards, for vendors whose capacity counts cards."""
     return capacity_of(node, name, most=MOST_CARDS)
 
 

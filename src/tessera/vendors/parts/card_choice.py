@@ -1,7 +1,7 @@
-"""Choosing cards for vendors whose checks differ from the generic ones: judge every card, then the generic choice.
+"""Card choice for vendors with their own checks: check every card, then apply the generic choice.
 
-Cards are judged one by one before any is taken, so a card's reason never depends on the order of the others. Vendors
-with a layout of their own judge with `judge_all` and choose themselves.
+Every card is checked before any is taken, so a card's reason never depends on the order of the others. Vendors with
+a layout of their own check with `judge_all` and choose themselves.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ def judge_all(ask: Ask, judge: Judge) -> tuple[Fitting, list[CardMisfit]]:
 
 
 def first_fit(rules: Rules, ask: Ask, judge: Judge) -> Grants | Misfit:
-    """The generic choice among the cards that do."""
+    """The generic choice among the cards that pass."""
     return generic.choose(rules, ask, *judge_all(ask, judge))
 
 
 def refuse_unpaid(ask: Ask, card: Card, grant: Grant) -> CardMisfit | None:
-    """A card whose slice alone is more than the quota leaves."""
+    """Refuse a card whose slice alone exceeds the remaining quota."""
     return generic.refuse_quota(ask, card, memory=grant.memory, cores=grant.cores)
 
 
 def refuse_used(card: Card) -> CardMisfit | None:
-    """A card of which somebody has a part already, where only an unused one will do."""
+    """Refuse a card that is in use, where only an unused one will do."""
     if card.used == 0:
         return None
     slots = card.device.slots
@@ -41,12 +41,12 @@ def refuse_used(card: Card) -> CardMisfit | None:
 
 
 def all_as(reason: Reason, fitting: Iterable[tuple[Card, Grant]], *, asked: int) -> list[CardMisfit]:
-    """Cards that would do by themselves but not together."""
+    """Refuse cards that pass one by one but not together."""
     return [CardMisfit(card.device.uuid, reason, asked=asked) for card, _ in fitting]
 
 
 def pays_together(room: Room, grants: Sequence[Grant]) -> bool:
-    """Whether the quota pays for all of them."""
+    """Whether the quota covers all of them."""
     return room.allows(
         sum(grant.memory for grant in grants), sum(generic.counted_cores(grant.cores) for grant in grants)
     )

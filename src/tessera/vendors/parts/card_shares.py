@@ -1,7 +1,7 @@
-"""The requests that vendors share: a number of cards, alone or with memory and cores of each of them.
+"""Requests that several vendors share: a number of cards, alone or with memory and cores per card.
 
-An amount that cannot be honoured is always a `BadRequest` with advice, never a container that asks for nothing.
-Defaults of the webhook (missing counts, whole cards) are not here: what is written is what is read.
+An amount that cannot be honoured is always a `BadRequest` with advice; it is never read as no request. The webhook's
+defaults (missing counts, whole cards) are not applied here.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from tessera.vendors.base import ResourceNames
 from tessera.vendors.drafts import BadRequest, Resources
 
 MOST_MIB_OF_A_CARD = 2**24
-"""16 TiB, far above any card: a larger figure was meant as bytes (`gpumem: 1Gi`)"""
+"""MiB; 16 TiB, far above any card: a larger number was meant as bytes (`gpumem: 1Gi`)"""
 
 WHOLE_MEMORY = 100
-"""per cent of a card's memory that a container gets where it names no amount"""
+"""per cent of a card's memory for a container that names no amount"""
 
 
 def cards_asked(resources: Resources, name: str, *, unit: str = "") -> int | BadRequest | None:
-    """Cards that a container asks for; None where it asks for none."""
+    """The number of cards that a container asks for; None if it asks for none."""
     count = resources.amount(name, unit=unit)
     return count or None if isinstance(count, int) else count
 
@@ -26,7 +26,7 @@ def cards_asked(resources: Resources, name: str, *, unit: str = "") -> int | Bad
 def whole_cards(
     resources: Resources, name: str, *, vendor: str, memory: int = 0, cores: int = 0
 ) -> Request | BadRequest | None:
-    """A request that names nothing but a number of cards; `memory` and `cores` are what one of them counts for."""
+    """A request for a number of cards; `memory` and `cores` are charged per card."""
     count = cards_asked(resources, name, unit="cards")
     if count is None or isinstance(count, BadRequest):
         return count
@@ -34,7 +34,7 @@ def whole_cards(
 
 
 def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int | BadRequest:
-    """Memory in MiB; 0 where it is not named."""
+    """Memory in MiB; 0 if the container names none."""
     unit = "MiB" if mib_per_unit == 1 else f"units of {mib_per_unit} MiB"
     units = resources.amount(name, most=MOST_MIB_OF_A_CARD // mib_per_unit, unit=unit)
     if isinstance(units, BadRequest):
@@ -45,7 +45,7 @@ def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int 
 def request_of(
     resources: Resources, names: ResourceNames, *, vendor: str, mib_per_unit: int, default_cores: int
 ) -> Request | BadRequest | None:
-    """All the memory of each card where no amount is named; None where no card is asked for."""
+    """A request for cards with memory and cores; all memory if no amount is named, None if no card is."""
     count = cards_asked(resources, names.count)
     if count is None or isinstance(count, BadRequest):
         return count

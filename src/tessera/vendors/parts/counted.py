@@ -1,7 +1,7 @@
-"""Vendors of which a pod asks for a number of cards and nothing else.
+"""Vendors whose cards are requested by number alone.
 
-Cards are registered by a node agent and shared by slots alone; memory and cores are written down as 0. Registered cores
-are replaced by a fixed number, so that only slots decide how full a card looks.
+A node agent registers the cards; they are shared by slots, and grants record memory and cores as 0. The registered
+cores are replaced by a fixed number, so only slots decide how full a card looks.
 """
 
 from __future__ import annotations

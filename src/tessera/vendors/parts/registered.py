@@ -1,6 +1,6 @@
-"""Cards of vendors whose node agent registers them in an annotation of the node.
+"""Cards that a node agent registers in an annotation of the node.
 
-An annotation that is absent or empty means no cards; one that cannot be read is a problem of the node, never no cards.
+A missing or empty annotation means no cards. One that cannot be read is a `NodeProblem`, never no cards.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from tessera.wire.objects import Node
 from tessera.wire.registration import decode_registration
 
 EMPTY = ("", "null")
-"""what agents write for no cards, beside `[]`: nothing in the text form, a nil slice of Go in the JSON form"""
+"""what agents write for no cards besides `[]`: nothing in the text form, Go's nil slice in the JSON form"""
 
 
 def registered_cards(node: Node, key: str, *, vendor: str) -> tuple[Device, ...] | NodeProblem:
-    """What annotation `key` registers, as devices of `vendor`."""
+    """The devices of `vendor` that annotation `key` registers."""
     text = node.annotations.get(key, "")
     if text.strip() in EMPTY:
         return ()

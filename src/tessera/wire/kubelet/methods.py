@@ -1,6 +1,6 @@
-"""The calls between kubelet and its plugins by name, each with the messages that it carries.
+"""The gRPC methods between kubelet and its plugins, by name, with their messages.
 
-Plain values: whoever speaks gRPC makes clients and servers of them. Only calls that this program makes or answers.
+Plain values from which clients and servers are made. Only methods that this program calls or serves.
 """
 
 from __future__ import annotations
