@@ -89,8 +89,8 @@ class Verifier:
 
     async def confirm(self, undelivered: Collection[Allocation] | None = None) -> bool:
         """Ask kubelet which container holds which devices (see `AllocationState.confirm`); whether it said so."""
-        self.has_asked = True
         held = await self._held()
+        self.has_asked = True
         if held is not None:
             self._state.confirm(held, self._pods.all(), inherited=self._pods.inherited, undelivered=undelivered)
         return held is not None

@@ -134,11 +134,12 @@ async def test_a_lock_that_names_nobody_is_released_at_the_end() -> None:
 
 @in_fake_time
 async def test_a_pod_that_the_lock_names_is_waited_for() -> None:
-    world = World(bound("other", A))
-    world.api.lock_for("p")
-    world.api.behind = True
-    world.api.put(bound("p", B))
+    world = World()
     async with world.running():
+        world.api.put(bound("other", A))
+        world.api.lock_for("p")
+        world.api.behind = True
+        world.api.put(bound("p", B))
         asked = asyncio.create_task(world.ask("GPU-b-0"))
         await asyncio.sleep(1)
         world.api.behind = False
@@ -269,7 +270,7 @@ async def test_a_fault_of_the_mode_is_a_refusal() -> None:
 
 
 @in_fake_time
-async def test_a_refused_welcome_fails_nobody() -> None:
+async def test_a_refusal_for_pods_that_use_the_downward_api_fails_none_of_them() -> None:
     world = World(bound("p", A, downward_api=[0]))
     world.mode.refusals["*"] = "driver missing"
     async with world.running():
@@ -304,7 +305,7 @@ async def test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant() -> No
 
 
 @in_fake_time
-async def test_pods_that_carry_their_slices_are_welcome_whatever_they_are() -> None:
+async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_are() -> None:
     world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         assert await world.gets("q", "c0", "GPU-a-0") == {"welcome": "yes"}
@@ -316,7 +317,7 @@ async def test_pods_that_carry_their_slices_are_welcome_whatever_they_are() -> N
 
 
 @in_fake_time
-async def test_where_the_answer_carries_the_slice_the_environment_does_not_matter() -> None:
+async def test_on_a_node_without_the_downward_api_every_pod_depends_on_allocate() -> None:
     world = World(bound("p", A, downward_api=[0]), downward_api=False)
     async with world.running():
         assert (await world.ask("GPU-a-0"))["pod"] == "p"
@@ -409,6 +410,21 @@ def test_a_dependent_pod_whose_turn_is_over_does_not_leave_its_slice_to_the_next
 
 
 @in_fake_time
+async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("p", A, downward_api=[0]))
+        world.mode.refusals["*"] = "driver missing"
+        with pytest.raises(Refused, match="driver missing"):
+            await world.ask("GPU-a-0")
+        world.mode.refusals.clear()
+        world.api.behind = True
+        world.api.status("p", "Failed")
+        world.api.put(bound("next", B))
+        assert (await world.ask("GPU-a-0"))["pod"] == "next"
+
+
+@in_fake_time
 async def test_without_the_api_the_watch_gets_its_time_and_is_believed() -> None:
     world = World()
     async with world.running():
@@ -471,7 +487,7 @@ async def test_a_call_that_was_given_up_before_its_turn_takes_nothing() -> None:
 
 
 @in_fake_time
-async def test_a_caller_that_leaves_while_a_refusal_is_made_disturbs_nobody() -> None:
+async def test_a_caller_that_leaves_while_a_refusal_is_made_disturbs_no_other() -> None:
     world = World()
     async with world.running():
         asked = asyncio.create_task(world.ask("GPU-a-0"))
@@ -496,7 +512,7 @@ async def test_a_caller_that_leaves_while_the_lock_is_released_leaves_a_finished
 
 
 @in_fake_time
-async def test_an_agent_that_stops_refuses_whoever_waits() -> None:
+async def test_an_agent_that_stops_refuses_waiting_calls() -> None:
     world = World(bound("p", A))
     world.mode.gate = asyncio.Event()
     async with world.running():
@@ -534,7 +550,7 @@ async def test_kubelet_is_steered_to_the_cards_of_the_container_that_is_meant() 
 
 
 @in_fake_time
-async def test_pods_that_carry_their_slices_are_steered_without_any_meaning() -> None:
+async def test_pods_that_use_the_downward_api_are_steered_as_a_hint_only() -> None:
     world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         assert world.prefer("GPU-b::0", "GPU-a::0") == ["GPU-a::0"]

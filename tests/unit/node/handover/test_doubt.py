@@ -67,6 +67,13 @@ async def test_if_kubelet_does_not_show_it_the_second_container_is_refused() -> 
         assert world.api.phase("p") == "allocating"
 
 
+@in_fake_time
+async def test_an_answer_of_the_same_call_is_not_taken_for_lost() -> None:
+    async with World(bound("p", A, B), passing(C)).running() as world:
+        with pytest.raises(Refused, match="different slices"):
+            await world.agent.allocator.allocate([["GPU-a-0"], ["GPU-b-1"]])
+
+
 @pytest.mark.parametrize("first", ["d", "p"])
 def test_devices_that_come_again_show_what_follows_an_init_container(first: str) -> None:
     """kubelet shows neither init container; but it gives their devices to the next containers of the same pod."""

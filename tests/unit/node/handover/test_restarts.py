@@ -57,6 +57,7 @@ def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
 async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_does_not_say() -> None:
     world = World(bound("p", A, B))
     world.resources.holds("p", "c0", "GPU-a-0")
+    world.resources.delay = 0.5
     async with world.running():
         assert (await world.ask("GPU-a-1"))["container"] == "c1"
 

@@ -189,12 +189,15 @@ class Resources:
         self.held: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self.error: Exception | None = None
         self.calls = 0
+        self.delay = 0.0
+        """seconds that an answer takes"""
 
     def holds(self, pod: str, container: str, *ids: str) -> None:
         self.held["default", pod, container] = ids
 
     async def list(self) -> Held:
         self.calls += 1
+        await asyncio.sleep(self.delay)
         if self.error is not None:
             raise self.error
         return dict(self.held)
