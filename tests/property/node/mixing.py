@@ -1,4 +1,4 @@
-"""Pods that carry their slices and pods that depend on Allocate's answer on one node: bound, asked for, gone.
+"""Pods that use the downward API and pods that depend on Allocate on one node: bound, asked for, gone.
 
 A scheduler's turns, a kubelet and a watch that may be behind, as small as they can be, around the real agent.
 """
@@ -17,7 +17,7 @@ from tests.unit.node.handover.world import World, bound, view
 
 @dataclass(frozen=True)
 class Plan:
-    """One pod: its containers' slices, which of them are init containers, and whether it carries them."""
+    """One pod: its containers' slices, how many of them are init containers, and whether it uses the downward API."""
 
     name: str
     containers: tuple[str, ...]
@@ -101,13 +101,13 @@ class Node:
     """Pods come as their turns allow, are asked for in any order, run and go."""
 
     def __init__(
-        self, world: World, plans: Sequence[Plan], rng: random.Random, *, carried_wait: float, behind: float
+        self, world: World, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
     ) -> None:
-        """`carried_wait`: the most seconds that pods that carry wait for one that depends; none: nor does it for them.
+        """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: nor does it wait.
         `behind`: the most seconds that the agent's watch is behind kubelet's."""
         self._world = world
         self._rng = rng
-        self._carried_wait = carried_wait
+        self._patience = patience
         self._behind = behind
         self._coming = list(plans)
         self._bound: list[Plan] = []
@@ -155,8 +155,8 @@ class Node:
         if not plan.excludes(other):
             return False
         if plan.uses_downward_api:
-            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._carried_wait
-        return not other.uses_downward_api or self._carried_wait > 0
+            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._patience
+        return not other.uses_downward_api or self._patience > 0
 
     def _in_hand(self) -> list[Plan]:
         """Pods whose handover the API does not show to be over."""

@@ -108,12 +108,17 @@ def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(inits:
     check()
 
 
-@in_fake_time
-async def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on() -> None:
-    async with World(bound("p", A, B)).running() as world:
-        await world.gets("p", "c0", "i")
-        world.agent.on_new_kubelet()
-        assert (await world.ask("j"))["container"] == "c1"
+@pytest.mark.parametrize("seconds", [0, 20], ids=["shown later", "shown before"])
+def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A, B)).running() as world:
+            await world.gets("p", "c0", "i")
+            await world.at_rest(seconds)
+            world.agent.on_new_kubelet()
+            assert (await world.ask("j"))["container"] == "c1"
+
+    check()
 
 
 @in_fake_time

@@ -45,6 +45,15 @@ def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
 
 
 @in_fake_time
+async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_asked() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("p") == world.api.phase("q") == "allocating"
+
+
+@in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
     pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
     world = World(*pods)
