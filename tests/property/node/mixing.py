@@ -103,7 +103,7 @@ class Node:
     def __init__(
         self, world: World, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
     ) -> None:
-        """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: nor does it wait.
+        """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: no pod waits.
         `behind`: the most seconds that the agent's watch is behind kubelet's."""
         self._world = world
         self._rng = rng
