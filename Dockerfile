@@ -1,14 +1,15 @@
-# One image for all roles: `tessera scheduler`, `tessera device-plugin`. Build it from the root of the repository:
+# One image for all roles: `tessera scheduler`, `tessera device-plugin`, `tessera monitor`. The wheel leaves the lab out.
+# Build it from the root of the repository:
 #   docker build --tag tessera:0.1.0 .
 ARG PYTHON=3.13
 
-# -- everything that is installed, in one folder
+# -- Everything that is installed, in one folder.
 FROM python:${PYTHON}-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 RUN python -m venv /opt/tessera
-# Dependencies first: they change less often than the sources. Wheels only, so that no compiler is needed, and only those
-# whose hashes are locked.
+# Dependencies first, because they change less often than the sources. Only wheels, so that no compiler is needed, and
+# only those whose hashes are locked.
 COPY requirements/runtime.txt requirements/runtime.txt
 RUN /opt/tessera/bin/pip install --require-hashes --only-binary=:all: --requirement requirements/runtime.txt
 COPY requirements/build.txt requirements/build.txt
@@ -19,18 +20,18 @@ COPY src src
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
     && /opt/tessera/bin/pip install --no-deps --no-index /wheels/*.whl \
     && /opt/tessera/bin/pip uninstall --yes pip
-# Or every start of a container would compile it again: the file system is read-only there.
+# The file system of a container may be read-only. Without this, every start would compile the sources again.
 RUN /opt/tessera/bin/python -m compileall -q /opt/tessera/lib
 
-# -- the image
+# -- The image.
 FROM python:${PYTHON}-slim
 LABEL org.opencontainers.image.title="Tessera" \
       org.opencontainers.image.description="Shares GPUs and other accelerators between Kubernetes pods" \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/tessera /opt/tessera
-# Logs at once; nothing is ever written into the image, whose file system may be read-only.
+# Logs appear at once, and Python never tries to write into the image.
 ENV PATH=/opt/tessera/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
-# Nobody in particular. The agent of a node needs root, and its DaemonSet says so.
+# An unprivileged user. The node agent needs root, and its DaemonSet says so.
 USER 65532:65532
 ENTRYPOINT ["tessera"]
 CMD ["--help"]

@@ -1,18 +1,19 @@
-# Needs git, make and Python 3.11 or later; everything else goes into .venv, at locked versions.
+# Needs git, make and Python 3.11 or later; everything else goes into .venv, at locked versions. Several Pythons side by
+# side: make test VENV=.venv-3.13 PYTHON=python3.13
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(VENV)/.ready-fuzz
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
-# The first interpreter that is new enough; `make test PYTHON=/path/to/python` chooses another.
-PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# python3 where it is new enough, otherwise the newest that is found; `make test PYTHON=/path/to/python` chooses another.
+PYTHON ?= $(shell { python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' && command -v python3 || \
+	scripts/pythons | tail -n 1 | cut -d ' ' -f 2-; } 2>/dev/null)
 
 # Only `make lock` needs uv; it gets its own copy, so that locks do not differ between contributors.
 UV_VERSION := 0.13.7
@@ -25,19 +26,20 @@ NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
 # Seconds for each fuzz target.
 FUZZ_SECONDS ?= 20
 
-# Per cent of lines and branches of core, wire and vendors that the tests must reach.
-COVERAGE := 95
+# Per cent of lines and branches of core, wire and vendors that the tests must reach; empty measures nothing, faster.
+COVERAGE ?= 95
 
 COVERED = $(addprefix tests/unit/,core wire vendors golden bugs) $(filter-out tests/property/node,$(wildcard tests/property/*))
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 comma := ,
+TESTED = tests/unit tests/property tests/contract tests/integration tests/model
 TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages chart proto lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -46,19 +48,25 @@ help: ## say what every verb does
 demo: $(READY) ## try everything without a cluster or a GPU (ARGS=--once ends after the story)
 	@$(BIN)/tessera demo $(ARGS)
 
-test: $(READY) ## run the tests on all cores, with the branch coverage of core, wire and vendors
+test: $(READY) ## run the tests on all cores, with the branch coverage of core, wire and vendors (COVERAGE= without)
+ifeq ($(COVERAGE),)
+	$(call heading,everything$(comma) without coverage)
+	@$(BIN)/python -m pytest $(PARALLEL) $(TESTED)
+else
 	$(call heading,core$(comma) wire and vendors)
 	@$(BIN)/python -m pytest $(PARALLEL) $(COVERED) --cov=tessera.core --cov=tessera.wire --cov=tessera.vendors \
 		--cov-branch --cov-report=term-missing:skip-covered --cov-fail-under=$(COVERAGE)
 	$(call heading,the services on the embedded control plane$(comma) and 100000 random steps of the model)
-	@$(BIN)/python -m pytest $(PARALLEL) tests/unit tests/property tests/contract tests/integration tests/model \
-		$(addprefix --ignore=,$(COVERED))
+	@$(BIN)/python -m pytest $(PARALLEL) $(TESTED) $(addprefix --ignore=,$(COVERED))
+endif
 
-check: $(READY) ## what a commit must pass: format, lint, types, layers, and a short fuzzing
+check: $(READY) ## what a commit must pass: format, lint, generated lists, types, layers, and a short fuzzing
 	$(call heading,format)
 	@$(BIN)/ruff format --check .
 	$(call heading,lint)
 	@$(BIN)/ruff check .
+	$(call heading,generated lists)
+	@$(BIN)/python -m tools.generate --check
 	@$(MAKE) types layers fuzz
 
 types: $(READY)
@@ -117,7 +125,10 @@ packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu,
 			echo "not installed:$$missing; what needs them is skipped, and says so"; \
 	fi
 
-chart: $(READY) ## judge the Helm chart on several versions of Kubernetes, and render deploy/ from it
+generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
+	@$(BIN)/python -m tools.generate
+
+chart: $(READY) ## check the Helm chart on several versions of Kubernetes, and render deploy/ from it
 	@$(BIN)/python -m tools.chart
 
 proto: $(READY) ## make the messages of kubelet's interfaces again, after a change of a .proto file
@@ -131,7 +142,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
 
 clean: ## remove everything that these verbs made
-	rm -rf $(VENV) .coverage .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	rm -rf $(VENV) .venv-3.* .coverage .fuzz .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A new environment each time the dependencies change, so that nothing of an older lock stays behind.

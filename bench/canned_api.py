@@ -1,9 +1,9 @@
-"""A minimal apiserver that has its answers ready: paged lists, open watches, and a polite word for every write.
+"""A minimal apiserver with prepared responses: paged lists, open watches, and success for every write.
 
     python -m bench.canned_api --nodes 1000 --devices 8 --pods-per-node 16
 
-It exists to feed a scheduler under measurement at the price of copying bytes. Nothing changes here: writes are counted
-and forgotten. The port is printed as the only line on standard output; the end of standard input ends the process.
+It feeds a scheduler under measurement at the cost of copying bytes. Nothing changes here: writes are counted and
+forgotten. It prints its port as the only line on standard output, and ends with standard input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ VERSION = 1_000_000
 BOOKMARK_SECONDS = 20.0
 """an apiserver sends one about every minute"""
 WATCH_SECONDS = 300
-"""of a watch that does not say"""
+"""of a watch without timeoutSeconds"""
 HOST = "127.0.0.1"
 
 
@@ -60,7 +60,7 @@ class Collection:
 
 
 def collections(*, nodes: int, devices: int, pods_per_node: int) -> dict[str, Collection]:
-    """What the scheduler watches, by plural."""
+    """The resources that the scheduler watches, by plural."""
     return {
         "nodes": Collection("Node", fleet.node_objects(nodes, devices)),
         "pods": Collection("Pod", fleet.pod_objects(nodes, devices, pods_per_node)),
@@ -87,7 +87,7 @@ class CannedApi:
         plural = request.match_info["plural"]
         collection = self._served.get(plural)
         if collection is None:
-            return _status(404, "NotFound", f"nothing canned for {plural}")
+            return _status(404, "NotFound", f"no {plural} here")
         try:
             start, limit, seconds = (
                 int(request.query.get(name, default))
@@ -100,7 +100,7 @@ class CannedApi:
         return web.Response(body=collection.page(max(start, 0), max(limit, 0)), content_type="application/json")
 
     async def _watch(self, request: web.Request, collection: Collection, seconds: int) -> web.StreamResponse:
-        """Bookmarks until the time is over; the first at once."""
+        """Sends bookmarks until the time is over; the first at once."""
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ def _status(code: int, reason: str, message: str) -> web.Response:
 
 
 async def serve(api: CannedApi) -> None:
-    """Until standard input ends, which it does with the process at its other end."""
+    """Until standard input ends, which it does with the parent process."""
     runner = web.AppRunner(api.application(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, HOST, 0).start()
@@ -144,8 +144,8 @@ async def serve(api: CannedApi) -> None:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.canned_api", description=__doc__.split("\n")[0])
     parser.add_argument("--nodes", type=int, default=1_000, help="default %(default)s")
-    parser.add_argument("--devices", type=int, default=8, help="cards a node, default %(default)s")
-    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods a node, default %(default)s")
+    parser.add_argument("--devices", type=int, default=8, help="cards per node, default %(default)s")
+    parser.add_argument("--pods-per-node", type=int, default=16, help="running pods per node, default %(default)s")
     options = parser.parse_args(arguments)
     served = collections(nodes=options.nodes, devices=options.devices, pods_per_node=options.pods_per_node)
     uvloop.run(serve(CannedApi(served)))

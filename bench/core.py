@@ -26,7 +26,7 @@ from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
-from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
+from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
@@ -57,7 +57,7 @@ def percentile(seconds: list[float], rank: float, *, per_second: int = 1_000) ->
 
 def make_pod(uid: str, *, memory: int, cores: int) -> PodRequest:
     request = Request(NVIDIA, count=1, memory=memory, cores=cores)
-    return PodRequest(uid, "bench", uid, (ContainerAsk("main", Role.APP, (request,)),))
+    return PodRequest(uid, "bench", uid, (ContainerRequest("main", Role.APP, (request,)),))
 
 
 def make_node(number: int, devices: int) -> NodeFacts:

@@ -1,9 +1,9 @@
-"""The anchor of the cluster's budget: an extender that takes the next name of the list, binds, and decides nothing.
+"""The baseline of the cluster budget: an extender that takes the next node of the list, binds, and decides nothing.
 
     python -m bench.do_nothing --port 20000 --kubeconfig FILE
 
-As little as an extender can be in the product's own language: aiohttp on uvloop, plain HTTP in, one Binding out. It
-keeps no state of the cluster, watches nothing and writes no events. It ends by a signal.
+It is the least that an extender in Python can do: aiohttp on uvloop, plain HTTP in, one Binding out. It keeps no state,
+watches nothing and writes no events. A signal ends it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from aiohttp import web
 from bench.measuring import HOST
 
 MOST_BYTES = 8 << 20
-"""of a request: thousands of names"""
+"""of a request with thousands of names"""
 
 
-class Asked(msgspec.Struct, gc=False):
-    """A filter request, as far as it matters here."""
+class FilterNames(msgspec.Struct, gc=False):
+    """The names in a filter request."""
 
     names: list[str] = msgspec.field(name="NodeNames")
 
 
-class Bound(msgspec.Struct, gc=False):
+class BindArgs(msgspec.Struct, gc=False):
     """A bind request."""
 
     pod: str = msgspec.field(name="PodName")
@@ -47,9 +47,9 @@ class DoNothing:
     """The routes; `session` reaches the apiserver."""
 
     session: aiohttp.ClientSession
-    asked: int = 0
-    _filter: msgspec.json.Decoder[Asked] = field(default_factory=lambda: msgspec.json.Decoder(Asked))
-    _bind: msgspec.json.Decoder[Bound] = field(default_factory=lambda: msgspec.json.Decoder(Bound))
+    filtered: int = 0
+    _filter: msgspec.json.Decoder[FilterNames] = field(default_factory=lambda: msgspec.json.Decoder(FilterNames))
+    _bind: msgspec.json.Decoder[BindArgs] = field(default_factory=lambda: msgspec.json.Decoder(BindArgs))
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=MOST_BYTES)
@@ -61,20 +61,20 @@ class DoNothing:
 
     async def filter(self, request: web.Request) -> web.Response:
         names = self._filter.decode(await request.read()).names
-        self.asked += 1
-        return _json({"NodeNames": [names[self.asked % len(names)]]})
+        self.filtered += 1
+        return _json({"NodeNames": [names[self.filtered % len(names)]]})
 
     async def bind(self, request: web.Request) -> web.Response:
-        bound = self._bind.decode(await request.read())
+        args = self._bind.decode(await request.read())
         body = {
-            "metadata": {"name": bound.pod, "namespace": bound.namespace, "uid": bound.uid},
-            "target": {"kind": "Node", "name": bound.node},
+            "metadata": {"name": args.pod, "namespace": args.namespace, "uid": args.uid},
+            "target": {"kind": "Node", "name": args.node},
         }
-        path = f"/api/v1/namespaces/{bound.namespace}/pods/{bound.pod}/binding"
+        path = f"/api/v1/namespaces/{args.namespace}/pods/{args.pod}/binding"
         headers = {"Content-Type": "application/json"}
-        async with self.session.post(path, data=msgspec.json.encode(body), headers=headers) as answer:
-            said = await answer.text()
-            return _json({"Error": "" if answer.ok else said})
+        async with self.session.post(path, data=msgspec.json.encode(body), headers=headers) as response:
+            text = await response.text()
+            return _json({"Error": "" if response.ok else text})
 
 
 def _json(body: object) -> web.Response:

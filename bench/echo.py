@@ -34,8 +34,8 @@ async def echo(request: web.Request) -> web.Response:
     return web.Response(body=ANSWER, content_type=JSON)
 
 
-class Refusal:
-    """The same large answer to everybody."""
+class EchoRefusal:
+    """The same large response to every request."""
 
     def __init__(self) -> None:
         self._answer = b""
@@ -48,7 +48,7 @@ class Refusal:
 
 async def serve() -> None:
     listener = Listener(
-        Address("127.0.0.1", 0), [web.post("/echo", echo), web.post("/echo-refusal", Refusal().__call__)], grace=0.1
+        Address("127.0.0.1", 0), [web.post("/echo", echo), web.post("/echo-refusal", EchoRefusal().__call__)], grace=0.1
     )
     await listener.start()
     gc.collect()

@@ -1,10 +1,10 @@
-"""One short exchange with an apiserver over TLS: our own carrier beside aiohttp's client, by processor time.
+"""One short exchange with an apiserver over TLS: our connection pool beside aiohttp's client, by processor time.
 
     python -m bench.exchange --json
     python -m bench.exchange --check
 
 The server answers every request with the same bytes and runs in a process of its own, so that only clients are
-measured. Both carriers send the same Binding over connections that are open already, in turns. On loopback only.
+measured. Both round trippers send the same Binding over connections that are open already, in turns. On loopback only.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ import uvloop
 
 from bench.measuring import HOST, Budget, progress, table
 from tessera.kube.access import Access
-from tessera.kube.http_transport import HttpTransport
-from tessera.kube.proxy_transport import ProxyTransport
-from tessera.kube.request import Carrier, Request
+from tessera.kube.connection_pool import ConnectionPool
+from tessera.kube.proxy_round_tripper import ProxyRoundTripper
+from tessera.kube.round_tripper import ApiRequest, RoundTripper
 from tessera.kube.tls import Pem, TlsSettings
 
 EXCHANGES, ROUNDS, AT_ONCE = 1_000, 9, 4
 LIMIT_SECONDS = 120
 MOST_PART = 0.75
-"""of the processor time that aiohttp's client takes"""
+"""of the processor time of aiohttp's client"""
 STATUS = b'{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","code":201}'
 ANSWER = (
     b"HTTP/1.1 201 Created\r\nAudit-Id: 7f6b0b0e-54f9-4c1f-9be4-58a2bb3d8bb5\r\nCache-Control: no-cache, private\r\n"
@@ -47,8 +47,8 @@ ANSWER = (
 HEADERS = {"User-Agent": "bench", "Accept": "application/json", "Accept-Encoding": "identity"}
 
 
-class Same(asyncio.Protocol):
-    """Answers whatever ends with the end of a JSON object."""
+class FixedResponse(asyncio.Protocol):
+    """Responds to whatever ends with the end of a JSON object."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's are no subclass.
@@ -64,31 +64,31 @@ def serve(certificate: Path, port: Pipe) -> None:
     context.load_cert_chain(certificate)
 
     async def run() -> None:
-        server = await asyncio.get_running_loop().create_server(Same, HOST, 0, ssl=context)
+        server = await asyncio.get_running_loop().create_server(FixedResponse, HOST, 0, ssl=context)
         port.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
     uvloop.run(run())
 
 
-def binding() -> Request:
+def binding() -> ApiRequest:
     annotations = {f"tessera.io/c0.setting-{number}": "GPU-4f6a2c1e,NVIDIA,4000,5:;" for number in range(8)}
     metadata = {"name": "p", "namespace": "team", "uid": "u", "annotations": annotations}
     body = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": {"kind": "Node", "name": "n"}}
-    headers = {"Authorization": f"Bearer {'token' * 100}", "Content-Type": "application/json"}
-    return Request("POST", "/api/v1/namespaces/team/pods/p/binding", headers, msgspec.json.encode(body))
+    headers = {"Authorization": f"Bearer {'token' * 100}"}
+    return ApiRequest("POST", "/api/v1/namespaces/team/pods/p/binding", headers, msgspec.json.encode(body))
 
 
-async def spend(carrier: Carrier, exchanges: int) -> float:
-    """Microseconds of processor time an exchange."""
+async def spend(tripper: RoundTripper, exchanges: int) -> float:
+    """Microseconds of processor time per exchange."""
 
     async def work() -> None:
         for _ in range(exchanges // AT_ONCE):
             async with asyncio.timeout(30.0):
-                reply = await carrier.send(binding())
-                await reply.read()
-            if reply.status != 201:
-                raise OSError(f"status {reply.status}")
+                response = await tripper.round_trip(binding())
+                await response.read()
+            if response.status != 201:
+                raise OSError(f"status {response.status}")
 
     began = time.process_time()
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
@@ -97,26 +97,26 @@ async def spend(carrier: Carrier, exchanges: int) -> float:
 
 async def measure(port: int, authority: Path, *, exchanges: int, rounds: int) -> dict[str, Any]:
     access = Access(f"https://{HOST}:{port}", tls=TlsSettings(authority=Pem("bench", path=authority)))
-    carriers: dict[str, Carrier] = {
-        "own": HttpTransport(access, headers=HEADERS),
-        # It does without a proxy as well.
-        "aiohttp": ProxyTransport(access, headers=HEADERS),
+    round_trippers: dict[str, RoundTripper] = {
+        "own": ConnectionPool(access, headers=HEADERS),
+        # It works without a proxy as well.
+        "aiohttp": ProxyRoundTripper(access, headers=HEADERS),
     }
-    seen: dict[str, list[float]] = {name: [] for name in carriers}
+    seen: dict[str, list[float]] = {name: [] for name in round_trippers}
     try:
         async with asyncio.timeout(LIMIT_SECONDS):
             gc.collect()
             gc.freeze()
             for number in range(rounds + 1):
-                for name, carrier in carriers.items():
-                    spent = await spend(carrier, exchanges)
+                for name, tripper in round_trippers.items():
+                    spent = await spend(tripper, exchanges)
                     if number:
-                        # In the first round connections are made.
+                        # The first round opens the connections.
                         seen[name].append(spent)
                 progress(f"  round {number} of {rounds}")
     finally:
-        for carrier in carriers.values():
-            await carrier.close()
+        for tripper in round_trippers.values():
+            await tripper.close()
     pairs = [own / other for own, other in zip(seen["own"], seen["aiohttp"], strict=True)]
     return {
         **{f"{name}_us": round(statistics.median(spent), 1) for name, spent in seen.items()},
@@ -144,8 +144,8 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.exchange", description=__doc__.split("\n")[0])
-    parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="a round, default %(default)s")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each carrier, default %(default)s")
+    parser.add_argument("--exchanges", type=int, default=EXCHANGES, help="per round, default %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of each round tripper, default %(default)s")
     parser.add_argument("--json", action="store_true", help="JSON instead of a list")
     parser.add_argument("--check", action="store_true", help="exit 1 where the budget is broken")
     options = parser.parse_args(arguments)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from bench.asking import Asking
+from bench.filter_requests import FilterRequests
 from bench.measuring import Answer, Budget, Caller, in_turns, memory_of, percentile, progress, side_by_side, table
 from bench.stage import Failure, Server, Service, Size, Stage
 
@@ -53,7 +53,7 @@ class Target:
     filter: Caller
     echo: Caller
     echo_refusal: Caller
-    asking: Asking
+    asking: FilterRequests
     backlog: list[tuple[tuple[int, int], str]] = field(default_factory=list)
     dice: random.Random = field(default_factory=lambda: random.Random(5))
 
@@ -106,7 +106,7 @@ def start(stage: Stage, stack: ExitStack, size: Size, *, run: str = "0", policy:
         filter=stack.enter_context(Caller(service.extender, "/filter")),
         echo=stack.enter_context(Caller(echo.port, "/echo")),
         echo_refusal=stack.enter_context(Caller(echo.port, "/echo-refusal")),
-        asking=Asking(size.nodes, run=run),
+        asking=FilterRequests(size.nodes, run=run),
     )
     in_turns(
         {"filter": target.placing(target.asking.repeated), "echo": target.echoing(target.asking.repeated)}, WARM_UP

@@ -41,7 +41,7 @@ class Deciding:
     def __init__(self, cluster: Cluster, policy: str) -> None:
         self._cluster = cluster
         self._policy = policy
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._dice = Random(SEED)
 
     def decide(self) -> float:
@@ -49,14 +49,14 @@ class Deciding:
         cluster = self._cluster
         memory, cores = self._dice.choice(REPEATED_SHAPES)
         pod = make_pod(f"new-{next(cluster.uids)}", memory=memory, cores=cores)
-        outlook = self._workload.outlook_on(cluster.ledger.arrays) if self._policy == AHEAD else None
-        pod = replace(pod, node_policy=self._policy, device_policy=self._policy, outlook=outlook)
+        forecast = self._history.forecast(cluster.ledger.arrays) if self._policy == AHEAD else None
+        pod = replace(pod, node_policy=self._policy, device_policy=self._policy, forecast=forecast)
         began = process_time()
         answer = cluster.selector.select(pod, cluster.candidates)
         if not isinstance(answer, Selected):
             sys.exit("the cluster is full")
         cluster.ledger.reserve(pod, answer.placement, deadline=1.0)
-        self._workload.observe(pod, cluster.ledger.arrays, cluster.ledger.rules)
+        self._history.observe(pod, cluster.ledger.arrays, cluster.ledger.rules)
         return process_time() - began
 
 

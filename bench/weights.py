@@ -29,7 +29,7 @@ GRID: Mapping[str, tuple[float, ...]] = {
     "UNSERVED": (0.05, 0.1, 0.2, 0.4),
     "GROUP": (0.0025, 0.005, 0.01, 0.02),
     "SCARCE": (0.05, 0.1, 0.2, 0.4),
-    "NOBODY": (0.01, 0.02, 0.04, 0.08),
+    "NO_DEMAND": (0.01, 0.02, 0.04, 0.08),
 }
 NOISE = 0.1
 """points of allocation, about what another order of arrival changes: less decides nothing"""

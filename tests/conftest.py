@@ -1,9 +1,16 @@
-"""How hypothesis runs here: the same examples every time, unless HYPOTHESIS_PROFILE=thorough looks for new ones."""
+"""How tests run here.
+
+Hypothesis runs the same examples every time, unless HYPOTHESIS_PROFILE=thorough looks for new ones. Every test has a
+time limit, in real time: the one in pyproject.toml, or a longer one for its kind.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Slow machines are not failing tests: no deadline, and no complaint about slow generation.
@@ -13,7 +20,42 @@ settings.register_profile(
 settings.register_profile(
     "thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "steady")
+settings.load_profile(PROFILE)
+
+HERE = Path(__file__).parent
+E2E_LIMIT_S = 1800.0
+"""the first of these tests may have to build Kubernetes"""
+MODEL_LIMIT_S = 300.0 * max(1.0, int(os.environ.get("MODEL_STEPS", "100000")) / 100_000)
+"""25 s were seen for the longest, on two busy cores"""
+PROPERTY_LIMIT_S = 300.0 if PROFILE == "steady" else 0.0
+"""35 s were seen for the longest, on two busy cores, and twice that on very busy ones; 0 is no limit"""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without this, the first plugin that asks for the main thread's loop gets a new one, which nothing closes.
+
+    Python 3.12 and 3.13 also warn about that, and here a warning is an error.
+    """
+    asyncio.set_event_loop(None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.get_closest_marker("timeout") is None and (limit := _limit(item)) is not None:
+            item.add_marker(limit)
+
+
+def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:
+    is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    if is_property or item.path.is_relative_to(HERE / "property"):
+        # Hypothesis would take the failure for one of the example, and try that again without a limit.
+        return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
+    if item.path.is_relative_to(HERE / "e2e"):
+        return pytest.mark.timeout(E2E_LIMIT_S)
+    if item.path.is_relative_to(HERE / "model"):
+        return pytest.mark.timeout(MODEL_LIMIT_S)
+    return None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

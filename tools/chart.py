@@ -1,4 +1,4 @@
-"""Judges the Helm chart, and renders the plain manifests in deploy/ from it.
+"""Checks the Helm chart, and renders the plain manifests in deploy/ from it.
 
     python -m tools.chart            lint, render for several versions of Kubernetes, write deploy/tessera.yaml
     python -m tools.chart --check    the same, but say where deploy/tessera.yaml is not what the chart gives, and fail
@@ -23,9 +23,9 @@ EXAMPLES = CHART / "examples"
 MANIFESTS = ROOT / "deploy" / "tessera.yaml"
 RELEASE, NAMESPACE = "tessera", "tessera-system"
 KUBERNETES = ("1.26.0", "1.29.0", "1.30.0", "1.33.0", "1.36.0")
-"""the oldest that the chart takes, the borders of what it can use, and the newest that was tried"""
+"""the oldest that the chart takes, the versions at which it can use more, and the newest that was tried"""
 SHOWN_LINES = 40
-"""of a difference"""
+"""of a difference between file and chart"""
 
 HEAD = f"""\
 # Tessera without Helm: `kubectl apply --server-side -f deploy/tessera.yaml`. Rendered from charts/tessera by
@@ -87,7 +87,7 @@ def outdated(helm: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Judges the Helm chart, and renders deploy/tessera.yaml from it.")
+    parser = argparse.ArgumentParser(description="Checks the Helm chart, and renders deploy/tessera.yaml from it.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail where the file is outdated")
     check = parser.parse_args().check
     examples = sorted(EXAMPLES.glob("*.yaml"))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.speaking import Client, Json, client, close_loop_of_the_thread, read_kubeconfig
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tests.contract.client import Client, Json, client, read_kubeconfig
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ async def kubeconfig() -> AsyncIterator[Json]:
     if given:
         yield read_kubeconfig(Path(given))
         return
-    async with ApiServer(Options(seed=1, tls=True, token="secret")) as server:
+    async with ApiServer(ServerOptions(seed=1, tls=True, token="secret")) as server:
         yield server.kubeconfig()
 
 
@@ -51,7 +51,7 @@ async def api(kubeconfig: Json) -> AsyncIterator[Client]:
 async def space(api: Client) -> AsyncIterator[Space]:
     name = f"contract-{uuid.uuid4().hex[:10]}"
     await api.made("/api/v1/namespaces", {"metadata": {"name": name}})
-    # Where no controller manager runs, nobody else makes the account that pods need.
+    # Without a controller manager, nothing else creates the service account that pods need.
     await api.post(f"/api/v1/namespaces/{name}/serviceaccounts", {"metadata": {"name": "default"}})
     yield Space(name)
     await api.delete(f"/api/v1/namespaces/{name}/pods", {"gracePeriodSeconds": 0})
@@ -65,8 +65,3 @@ async def node(api: Client) -> AsyncIterator[Json]:
     body = {"metadata": {"name": name}, "status": {"capacity": capacity}}
     yield await api.made("/api/v1/nodes", body)
     await api.delete(f"/api/v1/nodes/{name}")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_loop_of_the_thread() -> None:
-    close_loop_of_the_thread()

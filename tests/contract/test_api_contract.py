@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract.building import pod
+from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, Client, Json
+from tests.contract.manifests import pod
 
 
 async def test_a_created_pod_has_an_identity_and_is_pending(api: Client, space: Space) -> None:

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from tests.contract.building import binding, pod
+from tests.contract.client import PATIENCE_S, Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import PATIENCE_S, Client, Json
+from tests.contract.manifests import binding, pod
 
 
 async def bound(api: Client, space: Space, node: Json) -> None:

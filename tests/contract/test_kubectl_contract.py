@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.contract.building import binding, pod
+from tests.contract.client import Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import Client, Json
+from tests.contract.manifests import binding, pod
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract.building import pod
+from tests.contract.client import TABLE, Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import TABLE, Client, Json
+from tests.contract.manifests import pod
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.contract.building import binding, pod
+from tests.contract.client import Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import Client, Json
+from tests.contract.manifests import binding, pod
 
 
 async def test_a_watch_continues_where_a_list_ended(api: Client, space: Space) -> None:

@@ -13,9 +13,9 @@ import pytest
 import trustme
 from aiohttp import web
 
-from tests.contract.building import pod
+from tests.contract.client import Client, Json
 from tests.contract.conftest import Space
-from tests.contract.speaking import Client, Json
+from tests.contract.manifests import pod
 
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 

@@ -19,10 +19,10 @@ from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import condition_of, key_of, node_of, phase_of, uid_of, version_of
-from tests.contract.speaking import Answer, Client, client, read_kubeconfig
+from tests.contract.client import Answer, Client, client, read_kubeconfig
 from tests.e2e.control_plane import Audited, ControlPlane
 from tests.e2e.judging import replayed, use_of, wrong_slices
 from tests.e2e.replica import WAIT_S, Certificates, FromFiles, Replica, SelfMade, until
@@ -54,7 +54,14 @@ class Cluster:
     """A running cluster with Tessera in it."""
 
     def __init__(
-        self, plane: ControlPlane, *, api: KubeClient, tenant: Client, fleet: Fleet, namespace: str, replica: Replica
+        self,
+        plane: ControlPlane,
+        *,
+        api: KubeClient,
+        tenant: Client,
+        fleet: SimulatedFleet,
+        namespace: str,
+        replica: Replica,
     ) -> None:
         self.plane = plane
         self.api = api
@@ -242,7 +249,7 @@ async def cluster(
     access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
     try:
         async with KubeClient(access) as api, client(read_kubeconfig(plane.kubeconfig("tenant"))) as tenant:
-            fleet = Fleet(api, nodes)
+            fleet = SimulatedFleet(api, nodes)
             found = Cluster(plane, api=api, tenant=tenant, fleet=fleet, namespace=namespace, replica=replica)
             await make_namespace(api, namespace)
             await api.create(MUTATING_WEBHOOKS.path(), webhook)

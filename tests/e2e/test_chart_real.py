@@ -18,12 +18,12 @@ from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
-from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
-from tests.contract.speaking import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
+from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane, Tell
 from tests.e2e.control_plane import ACCOUNTS
@@ -412,7 +412,7 @@ async def test_the_installed_scheduler_serves_pods_with_the_rights_and_settings_
     asked = [gpus(f"p{number}", gpu=1, mem=1000 * (number + 1), cores=10) for number in range(3)]
     async with KubeClient(load_access(kubeconfig=str(plane.kubeconfig()), environ={})) as api:
         await make_namespace(api, "serving")
-        fleet = Fleet(api, [SimulatedNode("gpu-1", gpu_cards("gpu-1", 2))])
+        fleet = SimulatedFleet(api, [SimulatedNode("gpu-1", gpu_cards("gpu-1", 2))])
         await fleet.register()
         background = [asyncio.create_task(fleet.run())]
         try:

@@ -83,7 +83,7 @@ nvidia:
 
 @dataclass(frozen=True)
 class OfflineClient:
-    """An API server that nobody else uses: whatever it is asked, the command asked it."""
+    """An API server that only the command under test uses."""
 
     kubeconfig: Path
     server: ApiServer
@@ -142,7 +142,7 @@ async def test_without_access_to_an_apiserver_nothing_is_started() -> None:
     code, command = await ended(*OWN_PORTS)
     [started, fault] = command.events
     assert (code, started["message"], fault["message"]) == (2, "starting", "no access to the apiserver")
-    assert fault["error"].startswith("no way to the apiserver is configured; name a kubeconfig")
+    assert fault["error"].startswith("no access to an apiserver is configured; name a kubeconfig")
 
 
 async def test_the_effective_configuration_is_printed_and_can_be_used_as_a_file(tmp_path: Path) -> None:

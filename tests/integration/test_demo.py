@@ -22,36 +22,36 @@ from tessera.kube.resources import EVENTS, NODES, PODS
 from tessera.lab.demo import manifests
 from tessera.lab.demo.cluster import CannotStart, DemoCluster, demo_cluster
 from tessera.lab.demo.machines import CARDS_FILE
-from tessera.lab.demo.runner import Plan, run
-from tessera.lab.demo.screens import Started
+from tessera.lab.demo.runner import ENDED, DemoPlan, run_demo
+from tessera.lab.demo.screens import DemoStarted
 from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import CardView, View, look
+from tessera.lab.demo.view import CardView, ClusterView, take_view
 from tests.support.commands import started
 
 Json = dict[str, Any]
 
-PATIENCE_S = 60.0
+PATIENCE_S = 45.0
 
 
 class Listener:
     """A screen that remembers."""
 
     def __init__(self) -> None:
-        self.started: Started | None = None
-        self.told_at: list[tuple[list[str], View]] = []
+        self.started: DemoStarted | None = None
+        self.told_at: list[tuple[list[str], ClusterView]] = []
         self.ends: list[str] = []
 
-    def begin(self, started: Started, view: View) -> None:
+    def on_started(self, started: DemoStarted, view: ClusterView) -> None:
         self.started = started
 
-    def step(self, number: int, title: str) -> None: ...
+    def on_step(self, number: int, title: str) -> None: ...
 
-    def told(self, lines: Sequence[str], view: View) -> None:
+    def on_result(self, lines: Sequence[str], view: ClusterView) -> None:
         self.told_at.append((list(lines), view))
 
-    def seen(self, view: View) -> None: ...
+    def on_change(self, view: ClusterView) -> None: ...
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self.ends.append(text)
 
 
@@ -61,13 +61,13 @@ async def cluster(tmp_path: Path) -> AsyncIterator[DemoCluster]:
         yield running
 
 
-def holding(view: View, pod: str) -> list[CardView]:
+def holding(view: ClusterView, pod: str) -> list[CardView]:
     return [card for card in view.cards if pod in [one.pod for one in card.slices]]
 
 
 async def test_the_story_tells_what_really_happened() -> None:
     screen = Listener()
-    await run(Plan(once=True), screen)
+    await run_demo(DemoPlan(once=True), screen)
     assert len(screen.told_at) == len(STORY)
     shared, _notebook, train, isolated, ascend, greedy, quota, room = screen.told_at
     (card,) = {(card.node, card.index): card for n in range(1, 5) for card in holding(shared[1], f"chat-{n}")}.values()
@@ -84,13 +84,13 @@ async def test_the_story_tells_what_really_happened() -> None:
     assert holding(quota[1], "students/homework-2") == []
     assert sorted(first + [card.index for card in holding(room[1], "train-2")]) == list(range(8))
     assert room[1].waiting == ()
-    assert screen.ends == ["The story is over."]
+    assert screen.ends == [ENDED]
 
 
 async def test_nothing_is_left_behind() -> None:
     screen = Listener()
     before = asyncio.all_tasks()
-    await run(Plan(once=True, story=False), screen)
+    await run_demo(DemoPlan(once=True, story=False), screen)
     assert screen.started is not None
     assert not Path(screen.started.folder).exists()
     assert asyncio.all_tasks() == before
@@ -140,11 +140,11 @@ async def test_a_card_that_breaks_takes_no_pods(cluster: DemoCluster, tmp_path: 
     file = tmp_path / "l4-1" / CARDS_FILE
     text = yaml.safe_load(file.read_text()) | {"events": [{"card": 0, "xid": 79, "lost": "GPU is lost"}]}
     file.write_text(yaml.safe_dump(text))
-    await cluster.until(lambda: look(cluster).card("l4-1", 0).state == "unhealthy", "the card to be unhealthy")
+    await cluster.until(lambda: take_view(cluster).card("l4-1", 0).state == "unhealthy", "the card to be unhealthy")
     for pod in manifests.CHATS:
         await cluster.apply(pod)
-    await cluster.until(lambda: look(cluster).card("l4-1", 1).used_mib == 20000, "the pods on the other card")
-    assert look(cluster).card("l4-1", 0).slices == ()
+    await cluster.until(lambda: take_view(cluster).card("l4-1", 1).used_mib == 20000, "the pods on the other card")
+    assert take_view(cluster).card("l4-1", 0).slices == ()
 
 
 # -- as a user, with kubectl where there is one
@@ -263,14 +263,17 @@ async def test_the_command_tells_the_story_without_a_terminal_and_ends_well(tmp_
     assert picture.read_text().startswith("<svg")
 
 
+async def logged(log: Path, text: str) -> None:
+    while not (log.exists() and text in log.read_text()):
+        await asyncio.sleep(0.05)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 async def test_a_signal_stops_everything(number: signal.Signals, tmp_path: Path) -> None:
     log = tmp_path / "log"
     async with started("demo", "--no-story", "-o", "json", f"--log-file={log}", TMPDIR=str(tmp_path)) as command:
-        async with asyncio.timeout(PATIENCE_S):
-            # Ready is logged after the listeners and before the last nodes have registered.
-            while not (log.exists() and '"ready"' in log.read_text()):
-                await asyncio.sleep(0.05)
+        # Ready is logged after the listeners and before the last nodes have registered.
+        await command.until(logged(log, '"ready"'))
         command.send(number)
         assert await command.end() == 0
     assert command.words == []

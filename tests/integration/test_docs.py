@@ -5,7 +5,7 @@ Objects are applied: their pods, and those of workloads' templates, run. A comme
     <!-- expect: Pending -->            it is taken and fits nowhere
     <!-- expect: refused: TEXT -->      it is not taken, and the reason has TEXT
 
-What is no object of the API is read by whoever reads it in the product.
+A block that is not an API object is parsed by the code that reads it in the product.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from tessera.inspect.description import describe
+from tessera.host.simulated.description import load_description
+from tessera.inspect.description import read_description
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS, Resource
 from tessera.lab.demo.cluster import SWITCHES, DemoCluster, demo_cluster
 from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import look
+from tessera.lab.demo.view import take_view
 from tessera.lab.sandbox.objects import condition_of, name_of
-from tessera.node.inventory.simulated_file import load_description
 from tessera.vendors.registry import build_vendors
 
 Json = dict[str, Any]
@@ -106,7 +106,7 @@ async def apply(cluster: DemoCluster, block: Block) -> None:
         elif kind == "KubeSchedulerConfiguration":
             check_scheduler_configuration(document)
         else:
-            assert kind == "Pod" or kind in WORKLOADS, f"nobody knows how to try a {kind}"
+            assert kind == "Pod" or kind in WORKLOADS, f"there is no way to try a {kind} here"
             (found,) = read_manifests(yaml.safe_dump(document), file=block.place, namespace="default", count=None)
             pods += [_numbered(found.pod, number) for number in range(found.count)]
     for pod in pods:
@@ -119,7 +119,7 @@ async def apply(cluster: DemoCluster, block: Block) -> None:
             lambda: all(is_as_expected(cluster, pod, block.expected) for pod in pods), f"pods to be {block.expected}"
         )
     for name in PLACES.keys() & {name_of(pod) for pod in pods if block.place.startswith("docs/user-guide")}:
-        cards = [card for card in look(cluster).cards if name in [one.pod for one in card.slices]]
+        cards = [card for card in take_view(cluster).cards if name in [one.pod for one in card.slices]]
         assert {(card.node, card.index) for card in cards} == PLACES[name]
 
 
@@ -184,7 +184,7 @@ def test_what_is_no_object_is_read_by_its_reader(block: Block, tmp_path: Path) -
         assert load_description(tmp_path / "cards.yaml").cards
         return
     if "nodes" in document:
-        assert describe(block.text, file=block.place, now=0.0, setup=Setup()).nodes
+        assert read_description(block.text, file=block.place, now=0.0, setup=Setup()).nodes
         return
     if "groups" in document:
         check_alerts(document)

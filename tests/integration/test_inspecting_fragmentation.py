@@ -7,18 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.collector import collect, overridden
+from tessera.inspect.collector import apply_overrides, collect
 from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspect.state import State
+from tessera.inspect.state import ClusterState
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.vendors.pod_reader import PolicyDefaults
 from tests.support.product import Product, container, gpu_pod, pod, product
 
 Json = dict[str, Any]
@@ -27,14 +26,14 @@ FLAGS = {"node-scheduler-policy": "fragmentation", "gpu-scheduler-policy": "frag
 """of the scheduler, which no Deployment shows here"""
 
 
-async def state_of(cluster: Product) -> State:
+async def state_of(cluster: Product) -> ClusterState:
     access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
     async with KubeClient(access, user_agent="tessera-inspecting") as client:
         return await collect(
             client,
             source="sandbox",
             now=time.time,
-            override=lambda setup: overridden(setup, device_config=None, flags=FLAGS),
+            override=lambda setup: apply_overrides(setup, device_config=None, flags=FLAGS),
         )
 
 
@@ -55,7 +54,7 @@ LEARNED: list[Json] = [
     for number in range(32)
     for annotations in [{"nvidia.com/use-gputype": "L4"} if number < 8 else None]
 ]
-"""as many as teach the first outlook: small parts of cards, some of which must be of one model"""
+"""as many as it takes for the first forecast: small parts of cards, some of which must be of one model"""
 
 NEXT: list[Json] = [
     using_host(gpu_pod("next-1-third", gpu=1, percent=30, cores=30), "3"),
@@ -77,8 +76,7 @@ async def test_under_fragmentation_explain_names_the_node_that_filter_chooses(tm
     many += [
         SimulatedNode(f"b-{number}", gpu_cards(f"b-{number}", 2, model="NVIDIA L4"), cpu="64") for number in (1, 2)
     ]
-    fragmentation = PolicyDefaults(node="fragmentation", device="fragmentation")
-    async with product(many, tmp_path, policies=fragmentation) as cluster:
+    async with product(many, tmp_path, node_policy="fragmentation", device_policy="fragmentation") as cluster:
         for manifest in LEARNED:
             await cluster.plane.create_pod(manifest)
         await cluster.running_pods(*(manifest["metadata"]["name"] for manifest in LEARNED))

@@ -13,18 +13,18 @@ from typing import Any
 
 import pytest
 
-from tessera.inspect.anonymize import hash_names
+from tessera.inspect.anonymize import anonymize
 from tessera.inspect.checks.findings import Finding, Severity
-from tessera.inspect.collector import collect, collect_with
+from tessera.inspect.collector import collect
 from tessera.inspect.diagnosis import diagnose
-from tessera.inspect.dry_run import Trial
-from tessera.inspect.explanation import Status, explain
+from tessera.inspect.dry_run import DryRunClient
+from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import find_installation
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.simulation import simulate
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspect.state import InspectionError, State
+from tessera.inspect.state import ClusterState, InspectionError
 from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
@@ -56,16 +56,16 @@ async def client_of(cluster: Product) -> AsyncIterator[KubeClient]:
         yield client
 
 
-async def state_of(cluster: Product) -> State:
+async def state_of(cluster: Product) -> ClusterState:
     async with client_of(cluster) as client:
         return await collect(client, source="sandbox", now=time.time)
 
 
 async def diagnosed(cluster: Product) -> list[Finding]:
     access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
-    async with client_of(cluster) as client, Trial(access, timeout=10, user_agent=US) as trial:
+    async with client_of(cluster) as client, DryRunClient(access, timeout=10, user_agent=US) as trial:
         installation = await find_installation(client)
-        world = OfflineCluster(await collect_with(client, installation, source="sandbox", now=time.time))
+        world = OfflineCluster(await collect(client, source="sandbox", now=time.time, installation=installation))
         return await diagnose(client, trial, installation, world, namespace="default")
 
 
@@ -108,12 +108,12 @@ async def test_simulate_and_explain_say_what_the_scheduler_does(tmp_path: Path) 
             if predicted.all_fit:
                 await cluster.running_pods(name)
                 found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}")
-                assert (found.status, found.node) == (Status.PLACED, predicted.placed[0].node), name
+                assert (found.status, found.node) == (PodVerdict.PLACED, predicted.placed[0].node), name
                 assert found.slices == predicted.placed[0].slices, name
                 continue
             message = await cluster.refused(name)
             found = explain(OfflineCluster(await state_of(cluster)), f"default/{name}", cards=True)
-            assert found.status is Status.REFUSED, name
+            assert found.status is PodVerdict.REFUSED, name
             assert isinstance(found.verdict, FitsNowhere)
             assert predicted.stop is not None
             assert predicted.stop.verdict is not None
@@ -137,7 +137,7 @@ async def test_a_snapshot_hashed_or_not_answers_as_the_cluster_does(tmp_path: Pa
     again = decode_snapshot(encode_snapshot(state), file="s.json")
     assert simulate(OfflineCluster(again), asked) == live
     assert explain(OfflineCluster(again), "default/greedy") == explain(OfflineCluster(state), "default/greedy")
-    hashed = simulate(OfflineCluster(hash_names(state, b"key")), asked)
+    hashed = simulate(OfflineCluster(anonymize(state, b"key")), asked)
     assert hashed.fits_in_all == live.fits_in_all
     assert [one.card for one in hashed.placed[0].slices] == [one.card for one in live.placed[0].slices]
 

@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 import trustme
 
+from tessera.http11.server import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
@@ -22,7 +23,7 @@ from tessera.scheduler.http_api import Routes, health_routes
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
-from tessera.services.listener import KEEP_ALIVE, MAX_BODY, Listener
+from tessera.services.listener import Listener
 from tests.support.admission import SAMPLES
 from tests.support.looping import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod
@@ -201,7 +202,7 @@ async def test_five_mebibytes_are_read_and_more_than_eight_are_refused(world: Wo
         assert (await caller.filter(world.pod, names))["NodeNames"] == ["n1"]
         assert (await caller.post("/webhook", review))["response"]["allowed"] is True
         for path in ("/filter", "/bind", "/webhook"):
-            assert (await caller.send("POST", path, b" " * (MAX_BODY + 1)))[0] == 413
+            assert (await caller.send("POST", path, b" " * (MAX_BODY_BYTES + 1)))[0] == 413
         assert (await caller.filter(WEB_POD, ["n1"]))["NodeNames"] == ["n1"]
 
 
@@ -233,7 +234,7 @@ async def test_an_idle_connection_outlives_the_patience_of_gos_clients() -> None
         await asyncio.sleep(GO_KEEPS_IDLE)
         assert not reader.at_eof()
     assert await reader.read() == b""
-    assert GO_KEEPS_IDLE < KEEP_ALIVE <= time() - asked < KEEP_ALIVE + 5
+    assert GO_KEEPS_IDLE < KEEP_ALIVE_SECONDS <= time() - asked < KEEP_ALIVE_SECONDS + 5
     writer.close()
     await writer.wait_closed()
     await listener.stop()

@@ -60,7 +60,7 @@ async def test_it_is_not_ready_before_everything_was_listed_and_says_what_is_mis
         plane.server.faults.next(hold, method="GET", path=f"/api/v1/{what}$")
     async with scheduler(f"--kubeconfig={plane.kubeconfig}", *OWN_PORTS) as command:
         for hold in slow.values():
-            await hold.reached.wait()
+            await command.until(hold.reached.wait())
         async with calling(await listening(command, "extender")) as caller:
             assert await caller.get("/healthz") == (200, "")
             pod = await plane.create_pod(gpu_pod("p", gpu=1))

@@ -19,7 +19,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.process import Process
-from tessera.services import file_watch as noticing
+from tessera.services import file_watch
 from tests.support.commands import OWN_PORTS, scheduler
 from tests.support.logs import Logs, captured
 from tests.support.looping import on_uvloop
@@ -151,7 +151,7 @@ def linked_anew(file: Path, text: str) -> None:
 async def test_a_changed_file_takes_effect_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, str], None]
 ) -> None:
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.01)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.01)
     async with started(tmp_path) as world:
         write(world.file, config("nvidia.com/vgpu"))
         await world.changed()
@@ -160,13 +160,13 @@ async def test_a_changed_file_takes_effect_by_itself(
 
 @on_uvloop
 async def test_a_change_before_the_first_look_takes_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = noticing.FileNotice.begin
+    begin = file_watch.FileWatch.start
 
-    async def begin_late(notice: noticing.FileNotice) -> None:
+    async def begin_late(notice: file_watch.FileWatch) -> None:
         (tmp_path / "device-config.yaml").write_text(config("nvidia.com/vgpu"))
         await begin(notice)
 
-    monkeypatch.setattr(noticing.FileNotice, "begin", begin_late)
+    monkeypatch.setattr(file_watch.FileWatch, "start", begin_late)
     async with started(tmp_path) as world:
         await world.changed()
         assert await world.manages("nvidia.com/vgpu")
@@ -208,7 +208,7 @@ async def test_a_broken_file_is_reported_and_the_old_configuration_stays(
 async def test_a_broken_file_is_reported_once_not_at_every_look(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.001)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.001)
     async with started(tmp_path) as world:
         world.file.write_text("nvidia: [")
         await world.logs.until(NOT_READ)

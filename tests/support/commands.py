@@ -6,14 +6,17 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 WAIT_S = 30.0
 """for a log line or the end; only a process that hangs takes so long"""
+LAST_EVENTS = 20
+"""of those that are shown where a test fails"""
 OWN_PORTS = ("--extender-bind=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0")
 
 
@@ -39,8 +42,22 @@ class Command:
                 found = next((event for event in self.events if event["message"] == message), None)
                 if found is not None:
                     return found
-                assert not self._reading.done(), f"it ended without {message!r}: {self.words} {self.events}"
+                assert not self._reading.done(), f"it ended without {message!r}"
                 await self._news.wait()
+
+    async def until(self, happening: Awaitable[T]) -> T:
+        """Wait for something that the command brings about; fails as soon as the command ends instead."""
+        waiting = asyncio.ensure_future(happening)
+        try:
+            await asyncio.wait((waiting, self._reading), timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
+            assert waiting.done(), "it ended too early" if self._reading.done() else f"nothing happened for {WAIT_S} s"
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    def last_words(self) -> str:
+        """What it wrote to stderr, and its last events."""
+        return "\n".join([*self.words, *(json.dumps(event) for event in self.events[-LAST_EVENTS:])])
 
     async def address(self, what: str) -> str:
         """Where it listens; all listeners are known once it is ready."""
@@ -91,6 +108,9 @@ async def started(name: str, *arguments: str, **environ: str) -> AsyncIterator[C
     command = Command(process)
     try:
         yield command
+    except Exception as error:
+        error.add_note(f"tessera {name} said:\n{command.last_words() or 'nothing'}")
+        raise
     finally:
         await command.kill()
 

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tessera.inspect import sanitize as reducing
-from tessera.inspect.state import Json, Setup, State
+from tessera.inspect import sanitize
+from tessera.inspect.state import ClusterState, Json, Setup
 from tests.support.builders import NOW, NodeBuilder, PodBuilder, vendors
 
 
@@ -29,13 +29,13 @@ def state_of(
     quotas: Sequence[Json] = (),
     setup: Setup | None = None,
     taken: float = NOW,
-) -> State:
-    kept = reducing.domains(vendors())
-    return State(
+) -> ClusterState:
+    kept = sanitize.deciding_domains(vendors())
+    return ClusterState(
         "a test",
         taken,
-        tuple(reducing.reduce_node(plain(node), kept) for node in nodes),
-        tuple(reducing.reduce_pod(plain(pod), kept) for pod in pods),
-        tuple(reducing.reduce_quota(one) for one in quotas),
+        tuple(sanitize.sanitize_node(plain(node), kept) for node in nodes),
+        tuple(sanitize.sanitize_pod(plain(pod), kept) for pod in pods),
+        tuple(sanitize.sanitize_quota(one) for one in quotas),
         setup or Setup(),
     )

@@ -1,8 +1,8 @@
-"""The plain form of selection: ask `fit_pod` about one node after the other. `agreed` compares the two."""
+"""The plain form of selection: ask `fit_pod` about one node after the other. `select_and_check` compares the two."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.core.fit import fit_pod
@@ -14,7 +14,7 @@ from tessera.core.scores import node_score
 from tessera.core.selection import Candidates, Refused, Selected, Selector
 
 
-def plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
+def decide_plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
     """What selection must answer, by asking the plain rule about one node after the other."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
     misfits: dict[str, Misfit] = {}
@@ -43,36 +43,21 @@ def indexes(placement: Placement) -> list[int]:
     return [grant.index for held in placement.grants.values() for grants in held for grant in grants]
 
 
-def agreed(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
-    """Selection's answer, which must be the plain one in everything that anybody can see."""
-    some = candidates.names[::2]
-    placement, misfits = plainly(selector.ledger, pod, candidates.names)
-    half = plainly(selector.ledger, pod, some)[0]
-    # From what earlier decisions left behind.
-    assert selector.glimpse(pod, set(candidates.names).__contains__, likeness(candidates.names)) in (None, placement)
-    assert selector.glimpse(pod, set(some).__contains__, likeness(some)) in (None, half)
+def select_and_check(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
+    """Selection's answer, which must be the plain one in everything that a caller can see."""
     answer = selector.select(pod, candidates)
+    check_decision(answer, selector.ledger, pod, candidates.names)
+    return answer
+
+
+def check_decision(answer: Selected | Refused, ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> None:
+    """Compare an answer with the plain rule, which gets what the product gets: the ledger, the pod and the names."""
+    placement, misfits = decide_plainly(ledger, pod, names)
     if isinstance(answer, Selected):
-        assert answer.placement == placement
         assert placement is not None
+        assert answer.placement == placement
         assert indexes(answer.placement) == indexes(placement)
         assert answer.fits[-1] == (placement.node, placement.score)
     else:
         assert placement is None
         assert {name: shown(m) for name, m in answer.misfits.items()} == {n: shown(m) for n, m in misfits.items()}
-    glanced = selector.glance(pod, set(candidates.names).__contains__, likeness(candidates.names))
-    if glanced is not None:
-        # A glance that finds something finds the same, and can tell of the same nodes.
-        assert isinstance(answer, Selected)
-        assert glanced.placement == answer.placement
-        # Of a glance nothing is kept, so candidates of another epoch are looked up again, as `select` does.
-        fresh = selector.candidates(candidates.names)
-        assert glanced.among(fresh).fits[-1] == answer.fits[-1]
-    glanced = selector.glance(pod, set(some).__contains__, likeness(some))
-    assert glanced is None or glanced.placement == half
-    return answer
-
-
-def likeness(names: Iterable[str]) -> int:
-    """Other names, another number."""
-    return hash(frozenset(names))

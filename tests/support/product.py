@@ -19,7 +19,7 @@ import trustme
 
 from tessera.core.ledger import Ledger
 from tessera.kube.resources import MUTATING_WEBHOOKS, PODS
-from tessera.lab.sandbox.api.journal import Seen
+from tessera.lab.sandbox.api.request_log import LoggedRequest
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
@@ -118,7 +118,7 @@ class Product:
     # -- waiting
 
     async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = PATIENCE_S) -> None:
-        """`plane.wait_for` for what only the scheduler knows, which tells nobody when it changes."""
+        """`plane.wait_for` for what only the scheduler knows, which does not say when it changes."""
         try:
             async with asyncio.timeout(timeout):
                 while not predicate():
@@ -171,11 +171,11 @@ class Product:
         """Speaks to the scheduler as kube-scheduler does; for tests that play kube-scheduler themselves."""
         return ExtenderClient(ExtenderAccess(self.scheduler.extender_url))
 
-    def requests(self, agent: str | None = None) -> list[Seen]:
+    def requests(self, agent: str | None = None) -> list[LoggedRequest]:
         """What the scheduler asked of the API server."""
         return [seen for seen in self.plane.server.journal if seen.agent == (agent or self.scheduler.agent)]
 
-    def writes(self, agent: str | None = None) -> list[Seen]:
+    def writes(self, agent: str | None = None) -> list[LoggedRequest]:
         """The scheduler's writes, events aside."""
         return [seen for seen in self.requests(agent) if seen.writes and "/events" not in seen.path]
 

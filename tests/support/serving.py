@@ -1,4 +1,4 @@
-"""The real scheduler process on the embedded control plane, in the test's own loop, and clients that talk to it."""
+"""The real scheduler process on the embedded control plane, in the loop of the test, and clients that call it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ JSON = "application/json"
 LOOPBACK = Address("127.0.0.1", 0)
 EXTENDER_ONLY = Listeners(extender=LOOPBACK, webhook=None, metrics=LOOPBACK)
 WAIT_S = 10.0
-"""for something that never happens"""
+"""before a condition that never holds fails the test"""
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    """Turn after turn of the loop, until it is so."""
+    """Returns when the predicate holds; it is checked at every turn of the loop."""
     async with asyncio.timeout(WAIT_S):
         while not predicate():
             await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def until(predicate: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def running(plane: ControlPlane, settings: Settings, *, reload: Reload | None = None) -> AsyncIterator[Process]:
-    """A scheduler that is ready to decide; it must end well."""
+    """A scheduler that is ready; it must end with exit code 0."""
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
     async with KubeClient(access) as client:
         process = Process(settings, client, reload=reload)
@@ -80,7 +80,7 @@ def trusting(authority: trustme.CA | bytes, *, showing: trustme.LeafCert | None 
 
 
 async def shown_certificate(address: Address, context: ssl.SSLContext) -> bytes:
-    """What a new connection is shown, in DER, after the client has verified it."""
+    """The certificate of a new connection, in DER, after the client has verified it."""
     _, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     try:
         found = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
@@ -91,11 +91,11 @@ async def shown_certificate(address: Address, context: ssl.SSLContext) -> bytes:
         await writer.wait_closed()
 
 
-# -- talking
+# -- calls
 
 
 class Caller:
-    """Talks to one address as kube-scheduler and the apiserver do."""
+    """Calls one address as kube-scheduler and the apiserver do."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -121,7 +121,7 @@ class Caller:
         return await self.send("GET", path)
 
     async def stream(self, path: str) -> AsyncIterator[bytes]:
-        """The pieces of an answer as they were sent."""
+        """The chunks of a response as they were sent."""
         async with self._session.get(path) as answer:
             assert answer.headers["Transfer-Encoding"] == "chunked"
             async for piece, _ in answer.content.iter_chunks():
@@ -138,7 +138,7 @@ class Caller:
 
 @asynccontextmanager
 async def calling(address: Address | str, context: ssl.SSLContext | None = None) -> AsyncIterator[Caller]:
-    """A client of this address; over TLS where it has a context."""
+    """A client of this address; over TLS if it has a context."""
     scheme = "https" if context is not None else "http"
     connector = aiohttp.TCPConnector(ssl=context if context is not None else True)
     async with aiohttp.ClientSession(base_url=f"{scheme}://{address}", connector=connector) as session:

@@ -31,7 +31,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Who makes the webhook's certificate: own, cert-manager or files. */}}
+{{/* The source of the webhook's certificate: own, cert-manager or files. */}}
 {{- define "tessera.certificates" -}}
 {{- if .Values.scheduler.certManager.enabled }}cert-manager
 {{- else if .Values.scheduler.tls.existingSecret }}files

@@ -54,15 +54,33 @@ migProfileAllowlist:
 {{- end -}}
 
 {{- define "tessera.otherVendors" -}}
+amd:
+  resourceCountName: amd.com/gpu
+  resourceMemoryName: amd.com/gpumem
+  resourceCoreName: amd.com/gpucores
+awsneuron:
+  resourceCountName: aws.amazon.com/neuron
+  resourceCoreName: aws.amazon.com/neuroncore
+biren:
+  resourceCountName: {{ .Values.birenResourceName }}
 cambricon:
   resourceCountName: {{ .Values.mluResourceName }}
   resourceMemoryName: {{ .Values.mluResourceMem }}
   resourceCoreName: {{ .Values.mluResourceCores }}
+enflame:
+  resourceNameGCU: enflame.com/gcu
+  resourceNameDRSGCU: {{ .Values.enflameResourceNameDRSGCU }}
+  resourceNameGCUMemory: {{ .Values.enflameResourceNameGCUMemory }}
+  resourceNameGCUCore: {{ .Values.enflameResourceNameGCUCore }}
 hygon:
   resourceCountName: {{ .Values.dcuResourceName }}
   resourceMemoryName: {{ .Values.dcuResourceMem }}
   resourceCoreName: {{ .Values.dcuResourceCores }}
   memoryFactor: 1
+kunlun:
+  resourceCountName: {{ .Values.kunlunResourceName }}
+  resourceVCountName: {{ .Values.kunlunResourceVCountName }}
+  resourceVMemoryName: {{ .Values.kunlunResourceVMemoryName }}
 metax:
   resourceCountName: metax-tech.com/gpu
   resourceVCountName: {{ .Values.metaxResourceName }}
@@ -73,26 +91,8 @@ mthreads:
   resourceCountName: mthreads.com/vgpu
   resourceMemoryName: mthreads.com/sgpu-memory
   resourceCoreName: mthreads.com/sgpu-core
-enflame:
-  resourceNameGCU: enflame.com/gcu
-  resourceNameDRSGCU: {{ .Values.enflameResourceNameDRSGCU }}
-  resourceNameGCUMemory: {{ .Values.enflameResourceNameGCUMemory }}
-  resourceNameGCUCore: {{ .Values.enflameResourceNameGCUCore }}
-kunlun:
-  resourceCountName: {{ .Values.kunlunResourceName }}
-  resourceVCountName: {{ .Values.kunlunResourceVCountName }}
-  resourceVMemoryName: {{ .Values.kunlunResourceVMemoryName }}
-awsneuron:
-  resourceCountName: aws.amazon.com/neuron
-  resourceCoreName: aws.amazon.com/neuroncore
-amd:
-  resourceCountName: amd.com/gpu
-  resourceMemoryName: amd.com/gpumem
-  resourceCoreName: amd.com/gpucores
 vastai:
   resourceCountName: {{ .Values.vastaiResourceName }}
-biren:
-  resourceCountName: {{ .Values.birenResourceName }}
 {{- end -}}
 
 {{/*

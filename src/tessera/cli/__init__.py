@@ -1,7 +1,8 @@
 """The command `tessera`.
 
-One file a command, in this package; `COMMANDS` lists them. A command's module is imported only when that command
-runs or shows its own help, so that `tessera --help` stays quick however much the services import.
+One file per command, in this package; `COMMANDS` lists them. A command's module is imported only when that command
+runs or prints its own help, so that `tessera --help` stays quick however much the services import. The commands of
+the lab live in `tessera.lab`, which the wheel and the image leave out.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
-    "demo": LazyCommand("tessera.cli.demo:command", "Try everything on this machine: no cluster, no GPU."),
+    "demo": LazyCommand(
+        "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
+    ),
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
-    "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to mend what is broken."),
+    "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to fix what is broken."),
     "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
-    "monitor": LazyCommand("tessera.cli.monitor:command", "Show how containers use the cards of one node."),
+    "monitor": LazyCommand("tessera.cli.monitor:command", "Export how containers use the cards of one node."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
-    "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without doing it."),
-    "snapshot": LazyCommand("tessera.cli.snapshot:command", "Write the objects that decide to a file."),
-    "top": LazyCommand("tessera.cli.top:command", "Show cards, their slices and who holds them."),
+    "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without changing anything."),
+    "snapshot": LazyCommand("tessera.cli.snapshot:command", "Save everything that decides placement to a file."),
+    "top": LazyCommand("tessera.cli.top:command", "Show cards, their slices and the pods that hold them."),
 }
 """by name; only commands that work are listed"""
 
@@ -32,7 +35,7 @@ COMMANDS: dict[str, LazyCommand] = {
     epilog="""\b
     Examples:
       tessera --version      the version of this installation
-      python -m tessera      the same command, without installing it on the PATH
+      python -m tessera      the same command, where `tessera` is not on the PATH
     """,
 )
 @click.version_option(__version__, prog_name="tessera", message="%(prog)s %(version)s")

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 
 from tessera import __version__
-from tessera.cli.grouped import BadConfiguration, GroupedCommand, flags_of_params, read_file
-from tessera.node.configuration.flags import FLAGS, Group
-
-if TYPE_CHECKING:
-    from tessera.node.configuration.agent import Configuration
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, wants_print
+from tessera.node.settings import TABLE, Configuration
+from tessera.services.settings_table import Group, Sources, given_in
 
 SERVICE = "tessera.node.process"
 """module whose `run(configuration, reload)` runs until it is told to stop and returns the exit code"""
@@ -30,31 +27,27 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the agent with it."""
     import structlog
 
-    from tessera.node.configuration import dump as printing
-    from tessera.node.configuration import options
-    from tessera.services.logs import configure_logs
+    from tessera.node.configuration import dump, options
+    from tessera.services.logs import configure_logs, read_log_options
 
-    flags = flags_of_params(FLAGS, params)
+    flags = flags_of_params(TABLE, params)
 
     def read() -> Configuration:
         return options.build_configuration(flags, os.environ, read_file)
 
-    try:
-        configuration = read()
-    except options.OptionsError as error:
-        raise BadConfiguration(str(error)) from error
+    configuration = configured(read)
     context = click.get_current_context()
-    if options.wants_print(flags):
-        click.echo(printing.print_configuration(configuration), nl=False)
+    if wants_print(flags):
+        click.echo(dump.print_configuration(configuration), nl=False)
         for text in (*configuration.faults, *configuration.warnings):
             click.echo(f"Warning: {text}", err=True)
         context.exit(DEGRADED if configuration.faults else 0)
-    configure_logs(options.log_options(flags))
+    configure_logs(read_log_options(Sources(flags, {})))
     structlog.get_logger(__name__).info(
         "starting",
         version=__version__,
-        settings=printing.changes(configuration),
-        ignored=options.flags_of(Group.IGNORED, flags),
+        settings=dump.changes(configuration),
+        ignored=given_in(Group.IGNORED, TABLE, flags),
     )
     context.exit(import_module(SERVICE).run(configuration, read))
 
@@ -62,8 +55,7 @@ def run(**params: str | tuple[str, ...] | None) -> None:
 command = GroupedCommand(
     "device-plugin",
     callback=run,
-    flags=FLAGS,
-    groups=Group,
+    table=TABLE,
     params=[
         click.Option(
             ["--version"],
@@ -74,7 +66,6 @@ command = GroupedCommand(
             help="Show the version and exit.",
         )
     ],
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     help="""Serve the GPUs of one node: find and register them, and give every container exactly its slice.
 
     Understands the flags, variables and files of HAMi's device plugin as well: its DaemonSet starts with only image and

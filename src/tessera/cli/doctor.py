@@ -1,4 +1,4 @@
-"""`tessera doctor`: what is wrong with an installation, why it matters and how to mend it."""
+"""`tessera doctor`: what is wrong with an installation, why it matters and how to fix it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import click
 from tessera.cli.sources import (
     CONTEXT,
     USER_AGENT,
-    NoAnswer,
-    Source,
-    answer,
-    examples,
-    finish,
-    load,
-    open_state,
+    ClusterSource,
+    CommandError,
+    exit_with,
+    find_access,
+    help_epilog,
     output_option,
     print_document,
     print_lines,
+    read_state,
+    run_async,
     source_options,
     with_client,
 )
@@ -33,27 +33,27 @@ if TYPE_CHECKING:
 @click.command(
     "doctor",
     context_settings=CONTEXT,
-    epilog=examples(
+    epilog=help_epilog(
         [
-            ("tessera doctor", "look at everything that may be looked at"),
-            ("tessera doctor --namespace team-a", "try the webhook in this namespace"),
-            ("tessera doctor --snapshot cluster.json", "nodes and ledger only: that is all a file shows"),
+            ("tessera doctor", "check everything that you may read"),
+            ("tessera doctor --namespace team-a", "test the webhook in this namespace"),
+            ("tessera doctor --snapshot cluster.json", "nodes and ledger only; a file holds no more"),
             ("tessera doctor -o json | jq '.findings[] | select(.severity == \"broken\")'", "for scripts"),
         ],
         "  0  nothing is broken (there may be warnings)\n"
         "  1  something is broken\n"
-        "  2  cannot check: no access, no rights to look at anything, wrong flags",
+        "  2  nothing could be checked: no access, no permissions, wrong flags",
     ),
 )
 @click.option(
-    "-n", "--namespace", default="default", show_default=True, help="Where the webhook is tried, as a dry run."
+    "-n", "--namespace", default="default", show_default=True, help="Where to test the webhook, as a dry run."
 )
 @output_option()
 @source_options
-def command(source: Source, namespace: str, output: str) -> None:
-    """Check an installation: webhook, certificates, rights, kube-scheduler, plugins and ledger.
+def command(source: ClusterSource, namespace: str, output: str) -> None:
+    """Check an installation: webhook, certificates, permissions, kube-scheduler, plugins and ledger.
 
-    Nothing is changed; the webhook is tried with a pod that the apiserver does not keep. What you have no right to see
+    Nothing is changed: the webhook is tested with a dry run, which the apiserver does not store. What you may not read
     is listed as not checked.
     """
 
@@ -61,41 +61,47 @@ def command(source: Source, namespace: str, output: str) -> None:
         from tessera.inspect.checks.findings import unseen
         from tessera.inspect.diagnosis import diagnose_objects, is_broken, saw_nothing
         from tessera.inspect.offline_cluster import OfflineCluster
-        from tessera.inspect.render.diagnosis import diagnosed
-        from tessera.inspect.render.explanation import made_from
+        from tessera.inspect.render.diagnosis import diagnosis_lines
+        from tessera.inspect.render.explanation import source_lines
 
         if source.is_live:
-            world, findings = await with_client(source, lambda client, name: _live(source, client, name, namespace))
+            cluster, findings = await with_client(source, lambda client, name: _live(source, client, name, namespace))
         else:
-            world = OfflineCluster(await open_state(source))
-            findings = diagnose_objects(world)
-            findings.append(unseen("cluster", "webhook, certificates, rights and kube-scheduler are not in a snapshot"))
+            cluster = OfflineCluster(await read_state(source))
+            findings = diagnose_objects(cluster)
+            findings.append(
+                unseen("cluster", "webhook, certificates, permissions and kube-scheduler are not in a snapshot")
+            )
         if output == "text":
-            print_lines(diagnosed(findings))
-            print_lines(made_from(world.state))
+            print_lines(diagnosis_lines(findings))
+            print_lines(source_lines(cluster.state))
         else:
-            print_document("Diagnosis", world.state, {"findings": findings}, output)
+            print_document("Diagnosis", cluster.state, {"findings": findings}, output)
         if saw_nothing(findings):
-            raise NoAnswer("nothing could be checked: your rights do not reach so far")
+            raise CommandError("nothing could be checked: you lack the permissions")
         return not is_broken(findings)
 
-    finish(answer(work))
+    exit_with(run_async(work))
 
 
-async def _live(source: Source, client: KubeClient, name: str, namespace: str) -> tuple[OfflineCluster, list[Finding]]:
-    from tessera.inspect.collector import collect_with
+async def _live(
+    source: ClusterSource, client: KubeClient, name: str, namespace: str
+) -> tuple[OfflineCluster, list[Finding]]:
+    from tessera.inspect.collector import collect
     from tessera.inspect.diagnosis import diagnose
-    from tessera.inspect.dry_run import Trial
+    from tessera.inspect.dry_run import DryRunClient
     from tessera.inspect.installation import find_installation
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.state import NotAllowed, State
+    from tessera.inspect.state import ClusterState, ListForbidden
 
     installation = await find_installation(client)
     try:
-        state = await collect_with(client, installation, source=name, now=time.time, override=source.override)
-    except NotAllowed as error:
+        state = await collect(client, source=name, now=time.time, installation=installation, override=source.override)
+    except ListForbidden as error:
         text = str(error).splitlines()[0]
-        state = State(name, time.time(), setup=source.override(installation.setup), unseen=(text, *installation.unseen))
-    world = OfflineCluster(state)
-    async with Trial(load(source), timeout=source.request_timeout, user_agent=USER_AGENT) as trial:
-        return world, await diagnose(client, trial, installation, world, namespace=namespace)
+        state = ClusterState(
+            name, time.time(), setup=source.override(installation.setup), unseen=(text, *installation.unseen)
+        )
+    cluster = OfflineCluster(state)
+    async with DryRunClient(find_access(source), timeout=source.request_timeout, user_agent=USER_AGENT) as dry_run:
+        return cluster, await diagnose(client, dry_run, installation, cluster, namespace=namespace)

@@ -1,20 +1,23 @@
-"""A command made from a table of flags: options under headings, and one message for everything that is wrong.
+"""A command made from a table of settings: options under headings, and one message for everything that is wrong.
 
-Shared by the services' commands. Flags are only collected; what they mean is decided by the service's configuration.
+Shared by the services' commands. Flags are only collected here; each service's configuration decides what they mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
-from tessera.services.flags import Flag, Kind
+from tessera.services.common_settings import PRINT_CONFIG
+from tessera.services.settings_table import Flags, Group, Setting, SettingsError, Sources
+from tessera.services.value_types import FlagKind
+
+T = TypeVar("T")
 
 MAX_BYTES = 2**20 + 1
-"""of a file; one more than the reader accepts, so that it can say that there is too much"""
+"""of a file; one more than the reader accepts, so that the reader can say that there is too much"""
 
 
 class BadConfiguration(click.ClickException):
@@ -29,39 +32,51 @@ class BadConfiguration(click.ClickException):
 
 
 class GroupedCommand(click.Command):
-    """A command whose options are shown under the values of `groups`, in their order."""
+    """A command whose options are the settings of a table, shown under the headings of their groups."""
 
-    def __init__(self, *args: Any, flags: Sequence[Flag], groups: type[Enum], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.params = [*(option(flag) for flag in flags), *self.params]
-        self._flags = flags
-        self._groups = groups
+    def __init__(self, name: str, *, table: Sequence[Setting], **kwargs: Any) -> None:
+        names = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+        super().__init__(name, context_settings=names, **kwargs)
+        self.params = [*(option(setting) for setting in table), *self.params]
+        self._table = table
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {param.name: param.get_help_record(ctx) for param in self.get_params(ctx)}
-        for group in self._groups:
-            rows = [records.pop(flag.dest) for flag in self._flags if flag.group is group]
-            with formatter.section(group.value):
-                formatter.write_dl([row for row in rows if row], col_max=34)
+        for group in Group:
+            rows = [records.pop(setting.dest) for setting in self._table if setting.group is group]
+            if rows:
+                with formatter.section(group.value):
+                    formatter.write_dl([row for row in rows if row], col_max=34)
         with formatter.section("Help"):
             formatter.write_dl([row for row in records.values() if row], col_max=34)
 
 
-def option(flag: Flag) -> click.Option:
-    names = [f"--{name}" for name in (flag.name, *flag.aliases)] + ([f"-{flag.short}"] if flag.short else [])
-    env = f" [{', '.join(flag.env)}]" if flag.env else ""
-    how: dict[str, Any] = {"metavar": flag.metavar, "help": f"{flag.help}{env}", "hidden": flag.hidden}
-    if flag.kind is Kind.SWITCH:
+def option(setting: Setting) -> click.Option:
+    kind = setting.type.kind
+    names = [f"--{name}" for name in setting.names] + ([f"-{setting.short}"] if setting.short else [])
+    how: dict[str, Any] = {"metavar": setting.type.metavar, "help": setting.help_text, "hidden": setting.hidden}
+    if kind is FlagKind.SWITCH:
         # With a value only behind `=`, or with none, as Go's flags are written.
         how |= {"is_flag": False, "flag_value": "true"}
-    return click.Option([*names, flag.dest], multiple=flag.kind is Kind.REPEATED, default=None, **how)
+    return click.Option([*names, setting.dest], multiple=kind in (FlagKind.LIST, FlagKind.SET), default=None, **how)
 
 
-def flags_of_params(
-    flags: Sequence[Flag], params: Mapping[str, str | tuple[str, ...] | None]
-) -> dict[str, str | tuple[str, ...]]:
+def flags_of_params(table: Sequence[Setting], params: Mapping[str, str | tuple[str, ...] | None]) -> Flags:
     """What was written behind each flag that was given."""
-    return {flag.name: value for flag in flags if (value := params[flag.dest]) is not None and value != ()}
+    return {each.flag: value for each in table if (value := params[each.dest]) is not None and value != ()}
+
+
+def configured(read: Callable[[], T]) -> T:
+    """The configuration; a wrong one ends the command."""
+    try:
+        return read()
+    except SettingsError as error:
+        raise BadConfiguration(str(error)) from error
+
+
+def wants_print(flags: Flags) -> bool:
+    """Whether the configuration is only to be printed."""
+    return bool(Sources(flags, {}).read(PRINT_CONFIG))
 
 
 def read_file(path: str) -> str:

@@ -1,12 +1,13 @@
 """A click group that imports its commands only when they are needed.
 
-The list of commands is shown from the summaries in the table; nothing is imported for it.
+The list of commands is printed from the summaries in the table; no command is imported for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -19,6 +20,12 @@ class LazyCommand(NamedTuple):
     target: str
     """`package.module:attribute`"""
     summary: str
+    needs: str = ""
+    """a package that the command needs and that an installation may leave out"""
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.needs or find_spec(self.needs) is not None
 
 
 class LazyGroup(click.Group):
@@ -29,15 +36,22 @@ class LazyGroup(click.Group):
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self.lazy})
+        return sorted({*super().list_commands(ctx), *self._installed()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in self.lazy:
+        found = self.lazy.get(cmd_name)
+        if found is None:
             return super().get_command(ctx, cmd_name)
-        module, _, attribute = self.lazy[cmd_name].target.partition(":")
+        if not found.is_installed:
+            raise click.UsageError(
+                f"'{cmd_name}' is not part of this installation. It comes with the sources of Tessera:"
+                " clone the repository, run `pip install --editable .` there and try again.",
+                ctx,
+            )
+        module, _, attribute = found.target.partition(":")
         command = getattr(import_module(module), attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{self.lazy[cmd_name].target} is not a command")
+            raise TypeError(f"{found.target} is not a command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -45,4 +59,7 @@ class LazyGroup(click.Group):
         if not self.lazy:
             return super().format_commands(ctx, formatter)
         with formatter.section("Commands"):
-            formatter.write_dl([(name, self.lazy[name].summary) for name in sorted(self.lazy)])
+            formatter.write_dl([(name, command.summary) for name, command in sorted(self._installed().items())])
+
+    def _installed(self) -> dict[str, LazyCommand]:
+        return {name: command for name, command in self.lazy.items() if command.is_installed}

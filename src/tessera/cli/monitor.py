@@ -1,6 +1,6 @@
-"""`tessera monitor`: use of cards by container, on one node.
+"""`tessera monitor`: how containers use the cards of one node.
 
-Flags are only collected here; `tessera.monitor.options` says what they mean. The service is imported when it runs, so
+Flags are only collected here; `tessera.monitor.settings` says what they mean. The service is imported when it runs, so
 that `--help` and mistakes in flags are answered at once.
 """
 
@@ -12,8 +12,9 @@ from importlib import import_module
 import click
 
 from tessera import __version__
-from tessera.cli.grouped import BadConfiguration, GroupedCommand, flags_of_params
-from tessera.monitor.flags import FLAGS, Group
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params
+from tessera.monitor.settings import TABLE, build_settings
+from tessera.services.settings_table import Sources
 
 SERVICE = "tessera.monitor.process"
 """module whose `run(settings)` runs until it is told to stop and returns the exit code"""
@@ -23,15 +24,11 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration and run the monitor with it."""
     import structlog
 
-    from tessera.monitor import options
-    from tessera.services.logs import configure_logs
+    from tessera.services.logs import configure_logs, read_log_options
 
-    flags = flags_of_params(FLAGS, params)
-    try:
-        settings = options.build_settings(flags, os.environ)
-    except options.OptionsError as error:
-        raise BadConfiguration(str(error)) from error
-    configure_logs(options.log_options(flags))
+    flags = flags_of_params(TABLE, params)
+    settings = configured(lambda: build_settings(flags, os.environ))
+    configure_logs(read_log_options(Sources(flags, {})))
     structlog.get_logger(__name__).info("starting", version=__version__, node=settings.node_name)
     click.get_current_context().exit(import_module(SERVICE).run(settings))
 
@@ -39,9 +36,7 @@ def run(**params: str | tuple[str, ...] | None) -> None:
 command = GroupedCommand(
     "monitor",
     callback=run,
-    flags=FLAGS,
-    groups=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    table=TABLE,
     help="""Show how containers use the cards of one node, and let those of higher priority go first.
 
     Takes the flags and variables of HAMi's vGPUmonitor: its container starts with only image and command changed. A

@@ -9,16 +9,13 @@ from __future__ import annotations
 import os
 import socket
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 import click
 
 from tessera import __version__
-from tessera.cli.grouped import BadConfiguration, GroupedCommand, flags_of_params, read_file
-from tessera.scheduler.configuration.flags import FLAGS, Group
-
-if TYPE_CHECKING:
-    from tessera.scheduler.settings import Settings
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, wants_print
+from tessera.scheduler.settings import TABLE, Settings
+from tessera.services.settings_table import Group, Sources, given_in
 
 SERVICE = "tessera.scheduler.process"
 """module whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
@@ -28,29 +25,25 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
     import structlog
 
-    from tessera.scheduler.configuration import dump as printing
-    from tessera.scheduler.configuration import options
-    from tessera.services.logs import configure_logs
+    from tessera.scheduler.configuration import dump, options
+    from tessera.services.logs import configure_logs, read_log_options
 
-    flags = flags_of_params(FLAGS, params)
+    flags = flags_of_params(TABLE, params)
 
     def read() -> Settings:
         return options.build_settings(flags, {"HOSTNAME": socket.gethostname(), **os.environ}, read_file)
 
-    try:
-        settings = read()
-    except options.OptionsError as error:
-        raise BadConfiguration(str(error)) from error
-    if options.wants_print(flags):
-        click.echo(printing.print_settings(settings), nl=False)
+    settings = configured(read)
+    if wants_print(flags):
+        click.echo(dump.print_settings(settings), nl=False)
         return
-    configure_logs(options.log_options(flags))
+    configure_logs(read_log_options(Sources(flags, {})))
     structlog.get_logger(__name__).info(
         "starting",
         version=__version__,
-        settings=printing.changes(settings),
-        overriding=options.flags_of(Group.OVERRIDES, flags),
-        ignored=options.flags_of(Group.IGNORED, flags),
+        settings=dump.changes(settings),
+        overriding=given_in(Group.OVERRIDES, TABLE, flags),
+        ignored=given_in(Group.IGNORED, TABLE, flags),
     )
     click.get_current_context().exit(import_module(SERVICE).run(settings, read))
 
@@ -58,17 +51,15 @@ def run(**params: str | tuple[str, ...] | None) -> None:
 command = GroupedCommand(
     "scheduler",
     callback=run,
-    flags=FLAGS,
-    groups=Group,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    table=TABLE,
     help="""Place device pods: the webhook, the extender of a stock kube-scheduler, and the ledger between them.
 
     Understands the flags of HAMi's scheduler from v2.4.0 to v2.10 as well: such a Deployment starts with only its image
-    changed. A flag wins over the environment, which wins over the default; switches are written --flag, --flag=true or
-    --flag=false, durations 90s, 5m or 1h30m, addresses HOST:PORT or :PORT.
+    changed. A flag wins over its variable (in brackets), which wins over the default; switches are written --flag,
+    --flag=true or --flag=false, durations 90s, 5m or 1h30m, addresses HOST:PORT or :PORT.
     """,
     epilog="""\b
-    Environment: KUBECONFIG, HOME, POD_NAME, POD_NAMESPACE, HOSTNAME, HAMI_NODELOCK_EXPIRE.
+    Environment: KUBECONFIG, HOME, POD_NAME, POD_NAMESPACE, HOSTNAME, and those in brackets.
 
     \b
     Examples:

@@ -1,7 +1,7 @@
-"""Options that all inspecting commands share: where the cluster comes from, and how the answer is printed.
+"""Options that all commands which inspect a cluster share: where the cluster comes from and how the answer is printed.
 
-Exit codes are the same everywhere: 0 the answer is good, 1 the answer is bad news, 2 there is no answer (wrong use, no
-access, unreadable file). Everything heavy is imported when a command runs.
+Exit codes are the same everywhere: 0 good news, 1 bad news, 2 no answer (wrong use, no access, unreadable file).
+Heavy modules are imported only when a command runs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import click
 from tessera import __version__
 
 if TYPE_CHECKING:
-    from tessera.inspect.render.lines import Line
-    from tessera.inspect.state import Setup, State
+    from tessera.inspect.render.lines import StyledLine
+    from tessera.inspect.state import ClusterState, Setup
     from tessera.kube.access import Access
     from tessera.kube.client import KubeClient
 
@@ -30,23 +30,23 @@ T = TypeVar("T")
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 USER_AGENT = f"tessera-cli/{__version__}"
-"""audit logs tell a person who looks from a scheduler that works"""
+"""tells a person's command from the scheduler in audit logs"""
 COLUMNS = 100
-"""width of a terminal that does not say how wide it is"""
+"""assumed width of a terminal that does not tell its own"""
 BAD_NEWS = 1
 
 FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
 
-class NoAnswer(click.ClickException):
-    """Why there is no answer; exit code 2."""
+class CommandError(click.ClickException):
+    """The command cannot answer; exit code 2."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where the cluster comes from, as the command line says it."""
+class ClusterSource:
+    """Where the cluster comes from, as given on the command line."""
 
     kubeconfig: str | None
     context: str | None
@@ -62,31 +62,31 @@ class Source:
 
     def override(self, setup: Setup) -> Setup:
         from tessera.cli.grouped import read_file
-        from tessera.inspect.collector import overridden
-        from tessera.inspect.scheduler_settings import given_flags
+        from tessera.inspect.collector import apply_overrides
+        from tessera.inspect.scheduler_settings import parse_scheduler_flags
 
         file = self.device_config_file
         config = (read_file(file), file) if file else None
-        return overridden(setup, device_config=config, flags=given_flags(self.scheduler_flag))
+        return apply_overrides(setup, device_config=config, flags=parse_scheduler_flags(self.scheduler_flag))
 
 
 def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `Source`, which arrive as the argument `source`."""
+    """Adds the options of `ClusterSource`, which the command gets as the argument `source`."""
     options = [
         click.option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
-        click.option("--context", metavar="NAME", help="Context of the kubeconfig."),
+        click.option("--context", metavar="NAME", help="Context in the kubeconfig."),
         click.option(
             "--request-timeout", type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
-            help="For one request to the apiserver.",
+            help="Limit for one request to the apiserver.",
         ),
-        click.option("--snapshot", type=FILE, metavar="FILE", help="Ask a file of `tessera snapshot`, not a cluster."),
+        click.option("--snapshot", type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.option(
             "--device-config-file", type=FILE, metavar="FILE",
-            help="device-config.yaml to use instead of the cluster's ConfigMap or the chart's defaults.",
+            help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
         click.option(
             "--scheduler-flag", multiple=True, metavar="NAME=VALUE",
-            help="As if the scheduler was started with this flag; may be repeated.",
+            help="Decide as if the scheduler had this flag; may be repeated.",
         ),
     ]  # fmt: skip
 
@@ -100,9 +100,9 @@ def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **rest: Any,
     ) -> Any:
         if snapshot and (kubeconfig or context):
-            raise click.UsageError("--snapshot is a cluster of its own: leave out --kubeconfig and --context")
+            raise click.UsageError("--snapshot replaces the cluster: leave out --kubeconfig and --context")
         cluster_file = rest.pop("cluster_file", None)
-        source = Source(
+        source = ClusterSource(
             kubeconfig, context, request_timeout, snapshot, device_config_file, scheduler_flag, cluster_file
         )
         return command(source=source, **rest)
@@ -121,8 +121,8 @@ def output_option(*forms: str) -> Callable[[Callable[..., Any]], Callable[..., A
     )  # fmt: skip
 
 
-def answer(work: Callable[[], Awaitable[T]]) -> T:
-    """Run the work of a command; every foreseeable fault becomes one message and exit code 2."""
+def run_async(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs the work of a command. Every expected fault becomes one message and exit code 2."""
     import asyncio
 
     from tessera.inspect.state import InspectionError
@@ -136,15 +136,15 @@ def answer(work: Callable[[], Awaitable[T]]) -> T:
     try:
         return asyncio.run(main())
     except InspectionError as error:
-        raise NoAnswer(str(error)) from error
+        raise CommandError(str(error)) from error
     except KubeError as error:
-        raise NoAnswer(f"the cluster cannot be asked: {error}") from error
+        raise CommandError(f"cannot reach the cluster: {error}") from error
     except KeyboardInterrupt as error:
         raise click.exceptions.Exit(130) from error
 
 
 def _be_quiet() -> None:
-    """What the engine would log about nodes and pods is part of the answers; standard output is for those alone."""
+    """Keeps the engine's logs off standard output, which is for the answer. The answer covers what they would say."""
     import structlog
 
     structlog.configure(
@@ -154,16 +154,16 @@ def _be_quiet() -> None:
     )
 
 
-async def open_state(source: Source) -> State:
-    """The cluster, the snapshot or the description that the command line names."""
-    from tessera.inspect.description import describe
+async def read_state(source: ClusterSource) -> ClusterState:
+    """Reads the cluster, the snapshot or the description that the command line names."""
+    from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
     from tessera.inspect.state import InspectionError, Setup
 
     try:
         if source.cluster_file is not None:
             text = Path(source.cluster_file).read_text(encoding="utf-8")
-            return describe(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
+            return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
         if source.snapshot is not None:
             from dataclasses import replace
 
@@ -174,35 +174,35 @@ async def open_state(source: Source) -> State:
     return await with_client(source, lambda client, name: read_cluster(source, client, name))
 
 
-async def read_cluster(source: Source, client: KubeClient, name: str) -> State:
+async def read_cluster(source: ClusterSource, client: KubeClient, name: str) -> ClusterState:
     from tessera.inspect.collector import collect
 
     return await collect(client, source=name, now=time.time, override=source.override)
 
 
-def load(source: Source) -> Access:
-    """The way to the apiserver that the command line names."""
+def find_access(source: ClusterSource) -> Access:
+    """How to reach the apiserver that the command line names."""
     from tessera.kube.access import load_access
 
     return load_access(kubeconfig=source.kubeconfig, context=source.context, environ=os.environ)
 
 
-def namespace_of(source: Source, given: str) -> str:
-    """What was given; else the namespace of the kubeconfig's context, as kubectl has it."""
-    return given or (load(source).namespace if source.is_live else "default")
+def namespace_of(source: ClusterSource, given: str) -> str:
+    """The given namespace; else that of the kubeconfig's context, as in kubectl."""
+    return given or (find_access(source).namespace if source.is_live else "default")
 
 
-async def with_client(source: Source, work: Callable[[KubeClient, str], Awaitable[T]]) -> T:
-    """Work with a client of the cluster and the cluster's name for people."""
+async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], Awaitable[T]]) -> T:
+    """Runs `work` with a client of the cluster and the cluster's name for people."""
     from tessera.kube.client import KubeClient
 
-    access = load(source)
+    access = find_access(source)
     async with KubeClient(access, timeout=source.request_timeout, user_agent=USER_AGENT) as client:
         return await work(client, f"cluster {access.server}")
 
 
-def print_lines(lines: Iterable[Line]) -> None:
-    """With colours on a terminal, plain elsewhere."""
+def print_lines(lines: Iterable[StyledLine]) -> None:
+    """In colour on a terminal, plain elsewhere."""
     from tessera.inspect.render.lines import Style
 
     looks: dict[Style, dict[str, Any]] = {
@@ -221,7 +221,7 @@ def print_lines(lines: Iterable[Line]) -> None:
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
-    """The text in lines of a terminal; what continues a line stands a little deeper."""
+    """Wraps the text to the terminal; continuation lines are indented."""
     if width is None or len(text) <= width:
         return [text]
     indent = " " * (len(text) - len(text.lstrip()))
@@ -231,19 +231,19 @@ def _wrapped(text: str, width: int | None) -> list[str]:
     return words or [text]
 
 
-def print_document(kind: str, state: State | None, content: Any, form: str) -> None:
-    from tessera.inspect.render.documents import document, encode
+def print_document(kind: str, state: ClusterState | None, content: Any, form: str) -> None:
+    from tessera.inspect.render.documents import encode_document, make_document
 
-    click.echo(encode(document(kind, state, content), form), nl=False)
+    click.echo(encode_document(make_document(kind, state, content), form), nl=False)
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal; None where the output goes elsewhere, and nothing is to be cut."""
+    """Columns of the terminal; None if the output goes elsewhere, so that nothing is cut."""
     return shutil.get_terminal_size((COLUMNS, 24)).columns if sys.stdout.isatty() else None
 
 
 def ascii_only() -> bool:
-    """Whether the output cannot show blocks."""
+    """Whether the output cannot show block characters."""
     try:
         "█░".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
@@ -251,13 +251,13 @@ def ascii_only() -> bool:
     return False
 
 
-def finish(good: bool) -> None:
-    """End with 0 or with bad news."""
+def exit_with(good: bool) -> None:
+    """Exits with 0, or with 1 for bad news."""
     click.get_current_context().exit(0 if good else BAD_NEWS)
 
 
-def examples(lines: Sequence[tuple[str, str]], codes: str, more: str = "") -> str:
-    """The epilog of a command's help; `more` is printed as it is."""
+def help_epilog(lines: Sequence[tuple[str, str]], codes: str, more: str = "") -> str:
+    """The epilog of a command's help: examples, exit codes, and `more` as it is."""
     shown = "\n".join(f"  {command}\n      {what}" for command, what in lines)
     rest = f"\n\n\b\n{textwrap.dedent(more).strip()}" if more else ""
     return f"\b\nExamples:\n{shown}\n\n\b\nExit codes:\n{codes}{rest}"

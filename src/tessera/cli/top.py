@@ -1,4 +1,4 @@
-"""`tessera top`: cards, nodes and pods, and who holds what."""
+"""`tessera top`: cards, nodes and pods, and what each pod holds."""
 
 from __future__ import annotations
 
@@ -8,57 +8,57 @@ import click
 
 from tessera.cli.sources import (
     CONTEXT,
-    Source,
-    answer,
+    ClusterSource,
     ascii_only,
-    examples,
-    open_state,
+    help_epilog,
     output_option,
     print_document,
     print_lines,
+    read_state,
+    run_async,
     source_options,
     terminal_width,
 )
 
 if TYPE_CHECKING:
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.usage import Wanted
+    from tessera.inspect.usage import UsageFilter
 
 
 @click.command(
     "top",
     context_settings=CONTEXT,
-    epilog=examples(
+    epilog=help_epilog(
         [
             ("tessera top", "every card as a bar, with the pods that hold it"),
             ("tessera top nodes --sort free", "the nodes with the most free memory first"),
-            ("tessera top pods -n team-a -o json", "what the pods of a namespace hold, for programs"),
-            ("tessera top --model h100 --watch", "look again every two seconds"),
+            ("tessera top pods -n team-a -o json", "what the pods of a namespace hold, as JSON"),
+            ("tessera top --model h100 --watch", "refresh every two seconds"),
         ],
         "  0  printed\n  2  no answer: no access, unreadable file, wrong flags",
     ),
 )
 @click.argument("what", type=click.Choice(["devices", "nodes", "pods"]), default="devices")
-@click.option("-n", "--namespace", default="", help="Only pods of this namespace, and cards that they hold.")
+@click.option("-n", "--namespace", default="", help="Only pods of this namespace, and the cards that they hold.")
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Only this node; may be repeated.")
 @click.option("--vendor", "vendors", multiple=True, metavar="NAME", help="Only cards of this vendor; may be repeated.")
-@click.option("--model", default="", metavar="TEXT", help="Only cards with this in their model's name.")
+@click.option("--model", default="", metavar="TEXT", help="Only cards whose model contains this text.")
 @click.option(
     "--sort",
     "order",
     type=click.Choice(["name", "memory", "cores", "slots", "free"]),
     default="name",
     show_default=True,
-    help="The fullest first, or the one with the most free memory.",
+    help="The fullest first, or (free) the most free memory first.",
 )
 @click.option(
     "--watch", is_flag=False, flag_value=2.0, type=click.FloatRange(min=0.5), default=None, metavar="[SECONDS]",
-    help="Look again and again, every 2 seconds unless told, until interrupted.",
+    help="Refresh until interrupted, every 2 seconds by default.",
 )  # fmt: skip
 @output_option("wide")
 @source_options
 def command(
-    source: Source,
+    source: ClusterSource,
     what: str,
     namespace: str,
     nodes: tuple[str, ...],
@@ -68,54 +68,54 @@ def command(
     watch: float | None,
     output: str,
 ) -> None:
-    """Show memory, cores and slots granted of every card, and by whom.
+    """Show how much memory, cores and slots of each card are granted, and to which pods.
 
     Amounts are what the ledger has granted, not what processes use at this moment.
     """
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.usage import Wanted
+    from tessera.inspect.usage import UsageFilter
 
     if watch is not None and (source.snapshot or output in ("json", "yaml")):
-        raise click.UsageError("--watch needs a cluster and a table: leave out --snapshot and -o json")
-    wanted = Wanted(frozenset(nodes), frozenset(name.lower() for name in vendors), model, namespace)
+        raise click.UsageError("--watch needs a live cluster and a table: leave out --snapshot and -o json")
+    wanted = UsageFilter(frozenset(nodes), frozenset(name.lower() for name in vendors), model, namespace)
 
     async def work() -> None:
         import asyncio
 
         while True:
-            world = OfflineCluster(await open_state(source))
+            cluster = OfflineCluster(await read_state(source))
             if watch is not None:
                 click.clear()
-            _show(world, wanted, what=what, order=order, output=output)
+            _show(cluster, wanted, what=what, order=order, output=output)
             if watch is None:
                 return
             await asyncio.sleep(watch)
 
-    answer(work)
+    run_async(work)
 
 
-def _show(world: OfflineCluster, wanted: Wanted, *, what: str, order: str, output: str) -> None:
+def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str, output: str) -> None:
     from tessera.inspect import usage
-    from tessera.inspect.render import usage as topped
-    from tessera.inspect.render.lines import Line, Style
+    from tessera.inspect.render.lines import Style, StyledLine
+    from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 
     width = None if output == "wide" else terminal_width()
     if what == "pods":
-        pods = usage.pods_ordered(usage.pods_in_use(world, wanted), order)
-        lines = topped.pods_table(pods, width=width)
+        pods = usage.sort_pods(usage.pod_usage(cluster, wanted), order)
+        lines = pods_table(pods, width=width)
         found: object = pods
     elif what == "nodes":
-        nodes = usage.ordered(usage.nodes_in_use(world, wanted), order)
-        lines, found = topped.nodes_table(nodes, width=width, ascii_only=ascii_only()), nodes
+        nodes = usage.sort_usage(usage.node_usage(cluster, wanted), order)
+        lines, found = nodes_table(nodes, width=width, ascii_only=ascii_only()), nodes
     else:
-        cards = usage.ordered(usage.cards_in_use(world, wanted), order)
-        lines = topped.cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only())
+        cards = usage.sort_usage(usage.card_usage(cluster, wanted), order)
+        lines = cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only())
         found = cards
     if output in ("json", "yaml"):
-        print_document(f"{what.capitalize()}InUse", world.state, found, output)
+        print_document(f"{what.capitalize()}InUse", cluster.state, found, output)
     elif found:
         print_lines(lines)
     else:
-        everything = world.ledger.node_names()
-        why = "no node has registered cards (tessera doctor says why)" if not everything else "nothing matches"
-        print_lines([Line(why, Style.WARN)])
+        everything = cluster.ledger.node_names()
+        why = "no node has registered cards; tessera doctor says why" if not everything else "nothing matches"
+        print_lines([StyledLine(why, Style.WARN)])

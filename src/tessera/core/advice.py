@@ -1,7 +1,7 @@
 """What would help a pod that fits nowhere: what comes nearest, and the smallest changes that would fit.
 
-Changes are found by asking the ordinary selection about altered pods, so an advised change is one that was seen to
-fit. Meant for `explain` and events, not for the hot path.
+Changes are found by selecting nodes for altered pods, so an advised change is one that was seen to fit. For `explain`
+and events, not for decisions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tessera.core.selection import Candidates, Selected, Selector
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One alteration of one container's request that makes the pod fit."""
+class RequestChange:
+    """One change of one container's request that makes the pod fit."""
 
     container: str
     field: str
@@ -36,10 +36,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that is known about how a refused pod could be helped."""
+    """What comes nearest to a refused pod, and what would make it fit."""
 
     near_miss: NearMiss | FewCards | None
-    changes: tuple[Change, ...]
+    changes: tuple[RequestChange, ...]
 
 
 def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
@@ -47,7 +47,7 @@ def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
     return Advice(near_miss(ledger, pod, names), smallest_changes(ledger, pod, names))
 
 
-def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Change, ...]:
+def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:
     """For every request: the largest memory, cores or count with which the pod would fit, each changed alone."""
     selector = Selector(ledger)
     candidates = selector.candidates(names)
@@ -69,8 +69,8 @@ def _largest_that_fits(
     request: Request,
     field: str,
     least: int,
-) -> Change | None:
-    """Halving between `least` and what is asked: asking for less never fits worse."""
+) -> RequestChange | None:
+    """Binary search between `least` and what is asked: asking for less never fits worse."""
     asked: int = getattr(request, field)
 
     def attempt(value: int) -> str | None:
@@ -91,7 +91,7 @@ def _largest_that_fits(
             high = middle
         else:
             low, best, node = middle, middle, found
-    return Change(pod.containers[position].name, field, asked, best, node)
+    return RequestChange(pod.containers[position].name, field, asked, best, node)
 
 
 def _with(request: Request, field: str, value: int) -> Request:

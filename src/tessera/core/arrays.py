@@ -1,34 +1,91 @@
 """All cards of the cluster as arrays (devices x nodes), so that a request can be checked on every node at once.
 
-A copy of the ledger's numbers, never a second truth: the ledger writes it, `Ledger.audit` compares it. A node keeps
-its column while it is registered. `log` records which columns changed, so that a reader that remembers its place re-
-evaluates only those. Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them,
-only list them.
+A copy of the ledger's numbers, never a second truth: the ledger writes it, `audit` compares it. A node keeps its column
+while it is registered. `log` records which columns changed, so that a reader that remembers its position evaluates only
+those again. Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.core.cards import Card
-from tessera.core.columns import Column, Instances, Kind, Sums, instances_of
-from tessera.core.devices import MIG, Device
+from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.mig import bits
+from tessera.core.node_info import Card
+from tessera.core.scores import use_score
 
 MAX_DEVICES = 64
-"""cards a node; the largest machines sold have 16, a wider array would be mostly padding"""
+"""cards per node; the largest machines sold have 16, a wider array would be mostly padding"""
 LOG_LIMIT = 100_000
 """entries; a reader further behind starts afresh"""
 
 UNKNOWN = -1
-"""free CPU and memory of a host that nobody told about"""
+"""free CPU and memory of a host that is not known"""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+Instances = tuple[tuple[MigProfile, ...], int]
+"""what a card in MIG mode offers: its profiles, and the memory that percentages refer to"""
+
+
+@dataclass(frozen=True, slots=True)
+class CardKind:
+    """Cards that every rule about models and modes treats alike; those in MIG mode also offer the same instances."""
+
+    vendor: str
+    sample: Device
+
+
+@dataclass(slots=True)
+class UseTotals:
+    """A node's totals over all its cards, from which its score follows."""
+
+    used: int = 0
+    slots: int = 0
+    used_cores: int = 0
+    cores: int = 0
+    used_memory: int = 0
+    memory: int = 0
+
+    def score(self) -> float:
+        return use_score(
+            used=self.used,
+            slots=self.slots,
+            used_cores=self.used_cores,
+            cores=self.cores,
+            used_memory=self.used_memory,
+            memory=self.memory,
+        )
+
+
+@dataclass(slots=True)
+class NodeColumn:
+    """Where a node is, and what is needed to change its column card by card."""
+
+    row: int
+    places: dict[str, int]
+    """uuid -> device position; empty for nodes that are too wide"""
+    totals: UseTotals = field(default_factory=UseTotals)
+    charged: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    """uuid -> (slots, cores, memory) in use as the totals have them"""
+
+
+class NameOrder(NamedTuple):
+    """Columns sorted by name, for one epoch: equal nodes are decided by it."""
+
+    epoch: int
+    names: tuple[str, ...]
+    rows: Ints
+    """columns, in the order of `names`"""
+    places: Ints
+    """by column: its place in that order"""
 
 
 class CardArrays:
@@ -36,10 +93,10 @@ class CardArrays:
 
     def __init__(self, nodes: int = 64, devices: int = 8) -> None:
         self.epoch = 0
-        """changes when a column appears, disappears or the arrays grow: remembered columns are void then"""
-        self.kinds: list[Kind] = []
+        """changes when a column appears, disappears or the arrays grow: columns that a reader keeps are void then"""
+        self.kinds: list[CardKind] = []
         self.names: list[str] = []
-        """by column; empty where the column is free"""
+        """by column; empty if the column is free"""
         self.log: list[int] = []
         self.log_start = 0
         self.largest_card: dict[str, int] = {}
@@ -47,12 +104,12 @@ class CardArrays:
         self.mig_vendors: set[str] = set()
         """vendors that ever registered a card in MIG mode"""
         self._kind_ids: dict[tuple[str, str, str, Instances], int] = {}
-        self._columns: dict[str, Column] = {}
+        self._columns: dict[str, NodeColumn] = {}
         self._rows: dict[str, int] = {}
         self._free: list[int] = []
         self._places_by_uuid: dict[str, set[str]] = {}
         """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
-        self._ranks: tuple[int, Ints] | None = None
+        self._order: NameOrder | None = None
         self._hosts: dict[str, tuple[int, int]] = {}
         self._allocate(devices, nodes)
 
@@ -84,7 +141,7 @@ class CardArrays:
         return self.log_start + len(self.log)
 
     def changed_since(self, position: int) -> list[int] | None:
-        """Columns that changed after `position`, each once; None where the log no longer reaches back."""
+        """Columns that changed after `position`, each once; None if the log no longer reaches back."""
         if position < self.log_start:
             return None
         return list(dict.fromkeys(self.log[position - self.log_start :]))
@@ -112,14 +169,15 @@ class CardArrays:
         return counts
 
     @property
-    def ranks(self) -> Ints:
-        """By column, the node's place in the order of names: the tie-break."""
-        if self._ranks is None or self._ranks[0] != self.epoch:
-            ranks = np.zeros(len(self.names), dtype=np.int64)
-            for place, row in enumerate(sorted(range(len(self.names)), key=self.names.__getitem__)):
-                ranks[row] = place
-            self._ranks = (self.epoch, ranks)
-        return self._ranks[1]
+    def order(self) -> NameOrder:
+        """The columns in the order of their nodes' names."""
+        if self._order is None or self._order.epoch != self.epoch:
+            rows = sorted(range(len(self.names)), key=self.names.__getitem__)
+            places = np.zeros(len(rows), dtype=np.int64)
+            places[rows] = np.arange(len(rows))
+            names = tuple(map(self.names.__getitem__, rows))
+            self._order = NameOrder(self.epoch, names, np.array(rows, dtype=np.int64), places)
+        return self._order
 
     # -- writing
 
@@ -129,20 +187,20 @@ class CardArrays:
         self._forget_places(name)
         column = self._columns.get(name)
         if column is None:
-            column = self._columns[name] = Column(self._new_row(name), {})
+            column = self._columns[name] = NodeColumn(self._new_row(name), {})
             self._rows[name] = column.row
             self.epoch += 1
         if not wide and len(cards) > len(self.kind):
             self._grow(len(cards), self.kind.shape[1])
         row = column.row
         self._clear(row)
-        column.places, column.sums, column.charged = {}, Sums(), {}
+        column.places, column.totals, column.charged = {}, UseTotals(), {}
         for place, card in enumerate(cards):
             device = card.device
             self.largest_card[device.vendor] = max(self.largest_card.get(device.vendor, 0), device.memory)
-            column.sums.slots += device.slots
-            column.sums.cores += device.cores
-            column.sums.memory += device.memory
+            column.totals.slots += device.slots
+            column.totals.cores += device.cores
+            column.totals.memory += device.memory
             if device.mode == MIG:
                 self.mig_vendors.add(device.vendor)
             if not wide:
@@ -155,8 +213,8 @@ class CardArrays:
         self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
         self._write_use(column, cards)
 
-    def tell_host(self, name: str, *, cpu: int, memory: int) -> None:
-        """What a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
+    def set_host_free(self, name: str, *, cpu: int, memory: int) -> None:
+        """Set what a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
         self._hosts[name] = cpu, memory
         row = self.row(name)
         if row >= 0 and (self.free_cpu[row] != cpu or self.free_memory[row] != memory):
@@ -190,14 +248,14 @@ class CardArrays:
         self.cores[place, row] = device.cores
         self.cordoned[place, row] = card.cordoned
 
-    def _write_use(self, column: Column, cards: Iterable[Card]) -> None:
-        row, sums = column.row, column.sums
+    def _write_use(self, column: NodeColumn, cards: Iterable[Card]) -> None:
+        row, totals = column.row, column.totals
         for card in cards:
             uuid = card.device.uuid
             used, cores, memory = column.charged.get(uuid, (0, 0, 0))
-            sums.used += card.used - used
-            sums.used_cores += card.used_cores - cores
-            sums.used_memory += card.used_memory - memory
+            totals.used += card.used - used
+            totals.used_cores += card.used_cores - cores
+            totals.used_memory += card.used_memory - memory
             column.charged[uuid] = (card.used, card.used_cores, card.used_memory)
             place = column.places.get(uuid)
             if place is not None:
@@ -207,7 +265,7 @@ class CardArrays:
                 self.sick[place, row] = not card.device.healthy or bool(card.held)
                 if card.device.mode == MIG:
                     self.taken[place, row] = bits(slot.placement for slot in card.mig)
-        self.score[row] = sums.score()
+        self.score[row] = totals.score()
         self._record(row)
 
     def _record(self, row: int) -> None:
@@ -218,11 +276,11 @@ class CardArrays:
             self.log_start += drop
 
     def _kind_of(self, device: Device) -> int:
-        key = (device.vendor, device.model, device.mode, instances_of(device))
+        key = (device.vendor, device.model, device.mode, _instances_of(device))
         number = self._kind_ids.get(key)
         if number is None:
             number = self._kind_ids[key] = len(self.kinds)
-            self.kinds.append(Kind(device.vendor, device))
+            self.kinds.append(CardKind(device.vendor, device))
         return number
 
     def _forget_places(self, name: str) -> None:
@@ -268,3 +326,7 @@ _ARRAYS = (
     "kind", "slots", "memory", "cores", "used", "used_memory", "used_cores", "taken",
     "sick", "cordoned", "present", "odd", "unavailable", "score", "free_cpu", "free_memory",
 )  # fmt: skip
+
+
+def _instances_of(device: Device) -> Instances:
+    return (device.mig_profiles, device.memory) if device.mode == MIG else ((), 0)

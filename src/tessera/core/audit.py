@@ -1,7 +1,7 @@
-"""Checks that a ledger is true to itself, and says what is not.
+"""Checks that a ledger is consistent, and reports what is not.
 
-Run at start, by a metric in production and after every step of the property tests. Two kinds of finding: `broken`
-means a bug in the accounting; `overcommitted` means that the cluster itself shows more granted than there is, which a
+Runs at start, for a metric in production and after every step of the property tests. There are two kinds of finding:
+`broken` means a bug in the accounting; `overcommitted` means that the API shows more granted than there is, which a
 foreign scheduler or a changed registration can cause.
 """
 
@@ -14,12 +14,12 @@ from functools import reduce
 from itertools import combinations
 from operator import or_
 
-from tessera.core.cards import Card, NodeView
 from tessera.core.devices import MIG, Device
 from tessera.core.grants import Use
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.ledger import Ledger
 from tessera.core.mig import bits
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.quota import demand
 from tessera.core.scores import node_score
 
@@ -28,7 +28,7 @@ OVERCOMMITTED = "overcommitted"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that is wrong, and where."""
 
     kind: str
@@ -37,25 +37,25 @@ class Finding:
     text: str
 
 
-def audit(ledger: Ledger) -> list[Finding]:
-    """All findings, sorted by node; empty is good."""
+def audit(ledger: Ledger) -> list[AuditFinding]:
+    """All findings, sorted by node; empty if the ledger is consistent."""
     return [*audit_nodes(ledger, ledger.node_names()), *_audit_quota(ledger)]
 
 
-def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[Finding]:
-    """The findings of some nodes: a running service looks at a few at a time."""
+def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[AuditFinding]:
+    """The findings of some nodes: a running service audits a few at a time."""
     views = (ledger.node(name) for name in names)
     return [finding for view in views if view is not None for finding in _audit_node(ledger, view)]
 
 
-def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
+def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     devices = {card.device.uuid: card.device for card in view.cards}
     by_card: dict[str, list[Holding]] = defaultdict(list)
     alone: set[str] = set()
     for entry in ledger.pods_on(view.name):
         fresh = holdings(entry.facts, devices, ledger.rules)
         if fresh != entry.holdings:
-            yield Finding(BROKEN, view.name, "", f"pod {entry.facts.uid} is charged {entry.holdings}, not {fresh}")
+            yield AuditFinding(BROKEN, view.name, "", f"pod {entry.facts.uid} is charged {entry.holdings}, not {fresh}")
         for uuid, holding in fresh.items():
             by_card[uuid].append(holding)
         alone |= _whole_cards(ledger, entry.facts, devices)
@@ -63,10 +63,10 @@ def _audit_node(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
         uuid = card.device.uuid
         rules = ledger.rules.get(card.device.vendor)
         for kind, text in _audit_card(card, by_card[uuid], core_masks=rules is not None and rules.core_masks):
-            yield Finding(kind, view.name, uuid, text)
+            yield AuditFinding(kind, view.name, uuid, text)
         # Init containers that ended hold nothing, though their pods still name the card.
         if uuid in alone and sum(holding.use != Use() for holding in by_card[uuid]) > 1:
-            yield Finding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
+            yield AuditFinding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
     yield from _audit_arrays(ledger, view)
 
 
@@ -115,29 +115,31 @@ def _audit_card(card: Card, held: list[Holding], *, core_masks: bool) -> Iterato
         yield OVERCOMMITTED, "MIG instances overlap"
 
 
-def _audit_arrays(ledger: Ledger, view: NodeView) -> Iterator[Finding]:
+def _audit_arrays(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     arrays = ledger.arrays
     row = arrays.row(view.name)
     if row < 0:
-        yield Finding(BROKEN, view.name, "", "node has no column")
+        yield AuditFinding(BROKEN, view.name, "", "node has no column")
         return
     if arrays.score[row] != node_score(view.cards):
-        yield Finding(BROKEN, view.name, "", f"score {arrays.score[row]}, not {node_score(view.cards)}")
+        yield AuditFinding(BROKEN, view.name, "", f"score {arrays.score[row]}, not {node_score(view.cards)}")
     if bool(arrays.unavailable[row]) != bool(view.facts.problem):
-        yield Finding(BROKEN, view.name, "", "the arrays disagree about whether the node is available")
+        yield AuditFinding(BROKEN, view.name, "", "the arrays disagree about whether the node is available")
     for card in view.cards:
         devices, columns = arrays.places([card.device.uuid])
         for place in devices[columns == row]:
             shown = (arrays.used[place, row], arrays.used_memory[place, row], arrays.used_cores[place, row])
             if shown != (card.used, card.used_memory, card.used_cores):
-                yield Finding(BROKEN, view.name, card.device.uuid, f"arrays show {shown}")
+                yield AuditFinding(BROKEN, view.name, card.device.uuid, f"arrays show {shown}")
             if bool(arrays.sick[place, row]) != (not card.device.healthy or bool(card.held)):
-                yield Finding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's health")
+                yield AuditFinding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's health")
             if card.device.mode == MIG and arrays.taken[place, row] != bits(slot.placement for slot in card.mig):
-                yield Finding(BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's instances")
+                yield AuditFinding(
+                    BROKEN, view.name, card.device.uuid, "the arrays disagree about the card's instances"
+                )
 
 
-def _audit_quota(ledger: Ledger) -> Iterator[Finding]:
+def _audit_quota(ledger: Ledger) -> Iterator[AuditFinding]:
     expected: dict[tuple[str, str], Use] = defaultdict(Use)
     for entry in ledger.pods():
         facts = entry.facts
@@ -147,4 +149,4 @@ def _audit_quota(ledger: Ledger) -> Iterator[Finding]:
     for (namespace, vendor), use in sorted(expected.items()):
         if ledger.quotas.used(namespace, vendor) != use:
             text = f"quota use of {namespace} is {ledger.quotas.used(namespace, vendor)}, its pods count {use}"
-            yield Finding(BROKEN, "", "", text)
+            yield AuditFinding(BROKEN, "", "", text)

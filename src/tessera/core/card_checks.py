@@ -1,9 +1,9 @@
 """The fit rule that most vendors share: check card by card (`eligible`), then choose (`choose`).
 
-The order of the checks is visible on the wire (it decides which reason a card shows). The checks of one card never
-depend on another card, which keeps reasons independent of the walking order and lets `arrays` judge many nodes at
-once with the same result; only quota and MIG look at what was taken before. Vendors with checks or preferences of their
-own replace the first half and keep the second.
+The order of the checks is visible on the wire: it decides which reason a card shows. The checks of one card never
+depend on another card, so reasons do not depend on the order of the cards and `screen` can judge many nodes at once
+with the same result. Only quota and MIG look at what was taken before. Vendors with checks or preferences of their own
+replace the first half and keep the second.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tessera.core import mig, topology
-from tessera.core.cards import Card
 from tessera.core.devices import MIG
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Offer = Grant | CardMisfit
 """what a card would give, or why it gives nothing"""
 Fitting = list[tuple[Card, Grant]]
-"""cards that would do by themselves, with what they would give, best first"""
+"""cards that fit by themselves, with what they would give, best first"""
 
 
 def cores_on(request: Request, total: int) -> int:
@@ -48,13 +48,13 @@ def refuse_identity(rules: Rules, ask: Ask, card: Card) -> CardMisfit | None:
 
 
 def refuse_sharing(ask: Ask, card: Card) -> CardMisfit | None:
-    """Free slots and the mutex policy."""
+    """Free slots, and a policy that shares no card."""
     device = card.device
     if device.slots <= card.used:
         return CardMisfit(
             device.uuid, Reason.CARD_SLOTS_EXHAUSTED, asked=1, free=device.slots - card.used, total=device.slots
         )
-    if card.used > 0 and "mutex" in ask.pod.device_words:
+    if card.used > 0 and ask.policy.unused_cards_only:
         return CardMisfit(device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=device.slots, free=device.slots - card.used)
     return None
 
@@ -124,7 +124,8 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
         yield refusal if refusal is not None else rules.grant(card, ask)
         return
     working = card.copy()
-    loss = None if ask.place_loss is None else ask.place_loss(ask.pod, card.device)
+    place_loss = ask.policy.place_loss
+    loss = None if place_loss is None else place_loss(ask.pod, card.device)
     for _ in range(ask.request.count):
         refusal = refuse(rules, ask, working)
         if refusal is not None:
@@ -151,9 +152,9 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
     """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit.
 
-    Where the first that do are the ones to take, the others are not looked at.
+    If the first cards that fit are the ones to take, the others are not checked.
     """
-    if ask.pod.numa_bind or "topology-aware" in ask.pod.device_words or not ask.room.is_unlimited:
+    if ask.pod.numa_bind or ask.policy.chooses_by_links or not ask.room.is_unlimited:
         return choose(rules, ask, *eligible(rules, ask))
     taken: list[Grant] = []
     refused: list[CardMisfit] = []
@@ -169,7 +170,7 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 
 def eligible(rules: Rules, ask: Ask) -> tuple[Fitting, list[CardMisfit]]:
-    """The cards that would do by themselves, and why the others do not."""
+    """The cards that fit by themselves, and why the others do not."""
     return sort_out(ask, lambda card: offers(rules, ask, card))
 
 
@@ -187,7 +188,7 @@ def sort_out(ask: Ask, judge: Callable[[Card], Iterable[Offer]]) -> tuple[Fittin
 
 
 def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfit]) -> Grants | Misfit:
-    """The first `count` of the cards that do by themselves, best first, as far as quota, NUMA and links allow."""
+    """The first `count` of the cards that fit by themselves, as far as quota, NUMA and links allow."""
     enough = len(fitting) >= ask.request.count
     groups = _numa_groups(fitting) if ask.pod.numa_bind and enough else [fitting]
     paid = [_within_quota(ask, group) for group in groups]
@@ -199,7 +200,7 @@ def choose(rules: Rules, ask: Ask, fitting: Fitting, refused: Iterable[CardMisfi
 
 
 def verdict(rules: Rules, ask: Ask, refused: Iterable[CardMisfit], *, taken: int = 0) -> Misfit:
-    """No on this node; `taken` cards would have done, but are too few."""
+    """Why the request does not fit the node; `taken` cards would have fitted, but are too few."""
     return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)
 
 
@@ -255,7 +256,7 @@ def _refuse_others(ask: Ask, groups: list[Fitting], taken: Fitting) -> list[Card
 
 def _pick(ask: Ask, fitting: Fitting) -> Grants:
     count = ask.request.count
-    if len(fitting) > count and "topology-aware" in ask.pod.device_words:
+    if len(fitting) > count and ask.policy.chooses_by_links:
         chosen = topology.choose([card.device for card, _ in fitting], count)
         return tuple(fitting[i][1] for i in chosen)
     return tuple(grant for _, grant in fitting[:count])
@@ -272,7 +273,7 @@ def _numa_groups(fitting: Fitting) -> list[Fitting]:
 
 def _pick_one_group(ask: Ask, groups: list[Fitting]) -> Grants:
     """From the first group, or from the one with the best links where the pod wants those."""
-    if "topology-aware" not in ask.pod.device_words:
+    if not ask.policy.chooses_by_links:
         return _pick(ask, groups[0])
     devices = {card.device.uuid: card.device for group in groups for card, _ in group}
     picks = [_pick(ask, group) for group in groups]

@@ -1,8 +1,8 @@
-"""The pods to come, as far as the recent ones tell: what a placement that looks ahead may know about others.
+"""The demand to expect, as recent pods tell: what a policy that plans ahead knows about the pods to come.
 
-Frozen and shared by all pods that are placed under it, and compared by identity: a new outlook is a new object, so that
-what was remembered under an older one is void. Units: cards are parts of a whole card (1.0), host CPU is in thousandths
-of a core and host memory in MiB. Says nothing about any single pod.
+A forecast is immutable and shared by all pods that are placed under it. It is compared by identity: a new forecast is a
+new object, so what was cached under an older one is void. Units: cards are parts of a whole card (1.0), host CPU is in
+thousandths of a core, host memory in MiB.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GRAIN = 100
 """steps of a card's memory and cores; requests come in per cent"""
 
 
-class Slice(NamedTuple):
+class DemandSlice(NamedTuple):
     """A part of one card that pods ask for again and again."""
 
     memory: int
@@ -27,22 +27,22 @@ class Slice(NamedTuple):
     """how often, as a part of all requests for one card"""
 
 
-class Load(NamedTuple):
+class HostLoad(NamedTuple):
     """What pods need of the host beside a whole card, for one part of the demand."""
 
     weight: float
     cpu: float
-    """thousandths of a core a card"""
+    """thousandths of a core per card"""
     memory: float
-    """MiB a card"""
+    """MiB per card"""
 
 
 @dataclass(frozen=True, eq=False)
 class DemandForecast:
     """What recent pods asked for."""
 
-    slices: tuple[Slice, ...] = ()
-    loads: tuple[Load, ...] = ()
+    slices: tuple[DemandSlice, ...] = ()
+    loads: tuple[HostLoad, ...] = ()
     """groups of similar host demand, lightest first; empty = nothing is known about hosts"""
     groups: tuple[tuple[int, float], ...] = ()
     """numbers of cards that pods ask for together, two or more, with their parts of the demand for cards"""
@@ -57,7 +57,7 @@ class DemandForecast:
 
 
 PRIOR = DemandForecast(
-    slices=(Slice(100, 100, 0.4), Slice(50, 50, 0.25), Slice(25, 25, 0.25), Slice(10, 10, 0.1)),
+    slices=(DemandSlice(100, 100, 0.4), DemandSlice(50, 50, 0.25), DemandSlice(25, 25, 0.25), DemandSlice(10, 10, 0.1)),
     groups=((2, 0.05), (4, 0.05), (8, 0.1)),
 )
 """before anything is known: whole cards, halves, quarters and tenths, and some pods with several cards"""

@@ -1,9 +1,9 @@
-"""Learns the outlook from the pods that are asked for.
+"""Makes the demand forecast from the pods that were asked for.
 
-Counts shapes, not pods, and lets old counts fade: once `MEMORY` pods are counted, everything is halved. The outlook is
-made anew each time the count has doubled, so that it is settled between renewals and answers can be remembered; the
-caller says when a pod is new, there is no clock here. With few pods the prior holds, and what is told apart then is
-how many cards of each model there are: the first pods may stay for long, and rare models should not be theirs.
+Counts different requests, not pods, and lets old counts fade: once `FADE_AT` pods are counted, everything is halved.
+The forecast is renewed each time the count has doubled, so that it is stable in between and answers can be cached. The
+caller says when a pod is new; there is no clock here. With few pods the prior holds. It only knows how many cards of
+each model there are: the first pods may stay for long, and should not take the rare models.
 """
 
 from __future__ import annotations
@@ -12,75 +12,75 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tessera.core.arrays import CardArrays
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, Load, Slice
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandSlice, HostLoad
 from tessera.core.device_rules import Rules
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostAsk, PodRequest, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, HostRequest, PodRequest, Request
 
 FIRST = 32
-"""pods before the first outlook of their own"""
-MEMORY = 16_384
+"""pods before the first forecast of their own"""
+FADE_AT = 16_384
 """pods after which everything counted so far is halved"""
 SLICES = 24
-"""different slices told apart; rarer ones are left out"""
+"""different slices in a forecast; rarer ones are left out"""
 LOADS = 8
 """groups of host demand, of equal weight"""
 CHOOSY = 0.1
-"""part of the demand that is expected to accept one model only, as long as nothing is known; all models alike"""
+"""part of the demand that the prior expects to accept one model only, the same for all models"""
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What is counted: one request with what the pod accepts and what it needs of the host."""
+class CountedRequest:
+    """One request with the cards that the pod accepts and what it needs of the host."""
 
     request: Request
     constraint: Constraint
-    host: HostAsk
+    host: HostRequest
 
 
 class DemandHistory:
-    """Counts of recent shapes, and the outlook that follows from them."""
+    """Counts of recent requests, and the forecast that follows from them."""
 
     def __init__(self) -> None:
-        self._counts: dict[Shape, float] = {}
+        self._counts: dict[CountedRequest, float] = {}
         self._pods = 0.0
         self._renew_at = float(FIRST)
         self._prior = PRIOR
-        self._prior_of = -1
+        self._prior_epoch = -1
         """epoch of the cards that the prior knows"""
         self._learned: DemandForecast | None = None
 
     def observe(self, pod: PodRequest, arrays: CardArrays, rules: Mapping[str, Rules]) -> bool:
-        """Count a pod that was not counted before; True where there is a new outlook now."""
-        asked = [request for container in pod.containers for request in container.requests if request.count > 0]
+        """Count a pod that was not counted before; True if that renewed the forecast."""
+        asked = [request for _, request in pod.requests if request.count > 0]
         for request in asked:
-            shape = Shape(request, pod.constraint(request.vendor), pod.host or HostAsk())
-            self._counts[shape] = self._counts.get(shape, 0.0) + 1.0
+            counted = CountedRequest(request, pod.constraint(request.vendor), pod.host or HostRequest())
+            self._counts[counted] = self._counts.get(counted, 0.0) + 1.0
         if not asked:
             return False
         self._pods += 1.0
         if self._pods < self._renew_at:
             return False
-        self._learned = outlook_of(self._counts, arrays, rules)
-        if self._pods >= MEMORY:
+        self._learned = forecast_from(self._counts, arrays, rules)
+        if self._pods >= FADE_AT:
             self._fade()
         self._renew_at = 2.0 * self._pods
         return True
 
-    def outlook_on(self, arrays: CardArrays) -> DemandForecast:
-        """What to expect; the same object until pods taught something new, or before that cards came or went."""
+    def forecast(self, arrays: CardArrays) -> DemandForecast:
+        """What to expect: the same object until it is renewed, or, while the prior holds, until cards come or go."""
         if self._learned is not None:
             return self._learned
-        if self._prior_of != arrays.epoch:
-            self._prior_of, self._prior = arrays.epoch, prior_of(arrays)
+        if self._prior_epoch != arrays.epoch:
+            self._prior_epoch, self._prior = arrays.epoch, prior_for(arrays)
         return self._prior
 
     def _fade(self) -> None:
-        self._counts = {shape: half for shape, count in self._counts.items() if (half := count / 2.0) >= 0.5}
+        self._counts = {counted: half for counted, count in self._counts.items() if (half := count / 2.0) >= 0.5}
         self._pods /= 2.0
 
 
-def prior_of(arrays: CardArrays) -> DemandForecast:
-    """The outlook before anything is known but these cards: of a rare model more are needed than of a common one."""
+def prior_for(arrays: CardArrays) -> DemandForecast:
+    """The forecast if nothing is known but these cards: a rare model is needed more than a common one."""
     owned = {model: cards for model, cards in sorted(_owned(arrays).items()) if cards}
     every = sum(owned.values())
     if len(owned) < 2:
@@ -88,9 +88,11 @@ def prior_of(arrays: CardArrays) -> DemandForecast:
     return replace(PRIOR, pressure={model: CHOOSY / len(owned) * every / cards for model, cards in owned.items()})
 
 
-def outlook_of(counts: Mapping[Shape, float], arrays: CardArrays, rules: Mapping[str, Rules]) -> DemandForecast:
-    """The outlook that follows from these counts."""
-    demand = {shape: count * _cards(shape.request, arrays) for shape, count in counts.items()}
+def forecast_from(
+    counts: Mapping[CountedRequest, float], arrays: CardArrays, rules: Mapping[str, Rules]
+) -> DemandForecast:
+    """The forecast that follows from these counts."""
+    demand = {counted: count * _cards(counted.request, arrays) for counted, count in counts.items()}
     total = sum(demand.values())
     if total <= 0.0:
         return PRIOR
@@ -115,37 +117,37 @@ def _slice(request: Request, arrays: CardArrays) -> tuple[int, int]:
 
 
 def _cards(request: Request, arrays: CardArrays) -> float:
-    """How much of cards a request takes: of memory or of cores, whichever is more."""
+    """How many cards a request takes, by memory or by cores, whichever is more."""
     return request.count * max(_slice(request, arrays)) / GRAIN
 
 
-def _slices(counts: Mapping[Shape, float], arrays: CardArrays) -> tuple[Slice, ...]:
+def _slices(counts: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[DemandSlice, ...]:
     found: dict[tuple[int, int], float] = {}
-    for shape, count in counts.items():
-        if shape.request.count == 1:
-            memory, cores = _slice(shape.request, arrays)
+    for counted, count in counts.items():
+        if counted.request.count == 1:
+            memory, cores = _slice(counted.request, arrays)
             key = max(memory, 1), max(cores, 1)
             found[key] = found.get(key, 0.0) + count
     total = sum(found.values())
     often = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:SLICES]
-    return tuple(Slice(memory, cores, count / total) for (memory, cores), count in sorted(often))
+    return tuple(DemandSlice(memory, cores, count / total) for (memory, cores), count in sorted(often))
 
 
-def _groups(demand: Mapping[Shape, float], total: float) -> tuple[tuple[int, float], ...]:
+def _groups(demand: Mapping[CountedRequest, float], total: float) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
-    for shape, cards in demand.items():
-        if shape.request.count > 1:
-            found[shape.request.count] = found.get(shape.request.count, 0.0) + cards / total
+    for counted, cards in demand.items():
+        if counted.request.count > 1:
+            found[counted.request.count] = found.get(counted.request.count, 0.0) + cards / total
     return tuple(sorted(found.items()))
 
 
-def _loads(demand: Mapping[Shape, float], arrays: CardArrays) -> tuple[Load, ...]:
-    """Equal parts of the demand, from the least CPU a card to the most, each with its means."""
+def _loads(demand: Mapping[CountedRequest, float], arrays: CardArrays) -> tuple[HostLoad, ...]:
+    """Equal parts of the demand, from the least CPU per card to the most, each with its means."""
     per_card = []
-    for shape, cards in demand.items():
-        one = _cards(shape.request, arrays)
-        if one > 0.0 and shape.host != HostAsk():
-            per_card.append((shape.host.cpu / one, shape.host.memory / one, cards))
+    for counted, cards in demand.items():
+        one = _cards(counted.request, arrays)
+        if one > 0.0 and counted.host != HostRequest():
+            per_card.append((counted.host.cpu / one, counted.host.memory / one, cards))
     total = sum(cards for _, _, cards in per_card)
     sums = [[0.0, 0.0, 0.0] for _ in range(LOADS)]
     before = 0.0
@@ -155,21 +157,21 @@ def _loads(demand: Mapping[Shape, float], arrays: CardArrays) -> tuple[Load, ...
         part[0] += cards
         part[1] += cards * cpu
         part[2] += cards * memory
-    return tuple(Load(cards / total, cpu / cards, memory / cards) for cards, cpu, memory in sums if cards > 0.0)
+    return tuple(HostLoad(cards / total, cpu / cards, memory / cards) for cards, cpu, memory in sums if cards > 0.0)
 
 
 def _pressure(
-    demand: Mapping[Shape, float], total: float, arrays: CardArrays, rules: Mapping[str, Rules]
+    demand: Mapping[CountedRequest, float], total: float, arrays: CardArrays, rules: Mapping[str, Rules]
 ) -> dict[str, float]:
     """Demand that refuses some models of its vendor, shared among those it accepts by their number."""
     owned = _owned(arrays)
     wanted: dict[str, float] = {}
-    for shape, cards in demand.items():
-        vendor = shape.request.vendor
+    for counted, cards in demand.items():
+        vendor = counted.request.vendor
         if vendor not in rules:
             continue
         kinds = [kind.sample for kind in arrays.kinds if kind.vendor == vendor]
-        accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, shape.constraint)}
+        accepted = {kind.model for kind in kinds if rules[vendor].accepts_model(kind, counted.constraint)}
         if len(accepted) == len({kind.model for kind in kinds}):
             continue
         number = sum(owned.get(model, 0) for model in accepted)

@@ -1,24 +1,25 @@
-"""The decision half of a vendor: which cards it accepts, how it chooses among them, what a grant takes of a card.
+"""The rules of a vendor: which cards it accepts, how it chooses among them, and what a grant takes of a card.
 
-Every vendor is a subclass (`tessera.vendors`); the core knows them only through this class. The defaults are the
-generic rules that most vendors share. Rules are pure: they hold configuration, never state.
+Every vendor is a subclass (`tessera.vendors`); the core knows vendors only through this class. The defaults are the
+rules that most vendors share (`card_checks`). Rules hold configuration, never state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card, NodeView
+from tessera.core import card_checks
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
-from tessera.core.mig import PlaceLoss
 from tessera.core.misfits import Misfit, Reason
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.policies import device_policy
+from tessera.core.policies.base import DevicePolicy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 
 
-class Room(NamedTuple):
+class QuotaRoom(NamedTuple):
     """What quotas leave for a pod, of one vendor; None = no limit."""
 
     memory: int | None = None
@@ -31,14 +32,14 @@ class Room(NamedTuple):
     def is_unlimited(self) -> bool:
         return self.memory is None and self.cores is None
 
-    def less(self, memory: int, cores: int) -> Room:
-        return Room(
+    def less(self, memory: int, cores: int) -> QuotaRoom:
+        return QuotaRoom(
             None if self.memory is None else self.memory - memory,
             None if self.cores is None else self.cores - cores,
         )
 
 
-UNLIMITED = Room()
+UNLIMITED = QuotaRoom()
 
 
 class Ask(NamedTuple):
@@ -52,32 +53,35 @@ class Ask(NamedTuple):
     """this vendor's cards of the node, best first by the pod's device policy"""
     earlier: tuple[Grants, ...] = ()
     """what this vendor granted to earlier containers of the pod, by position"""
-    room: Room = UNLIMITED
+    room: QuotaRoom = UNLIMITED
     """what quotas leave after the earlier containers"""
     container: int = 0
-    place_loss: Callable[[PodRequest, Device], PlaceLoss | None] | None = None
-    """how the pod's device policy weighs places on a card in MIG mode; None = in the usual order"""
+
+    @property
+    def policy(self) -> DevicePolicy:
+        """The pod's device policy."""
+        return device_policy(self.pod.device_policy)
 
 
 class Rules:
-    """What a vendor decides. Subclasses set `key` and override what differs from the generic rules."""
+    """What a vendor decides. Subclasses set `key` and override what differs from the shared rules."""
 
     key: str = ""
-    """backend key: request type, word in the pod annotations"""
+    """key of the vendor: in requests and in pod annotations"""
     quota_memory: str = ""
     """resource whose quota limits memory; empty = none"""
     quota_cores: str = ""
     quota_factor: int = 1
     """MiB per unit of the memory quota"""
     arrays_exact: bool = False
-    """True where `fit` is the generic rule without `custom_rule`: then many nodes can be judged at once"""
+    """True if `fit` is the shared rule without `custom_rule`: then many nodes can be judged at once"""
     scores_nodes: bool = False
-    """True where `node_score` is not always 0"""
+    """True if `node_score` is not always 0"""
     core_masks: bool = False
-    """True where cores are a bit mask of core ids instead of an amount"""
+    """True if cores are a bit mask of core ids instead of an amount"""
     honours_cordon: bool = False
     shares_whole_cards: bool = False
-    """True where somebody may join a container that has all cores of a card"""
+    """True if other containers may share a card of which one container has all cores"""
 
     def accepts_model(self, device: Device, constraint: Constraint) -> bool:
         """Type and mode rules. Depends on the device's model and mode only."""
@@ -95,16 +99,16 @@ class Rules:
         return uuid not in constraint.avoid_uuids
 
     def least_cards(self, request: Request) -> int:
-        """Cards that a node must have for the request to be thinkable there."""
+        """Cards that a node must have, whatever their state, for the request to fit."""
         return request.count
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
-        """The last check on a card that passed all generic ones; not called for MIG cards."""
+        """The last check on a card that passed all shared ones; not called for MIG cards."""
         return None
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         """Choose `ask.request.count` cards, or say card by card why not."""
-        return generic.fit(self, ask)
+        return card_checks.fit(self, ask)
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         """The grant that a chosen card (not a MIG one) turns into."""
@@ -122,6 +126,6 @@ class Rules:
         whole = grant.mig is None and grant.cores >= min(WHOLE_CARD_CORES, device.cores)
         return Use(slots=grant.slots, memory=grant.memory, cores=device.cores if whole else grant.cores)
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """This vendor's part of the node's score for a found placement; `node` is as it was before placing."""
         return 0.0

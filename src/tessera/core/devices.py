@@ -1,7 +1,7 @@
 """Physical cards as a node registered them.
 
 A `Device` is immutable: a changed registration is a new object. What is in use on a card is not here but in
-`cards.Card`, so that one registration can be shared by any number of evaluations.
+`node_info.Card`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Device:
     """model string (`type` on the wire), e.g. `NVIDIA A100-SXM4-80GB`"""
     numa: int = 0
     mode: str = ""
-    """`hami-core`, `mig`, `mps`, or empty where the node does not say"""
+    """`hami-core`, `mig`, `mps`, or empty if the node does not say"""
     healthy: bool = True
     mig_profiles: tuple[MigProfile, ...] = ()
     links: Mapping[str, int] = field(default_factory=lambda: NOTHING)

@@ -1,8 +1,8 @@
 """What is known about one shape of pod on every node, kept up to date with the ledger's log.
 
-A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays
-cannot decide (MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and
-the plain rule decides node by node, on demand and remembered until the node changes.
+A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays cannot
+decide (MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and the plain
+rule decides node by node, on demand and cached until the node changes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import numpy as np
 
 from tessera.core import screen
 from tessera.core.arrays import Bools, CardArrays, Ints
-from tessera.core.code_cache import KnownCodes
-from tessera.core.fit import Rooms, fit_pod
+from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest, Request
 
-AFRESH = 0.25
+REBUILD_SHARE = 0.25
 """share of changed columns from which judging everything is cheaper than picking columns"""
 
 FEW = 6
@@ -30,29 +29,30 @@ UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
 
 
 @dataclass(slots=True)
-class Judged:
-    """One request of the shape on all columns."""
+class ScreenedRequest:
+    """One request of the shape, judged on all columns."""
 
     question: screen.Question
     container: int
     exact: bool
-    """False where the vendor has rules of its own: the codes say nothing then"""
+    """False if the vendor has rules of its own: then the codes say nothing"""
     codes: screen.Codes
     counts: Ints
-    wording: screen.Wording
-    known: KnownCodes
+    """cards of the vendor, by column"""
+    misfits: screen.ColumnMisfits
+    code_cache: screen.CodeCache
 
     def fits(self, columns: Ints) -> Bools:
         """Columns that take the request alone, as far as the arrays can tell."""
         if self.exact:
-            return screen.fitting(self.codes[:, columns], self.counts[columns], self.question.request)
+            return screen.fits(self.codes[:, columns], self.counts[columns], self.question.request)
         enough: Bools = self.counts[columns] >= self.question.rules.least_cards(self.question.request)
         return enough
 
     def judge_again(self, arrays: CardArrays, column: int) -> bool:
         """The same for one column, from what its cards are now."""
         request = self.question.request
-        codes = self.known.of(arrays, column)
+        codes = self.code_cache.codes(arrays, column)
         count = len(codes) - codes.count(screen.ABSENT)
         self.codes[:, column] = codes
         self.counts[column] = count
@@ -62,40 +62,40 @@ class Judged:
 
 
 class Evaluation:
-    """One shape's memory."""
+    """One shape of pod on one ledger."""
 
     def __init__(self, ledger: Ledger, pod: PodRequest) -> None:
         self._ledger = ledger
         self._pod = pod
         self._epoch = -1
         self._seen = 0
-        self._judged: list[Judged] = []
+        self._requests: list[ScreenedRequest] = []
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
-        self._by_itself = len(pod.requests) == 1
-        """one request: the plain rule costs no more than judging its column"""
-        self._outdated: set[int] = set()
-        """columns that the plain rule was asked about since they changed, and whose codes are older"""
-        self._exact: dict[int, Placement | Misfit] = {}
-        self._verdicts: dict[int, Misfit] = {}
-        self.changed = 0
-        """counts changes of any verdict already given: equal values mean equal refusals"""
-        self._arrays_exact = False
-        self.scored = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
+        self._has_one_request = len(pod.requests) == 1
+        """then the plain rule costs no more than judging its column"""
+        self._stale: set[int] = set()
+        """columns whose codes are outdated, because the plain rule judged them instead"""
+        self._placements: dict[int, Placement | Misfit] = {}
+        self._misfits: dict[int, Misfit] = {}
+        self.version = 0
+        """grows when a misfit that was already given changes: with the same version a refusal is the same"""
+        self._arrays_are_exact = False
+        self.has_vendor_scores = any(ledger.rules[v].scores_nodes for v in pod.vendors if v in ledger.rules)
 
     @property
     def is_exact(self) -> bool:
         """Whether the arrays alone decide, except on odd nodes. After `catch_up`."""
-        return self._arrays_exact and self._by_itself and not self._pod.numa_bind
+        return self._arrays_are_exact and self._has_one_request and not self._pod.numa_bind
 
     def catch_up(self) -> None:
-        """Judge what changed since the last time."""
+        """Judge the columns that changed since the last time. Comes before everything else."""
         if self.unknown_vendor is not None:
             return
         arrays = self._ledger.arrays
         dirty = arrays.changed_since(self._seen) if self._epoch == arrays.epoch else None
-        if dirty is None or len(dirty) > AFRESH * len(arrays.names):
+        if dirty is None or len(dirty) > REBUILD_SHARE * len(arrays.names):
             self._judge_all()
         elif dirty:
             self._judge_columns(dirty)
@@ -103,17 +103,17 @@ class Evaluation:
 
     def placement(self, row: int) -> Placement | Misfit:
         """The plain rule's answer for a column, without quotas."""
-        answer = self._exact.get(row)
+        answer = self._placements.get(row)
         if answer is None:
-            answer = self._exact[row] = self.place(self._pod, row, {})
+            answer = self._placements[row] = self.place(self._pod, row, {})
         return answer
 
-    def place(self, pod: PodRequest, row: int, rooms: Rooms) -> Placement | Misfit:
-        """The plain rule, with quotas, not remembered."""
+    def place(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> Placement | Misfit:
+        """The plain rule with quotas, not cached."""
         node = self._ledger.node(self._ledger.arrays.names[row])
         return UNREGISTERED if node is None else fit_pod(node, pod, self._ledger.rules, rooms)
 
-    def vendor_score(self, pod: PodRequest, row: int, rooms: Rooms) -> float:
+    def vendor_score(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> float:
         """The vendors' part of a node's score; 0 where the pod does not fit."""
         answer = self.place(pod, row, rooms) if rooms else self.placement(row)
         if isinstance(answer, Misfit):
@@ -124,24 +124,24 @@ class Evaluation:
         return sum(rules[v].node_score(node, self._pod, grants) for v, grants in answer.grants.items())
 
     def misfits(self, rows: Ints) -> list[Misfit]:
-        """Why the pod does not fit these columns; only for columns where it does not."""
+        """Why the pod does not fit these columns; it must fit none of them."""
         wanted = rows.tolist()
-        verdicts = self._verdicts
+        verdicts = self._misfits
         missing = [row for row in wanted if row not in verdicts]
         if missing:
-            verdicts.update(zip(missing, self._word(missing), strict=True))
+            verdicts.update(zip(missing, self._find_misfits(missing), strict=True))
         return [verdicts[row] for row in wanted]
 
     def quota_misfits(
-        self, pod: PodRequest, rows: Ints, rooms: Rooms, *, request: Request, container: int, cards_paid: int
+        self, pod: PodRequest, rows: Ints, rooms: QuotaRooms, *, request: Request, container: int, cards_paid: int
     ) -> list[Misfit]:
         """Why a short quota forbids these columns."""
-        self._judge_outdated()
-        judged = next(j for j in self._judged if j.question.request == request)
+        self._refresh_stale()
+        screened = next(one for one in self._requests if one.question.request == request)
         arrays = self._ledger.arrays
-        plain = arrays.odd[rows] | arrays.unavailable[rows] | (not judged.exact)
-        wording = screen.Wording(judged.question, container)
-        misfits = wording.misfits(judged.codes[:, rows], judged.counts[rows], cards_paid=cards_paid)
+        plain = arrays.odd[rows] | arrays.unavailable[rows] | (not screened.exact)
+        texts = screen.ColumnMisfits(screened.question, container)
+        misfits = texts.misfits(screened.codes[:, rows], screened.counts[rows], cards_paid=cards_paid)
         for i in np.flatnonzero(plain):
             answer = self.place(pod, int(rows[i]), rooms)
             assert isinstance(answer, Misfit)  # the quota is short everywhere
@@ -153,40 +153,40 @@ class Evaluation:
     def _judge_all(self) -> None:
         arrays, pod = self._ledger.arrays, self._pod
         columns = slice(0, len(arrays.names))
-        mutex = "mutex" in pod.device_words
-        self._judged = []
+        self._requests = []
         for container, request in _distinct(pod):
             rules = self._ledger.rules[request.vendor]
-            question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
+            question = screen.question(pod, request, rules)
             counts = screen.card_counts(arrays, request.vendor, columns)
             codes = screen.judge(arrays, question, columns)
-            wording = screen.Wording(question, container)
-            known = KnownCodes(question)
-            self._judged.append(Judged(question, container, rules.arrays_exact, codes, counts, wording, known))
-        self._arrays_exact = all(judged.exact for judged in self._judged)
+            misfits, cache = screen.ColumnMisfits(question, container), screen.CodeCache(question)
+            self._requests.append(
+                ScreenedRequest(question, container, rules.arrays_exact, codes, counts, misfits, cache)
+            )
+        self._arrays_are_exact = all(request.exact for request in self._requests)
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
-        self._outdated.clear()
-        self._exact.clear()
-        self._verdicts.clear()
-        self.changed += 1
+        self._stale.clear()
+        self._placements.clear()
+        self._misfits.clear()
+        self.version += 1
         self._combine(np.arange(len(arrays.names), dtype=np.int64))
 
     def _judge_columns(self, dirty: list[int]) -> None:
         before: dict[int, Misfit] = {}
         for row in dirty:
-            self._exact.pop(row, None)
-            if row in self._verdicts:
-                before[row] = self._verdicts.pop(row)
-        if len(dirty) == 1 and self._by_itself:
-            # The node that was just given to: most likely the next choice too, and then this answer is needed anyway.
-            self._outdated.update(dirty)
+            self._placements.pop(row, None)
+            if row in self._misfits:
+                before[row] = self._misfits.pop(row)
+        if len(dirty) == 1 and self._has_one_request:
+            # The node of the last placement, most likely the next choice too: then this answer is needed anyway.
+            self._stale.update(dirty)
             self.possible[dirty[0]] = isinstance(self.placement(dirty[0]), Placement)
         elif len(dirty) <= FEW:
-            self._outdated.difference_update(dirty)
+            self._stale.difference_update(dirty)
             self._judge_one_by_one(dirty)
         else:
             columns = np.array(dirty, dtype=np.int64)
-            self._outdated.difference_update(dirty)
+            self._stale.difference_update(dirty)
             self._refresh_codes(columns)
             self._combine(columns)
         self._compare(before)
@@ -194,58 +194,58 @@ class Evaluation:
     def _judge_one_by_one(self, dirty: list[int]) -> None:
         arrays = self._ledger.arrays
         for row in dirty:
-            fits = [judged.judge_again(arrays, row) for judged in self._judged]
+            fits = [request.judge_again(arrays, row) for request in self._requests]
             able = arrays.present[row] and not arrays.unavailable[row]
             self.possible[row] = able and (all(fits) or arrays.odd[row])
 
-    def _judge_outdated(self) -> None:
-        """Before anybody reads codes."""
-        if self._outdated:
-            self._refresh_codes(np.array(sorted(self._outdated), dtype=np.int64))
-            self._outdated.clear()
+    def _refresh_stale(self) -> None:
+        """Comes before codes are read."""
+        if self._stale:
+            self._refresh_codes(np.array(sorted(self._stale), dtype=np.int64))
+            self._stale.clear()
 
     def _refresh_codes(self, columns: Ints) -> None:
         arrays = self._ledger.arrays
-        for judged in self._judged:
-            judged.codes[:, columns] = screen.judge(arrays, judged.question, columns)
-            judged.counts[columns] = screen.card_counts(arrays, judged.question.rules.key, columns)
+        for request in self._requests:
+            request.codes[:, columns] = screen.judge(arrays, request.question, columns)
+            request.counts[columns] = screen.card_counts(arrays, request.question.rules.key, columns)
 
     def _compare(self, before: dict[int, Misfit]) -> None:
-        """Give changed columns their new verdict and note whether it differs from the old one."""
+        """Give changed columns their new misfit and note whether it differs from the old one."""
         for row, old in before.items():
             if self.possible[row] or self.misfits(np.array([row], dtype=np.int64))[0] != old:
-                self.changed += 1
+                self.version += 1
 
     def _combine(self, columns: Ints) -> None:
         arrays = self._ledger.arrays
         possible = np.ones(len(columns), dtype=np.bool_)
-        for judged in self._judged:
-            possible &= judged.fits(columns)
+        for request in self._requests:
+            possible &= request.fits(columns)
         possible |= arrays.odd[columns]
         possible &= arrays.present[columns] & ~arrays.unavailable[columns]
         self.possible[columns] = possible
 
-    def _word(self, rows: list[int]) -> list[Misfit]:
-        """The plain rule's words, taken from the arrays wherever these are exact."""
-        self._judge_outdated()
+    def _find_misfits(self, rows: list[int]) -> list[Misfit]:
+        """What the plain rule says, taken from the arrays wherever these are exact."""
+        self._refresh_stale()
         arrays = self._ledger.arrays
         columns = np.array(rows, dtype=np.int64)
-        words: dict[int, Misfit] = {}
+        found: dict[int, Misfit] = {}
         plain = self.possible[columns] | arrays.odd[columns] | arrays.unavailable[columns] | ~arrays.present[columns]
         left = np.flatnonzero(~plain)
-        for judged in self._judged:
-            fits = judged.fits(columns[left])
+        for request in self._requests:
+            fits = request.fits(columns[left])
             failing, left = left[~fits], left[fits]
-            codes, counts = judged.codes[:, columns[failing]], judged.counts[columns[failing]]
-            words.update(zip(failing.tolist(), judged.wording.misfits(codes, counts), strict=True))
-            if not judged.exact or self._pod.numa_bind:
+            codes, counts = request.codes[:, columns[failing]], request.counts[columns[failing]]
+            found.update(zip(failing.tolist(), request.misfits.misfits(codes, counts), strict=True))
+            if not request.exact or self._pod.numa_bind:
                 # The vendor's own rule, or NUMA, may refuse before the requests that follow: only the plain rule knows.
                 break
         for i in (*np.flatnonzero(plain).tolist(), *left.tolist()):
             answer = self.placement(rows[i])
             assert isinstance(answer, Misfit)  # callers ask only where the pod does not fit
-            words[i] = answer
-        return [words[i] for i in range(len(rows))]
+            found[i] = answer
+        return [found[i] for i in range(len(rows))]
 
 
 def _distinct(pod: PodRequest) -> list[tuple[int, Request]]:

@@ -1,4 +1,4 @@
-"""Sentences about decisions: HAMi's event texts, bounded, because Kubernetes cuts an event at 1024 characters."""
+"""The texts of events about decisions: HAMi's, bounded, because Kubernetes cuts an event at 1024 characters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tessera.core.misfits import NODE_REASONS, Reason
 from tessera.core.selection import Refused, Selected
 
 NAMED_NODES = 16
-"""nodes named in one sentence; the rest are counted"""
+"""nodes named in one text; the rest are counted"""
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -18,27 +18,27 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def success_text(selected: Selected) -> str:
-    """Which node was found, and among which: worst to best, the best ones where there are many.
+    """Which node was chosen, and the best of those that fit, the best one last.
 
-    Nodes that only a look at each of them could decide about, as those with MIG, are neither fit nor not fit.
+    Nodes that only the plain rule could decide about and that were not tried (MIG) count neither as fit nor as not fit.
     """
-    sure = selected.certain()
-    found, open_ = len(sure.rows), len(selected.rows) - len(sure.rows)
-    shown = [f"{name}:{score:.2f}" for name, score in sure.best(NAMED_NODES)]
+    found = int(selected.decided.sum())
+    undecided = len(selected.decided) - found
+    shown = [f"{name}:{score:.2f}" for name, score in selected.best_decided(NAMED_NODES)]
     if found > NAMED_NODES:
         shown.insert(0, f"{found - NAMED_NODES} more ...")
-    refused = len(selected.candidates.names) - found - open_
+    refused = len(selected.candidates) - found - undecided
     text = f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
-    return f"{text}, {open_} nodes not looked at" if open_ else text
+    return f"{text}, {undecided} nodes not looked at" if undecided else text
 
 
 def brief_success_text(placement: Placement) -> str:
-    """The same without the others, for which nobody has time."""
+    """The chosen node alone: costs nothing, for times of many decisions."""
     return f"find fit node({placement.node}), score {placement.score:.2f}"
 
 
 def failure_texts(refused: Refused) -> list[str]:
-    """One sentence for each card reason, then the sum."""
+    """One text for each card reason, then the sum."""
     by_reason: dict[Reason, list[str]] = {}
     for name, misfit in refused.misfits.items():
         for reason, _ in misfit.counts:

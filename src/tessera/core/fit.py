@@ -1,8 +1,8 @@
-"""Does a pod fit one node, and with which grants: the plain, exact rule.
+"""Whether a pod fits one node, and with which grants: the plain, exact rule.
 
 Three steps, each with its own reason: (1) quotas that no placement on this node could satisfy, (2) every container
-alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule. Step 3 is greedy
-container by container. `selection` judges steps 1 and 2 for many nodes at once and must agree with this module.
+alone on the node as it is, (3) all containers together by Kubernetes' effective-request rule, greedily container by
+container. `evaluation` judges steps 1 and 2 for many nodes at once and must agree with this module.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tessera.core import policies, quota
-from tessera.core.cards import Card, NodeView
-from tessera.core.device_rules import UNLIMITED, Ask, Room, Rules
+from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom, Rules
 from tessera.core.devices import MIG
 from tessera.core.grants import Grants, Placement, Span
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest, Request, Role
 
-Rooms = Mapping[str, Room]
+QuotaRooms = Mapping[str, QuotaRoom]
 """what quotas leave the pod's namespace, by vendor; vendors without limits are left out"""
 
 
-def fit_pod(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Placement | Misfit:
+def fit_pod(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Placement | Misfit:
     """The pod's placement on this node, or why there is none. Changes nothing."""
     for vendor in pod.vendors:
         if vendor not in rules:
@@ -42,7 +42,7 @@ Granted = dict[tuple[int, str], Grants]
 
 
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
-    """One entry a container for every vendor, so that positions on the wire are the containers' own."""
+    """One entry per container for every vendor, so that positions on the wire are the containers' own."""
     return {
         vendor: tuple([granted.get((position, vendor), ()) for position in range(len(pod.containers))])
         for vendor in pod.vendors
@@ -50,19 +50,19 @@ def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...
 
 
 def make_ask(
-    node: NodeView,
+    node: NodeInfo,
     pod: PodRequest,
     request: Request,
     cards: Sequence[Card],
     *,
     container: int,
     earlier: tuple[Grants, ...] = (),
-    room: Room = UNLIMITED,
+    room: QuotaRoom = UNLIMITED,
 ) -> Ask:
     """What a vendor is asked, with its cards in the order of the pod's device policy."""
     own = [card for card in cards if card.device.vendor == request.vendor]
     scores = policies.card_scores(pod, request, own)
-    ordered = policies.order_cards(own, scores, pod.device_policy, numa_bind=pod.numa_bind)
+    ordered = policies.device_policy(pod.device_policy).order(own, scores, numa_bind=pod.numa_bind)
     return Ask(
         request=request,
         pod=pod,
@@ -72,7 +72,6 @@ def make_ask(
         earlier=earlier,
         room=room,
         container=container,
-        place_loss=policies.place_loss(pod),
     )
 
 
@@ -84,7 +83,7 @@ def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
     return rules.fit(ask)
 
 
-def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Misfit | None:
+def _refuse_by_quota(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Misfit | None:
     for vendor in pod.vendors:
         room = rooms.get(vendor)
         short = quota.shortage(pod, vendor, room) if room is not None else None
@@ -99,8 +98,8 @@ def _refuse_by_quota(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules]
     return None
 
 
-def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
-    """What every request would get by itself; equal ones are asked about once."""
+def _each_alone(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
+    """What every request would get by itself; equal ones are fitted once."""
     granted: Granted = {}
     seen: dict[Request, Grants] = {}
     for position, request in pod.requests:
@@ -116,7 +115,7 @@ def _each_alone(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], roo
     return granted
 
 
-def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms: Rooms) -> Granted | Misfit:
+def _together(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:
     """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
     the app containers, since those start later."""
     granted: Granted = {}
@@ -139,7 +138,7 @@ def _together(node: NodeView, pod: PodRequest, rules: Mapping[str, Rules], rooms
     return granted
 
 
-def _room_left(room: Room, spans: tuple[Span, ...], earlier: tuple[Grants, ...]) -> Room:
+def _room_left(room: QuotaRoom, spans: tuple[Span, ...], earlier: tuple[Grants, ...]) -> QuotaRoom:
     """The quota beside the containers that run at the same time; init containers run after one another."""
     if room == UNLIMITED:
         return room
@@ -151,7 +150,9 @@ def _room_left(room: Room, spans: tuple[Span, ...], earlier: tuple[Grants, ...])
     return room.less(held.memory, held.cores)
 
 
-def _refuse_beyond_quota(ask: Ask, spans: tuple[Span, ...], grants: tuple[Grants, ...], room: Room) -> Misfit | None:
+def _refuse_beyond_quota(
+    ask: Ask, spans: tuple[Span, ...], grants: tuple[Grants, ...], room: QuotaRoom
+) -> Misfit | None:
     """A MIG instance of a later container lasts from the start, so it comes on top of what an init container uses."""
     held = quota.demand(spans, grants)
     if room.allows(held.memory, held.cores):

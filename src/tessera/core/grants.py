@@ -45,7 +45,7 @@ class Grant:
     index: int = field(default=0, compare=False)
     """the card's index on its node; some vendors hand it to the runtime"""
     word: str = ""
-    """type word on the wire where it is not the vendor key (AMD writes the model)"""
+    """the type on the wire, if it is not the vendor key (AMD writes the model)"""
     slots: int = 1
     mig: MigSlot | None = None
     custom: Mapping[str, str] = field(default_factory=lambda: NOTHING, compare=False)
@@ -61,7 +61,7 @@ class Placement(NamedTuple):
 
     node: str
     grants: Mapping[str, tuple[Grants, ...]]
-    """by vendor; one entry for every container of the pod, empty where it asks nothing of that vendor"""
+    """by vendor; one entry for every container of the pod, empty if it asks nothing of that vendor"""
     score: float = 0.0
     """the node's score when the placement was chosen"""
 

@@ -1,4 +1,4 @@
-"""What one pod holds of the cards of one node, worked out from its grants.
+"""What one pod holds of the cards of one node, computed from its grants.
 
 Everything here follows from API objects alone (the pod's annotations and the node's registration), so that a replay
 gives exactly what the ledger has. What cannot be attributed exactly holds the card instead of freeing it.
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tessera.core.cards import Tenant
 from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG, NOTHING, Device, MigSlot
 from tessera.core.grants import NO_USE, Grant, Grants, Span, Use, effective_use
+from tessera.core.node_info import Tenant
 
 
 class PodFacts(NamedTuple):
@@ -24,7 +24,7 @@ class PodFacts(NamedTuple):
     node: str
     spans: tuple[Span, ...] = ()
     grants: Mapping[str, tuple[Grants, ...]] = NOTHING
-    """by vendor, one entry a container"""
+    """by vendor, one entry per container"""
     stray_mig: tuple[tuple[str, MigSlot], ...] = ()
     """MIG reservations (uuid, slot) that no grant claims"""
     settings: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = ()
@@ -85,7 +85,7 @@ def _of_card(pod: PodFacts, device: Device, entries: list[tuple[int, Grant]], ru
 
 
 def _add_stray(result: dict[str, Holding], devices: Mapping[str, Device], uuid: str, slot: MigSlot) -> None:
-    """A reservation without a grant still occupies its place; where that place is unknown, every MIG card is held."""
+    """A reservation without a grant still occupies its place; if that place is unknown, every MIG card is held."""
     device = devices.get(uuid)
     if device is None:
         for other in devices.values():

@@ -24,18 +24,18 @@ from operator import or_
 from typing import Any
 
 from tessera.core.arrays import CardArrays
-from tessera.core.cards import Card, NodeView
 from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
-from tessera.core.fit import Rooms
+from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement, Span
 from tessera.core.holdings import Holding, PodFacts, holdings
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import PodRequest, Role
 
 
-class State(Enum):
-    """Where a pod is in its life."""
+class GrantState(Enum):
+    """Whether a pod's grants are reserved for a bind to come, or bound."""
 
     RESERVED = "reserved"
     BOUND = "bound"
@@ -46,7 +46,7 @@ class PodEntry:
     """A pod in the ledger."""
 
     facts: PodFacts
-    state: State
+    state: GrantState
     deadline: float = 0.0
     """when a reservation expires"""
     observed: bool = False
@@ -74,7 +74,7 @@ class NodeEntry:
 
 
 class Ledger:
-    """See the module's text. All mutators keep `arrays` (the same numbers, laid out for many nodes at once) in step."""
+    """Every change keeps `arrays` (the same numbers, laid out for many nodes at once) in step."""
 
     def __init__(self, rules: Mapping[str, Rules]) -> None:
         self.rules = rules
@@ -84,7 +84,7 @@ class Ledger:
         self._pods: dict[str, PodEntry] = {}
         self._reserved: dict[str, PodEntry] = {}
         self._names: tuple[str, ...] | None = None
-        """of registered nodes, sorted; None where that has to be done again"""
+        """of registered nodes, sorted; None if they changed since"""
 
     # -- what the API shows
 
@@ -120,11 +120,11 @@ class Ledger:
         """The API shows the pod on a node: that is the truth, whatever was reserved before. False: nothing new."""
         entry = self._pods.get(facts.uid)
         if entry is not None and entry.facts == facts:
-            entry.state, entry.observed = State.BOUND, True
+            entry.state, entry.observed = GrantState.BOUND, True
             self._reserved.pop(facts.uid, None)
             return False
         self.release(facts.uid)
-        self._add(PodEntry(facts, State.BOUND, observed=True))
+        self._add(PodEntry(facts, GrantState.BOUND, observed=True))
         return True
 
     def release(self, uid: str) -> bool:
@@ -156,22 +156,22 @@ class Ledger:
     def reserve(self, pod: PodRequest, placement: Placement, *, deadline: float) -> None:
         """Hold a placement until it is bound. Replaces an older reservation of the same pod."""
         self.release(pod.uid)
-        self._add(PodEntry(facts_of(pod, placement), State.RESERVED, deadline))
+        self._add(PodEntry(facts_of(pod, placement), GrantState.RESERVED, deadline))
 
     def bind(self, uid: str) -> bool:
         """The binding is being written: the reservation no longer expires."""
         entry = self._reserved.pop(uid, None)
         if entry is None:
             return False
-        entry.state = State.BOUND
+        entry.state = GrantState.BOUND
         return True
 
     def unbind(self, uid: str, *, deadline: float) -> bool:
-        """The write failed for sure: back to a reservation."""
+        """The write is known to have failed: back to a reservation."""
         entry = self._pods.get(uid)
-        if entry is None or entry.state is not State.BOUND or entry.observed:
+        if entry is None or entry.state is not GrantState.BOUND or entry.observed:
             return False
-        entry.state, entry.deadline = State.RESERVED, deadline
+        entry.state, entry.deadline = GrantState.RESERVED, deadline
         self._reserved[uid] = entry
         return True
 
@@ -189,17 +189,17 @@ class Ledger:
 
     # -- reading
 
-    def node(self, name: str) -> NodeView | None:
-        """The node and its cards as they are; not to be changed. None where nothing is registered."""
+    def node(self, name: str) -> NodeInfo | None:
+        """The node and its cards as they are; not to be changed. None if nothing is registered."""
         node = self._nodes.get(name)
         if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
         problem = node.problem
         facts = node.facts if problem == node.facts.problem else replace(node.facts, problem=problem)
-        return NodeView(facts, tuple(node.cards.values()))
+        return NodeInfo(facts, tuple(node.cards.values()))
 
     def devices(self, name: str) -> Mapping[str, Device]:
-        """The node's cards by uuid; empty where nothing is registered."""
+        """The node's cards by uuid; empty if nothing is registered."""
         node = self._nodes.get(name)
         return NOTHING if node is None else node.devices
 
@@ -220,7 +220,7 @@ class Ledger:
         node = self._nodes.get(name)
         return [node.pods[uid] for uid in sorted(node.pods)] if node else []
 
-    def rooms(self, namespace: str, vendors: Iterable[str]) -> Rooms:
+    def rooms(self, namespace: str, vendors: Iterable[str]) -> QuotaRooms:
         """What quotas leave, only for vendors that have a limit here."""
         if not self.quotas.limits_anything:
             return {}
@@ -254,7 +254,7 @@ class Ledger:
     def _add(self, entry: PodEntry) -> None:
         facts = entry.facts
         self._pods[facts.uid] = entry
-        if entry.state is State.RESERVED:
+        if entry.state is GrantState.RESERVED:
             self._reserved[facts.uid] = entry
         self._charge_quota(facts, sign=1)
         node = self._nodes.get(facts.node)

@@ -1,7 +1,7 @@
-"""Choosing MIG instances: the smallest profile that holds the memory, at a place that leaves the card usable.
+"""Chooses MIG instances: the smallest profile that holds the memory, at a place that leaves the card usable.
 
 Small and half-card profiles are put at the end, the others at the start, so that large profiles keep aligned room.
-A policy that knows which instances are to come may weigh the places instead; the profile is never its business.
+A policy that expects certain instances may weigh the places instead, but never chooses the profile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot
 FROM_THE_END = ("1g.", "3g.")
 
 MOST_SLICES = 10
-"""memory slices of a card whose places can be weighed: the largest sold have 8, and each doubles what must be known"""
+"""memory slices of a card whose places can be weighed; the largest cards sold have 8, and each one doubles the table"""
 
 PlaceLoss = Callable[[Sequence[MigPlacement]], float]
 """what a card loses when these places are taken; smaller is better"""

@@ -69,9 +69,9 @@ class Misfit:
     container: int = 0
     """position of the first container that did not fit"""
     cards: tuple[CardMisfit, ...] = ()
-    """card by card where it was worked out; empty in the quick summary over many nodes"""
+    """card by card, if the plain rule was applied; empty in the summary over many nodes"""
     detail: str = ""
-    """one more sentence for people, e.g. what is wrong with the node's registration"""
+    """more for people to read, e.g. what is wrong with the node's registration"""
 
     @property
     def text(self) -> str:
@@ -89,7 +89,7 @@ def node_misfit(reason: Reason, *, vendor: str = "", container: int = 0, total: 
 def cards_misfit(
     refused: Iterable[CardMisfit], *, total: int, vendor: str, taken: int = 0, container: int = 0
 ) -> Misfit:
-    """The verdict on a node from its refused cards and the number of cards that would have done."""
+    """The misfit of a node, from its refused cards and the number of cards that would have fitted."""
     cards = tuple(refused)
     counts = Counter(card.reason for card in cards)
     if taken:

@@ -1,7 +1,7 @@
 """What comes nearest to a refused pod: the node with the most cards that fit, or the card that lacks least.
 
-`near_miss` asks the plain rule about every node; `quick_near_miss` gives the same answer from the arrays, for the
-common case, in a fraction of a millisecond, so that the scheduler's events can say it too.
+`near_miss` applies the plain rule to every node. `quick_near_miss` gives the same answer from the arrays, for the
+common case, in a fraction of a millisecond, so that the scheduler's events can include it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNITS = {
     Reason.CARD_INSUFFICIENT_MEMORY: "MiB",
     Reason.CARD_INSUFFICIENT_CORES: "cores",
 }
-"""reasons that a smaller request, or a little more room, would cure"""
+"""reasons that a smaller request would cure"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,10 @@ class FewCards:
 
 
 def near_miss(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss | FewCards | None:
-    """The most cards that fit on a node, where several are asked and some fit; else the least relative shortfall.
+    """If several cards are asked for and some fit: the node with the most of them. Otherwise the card that lacks least.
 
-    Equal ones are decided by the names of nodes and the order of cards."""
+    Equal ones are decided by the names of nodes and the order of cards.
+    """
     rooms = ledger.rooms(pod.namespace, pod.vendors)
     few: list[FewCards] = []
     lacking: list[tuple[float, str, int, NearMiss]] = []
@@ -93,8 +94,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         return None
     arrays = ledger.arrays
     rows = rows[~arrays.unavailable[rows]]
-    mutex = "mutex" in {word.strip() for word in pod.device_policy.split(",")}
-    question = screen.Question(request, pod.constraint(request.vendor), rules, mutex)
+    question = screen.question(pod, request, rules)
     # A node without enough cards at all is refused for that, whatever its cards are like.
     rows = rows[screen.card_counts(arrays, request.vendor, rows) >= request.count]
     codes = screen.judge(arrays, question, rows)
@@ -103,7 +103,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         # Something that the arrays do not know keeps the pod away: NUMA, a quota, another container.
         return None
     if most.any():
-        first = int(np.lexsort((arrays.ranks[rows], -most))[0])
+        first = int(np.lexsort((arrays.order.places[rows], -most))[0])
         return FewCards(arrays.names[rows[first]], request.count, int(most[first]))
     best: tuple[float, int, int, int, Reason] | None = None
     for code, reason in enumerate(screen.REASONS):
@@ -113,7 +113,7 @@ def quick_near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | F
         if not len(places):
             continue
         shares = _shares(arrays, request, places, rows[columns], reason)
-        ranks = arrays.ranks[rows[columns]]
+        ranks = arrays.order.places[rows[columns]]
         i = int(np.lexsort((places, ranks, shares))[0])
         if not np.isfinite(shares[i]):
             continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from tessera.core.arrays import CardArrays
 from tessera.core.card_checks import refuse_capacity, refuse_identity, refuse_sharing
-from tessera.core.device_rules import UNLIMITED, Ask, Room, Rules
+from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom, Rules
 from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
@@ -71,13 +71,13 @@ class QuotaBook:
     def limits_anything(self) -> bool:
         return bool(self._limits)
 
-    def room(self, namespace: str, rules: Rules) -> Room:
+    def room(self, namespace: str, rules: Rules) -> QuotaRoom:
         memory = self.limit(namespace, rules.quota_memory)
         cores = self.limit(namespace, rules.quota_cores)
         if memory is None and cores is None:
             return UNLIMITED
         used = self.used(namespace, rules.key)
-        return Room(
+        return QuotaRoom(
             None if memory is None else memory * max(rules.quota_factor, 1) - used.memory,
             None if cores is None else cores - used.cores,
         )
@@ -102,7 +102,7 @@ def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
 def bounds(
     pod: PodRequest, vendor: str, *, largest_card: int = 0, mig: bool = False, exact: bool = True
 ) -> tuple[Use, Use]:
-    """The least and the most that a pod can come to count, wherever it is placed.
+    """The least and the most that a pod may count, wherever it is placed.
 
     They differ where memory is asked in per cent (of a card of at most `largest_card` MiB), and where a request may be
     rounded up, at most to the whole card: by vendors that do not give `exact` amounts, and by MIG, whose instances
@@ -122,7 +122,7 @@ def bounds(
     return effective_use(spans, least), effective_use(spans, most)
 
 
-def payable(room: Room, *, memory: int, cores: int) -> int | None:
+def payable(room: QuotaRoom, *, memory: int, cores: int) -> int | None:
     """How many cards of this size the room pays for; None = any number."""
     numbers = [
         max(left, 0) // each if each > 0 else (None if left >= 0 else 0)
@@ -132,8 +132,8 @@ def payable(room: Room, *, memory: int, cores: int) -> int | None:
     return min((n for n in numbers if n is not None), default=None)
 
 
-def shortage(pod: PodRequest, vendor: str, room: Room) -> tuple[int, int] | None:
-    """Where a pod needs more than `room` on any node: (container, how many of its cards could be paid), else None."""
+def shortage(pod: PodRequest, vendor: str, room: QuotaRoom) -> tuple[int, int] | None:
+    """(container, how many of its cards the quota pays for) if a pod needs more than `room` on any node, else None."""
     least, _ = bounds(pod, vendor)
     if room.allows(least.memory, least.cores):
         return None
@@ -146,7 +146,7 @@ def shortage(pod: PodRequest, vendor: str, room: Room) -> tuple[int, int] | None
 
 
 def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
-    """The verdict on a node that a short quota forbids: cards that could not be used anyway keep their own reason."""
+    """The misfit of a node that a short quota forbids: cards that could not be used anyway keep their own reason."""
     refused: list[CardMisfit] = []
     taken = 0
     for card in ask.cards:
@@ -168,7 +168,7 @@ def refuse_for_quota(rules: Rules, ask: Ask, cards_paid: int) -> Misfit:
     return cards_misfit(refused, total=len(ask.cards), vendor=rules.key, taken=taken, container=ask.container)
 
 
-def first_shortage(pod: PodRequest, rooms: Mapping[str, Room]) -> tuple[Request, int, int] | None:
+def first_shortage(pod: PodRequest, rooms: Mapping[str, QuotaRoom]) -> tuple[Request, int, int] | None:
     """The first vendor whose quota no placement could satisfy: (request, container, cards it pays for)."""
     for vendor in pod.vendors:
         short = shortage(pod, vendor, rooms[vendor]) if vendor in rooms else None
@@ -179,9 +179,9 @@ def first_shortage(pod: PodRequest, rooms: Mapping[str, Room]) -> tuple[Request,
     return None
 
 
-def binding(
-    pod: PodRequest, rooms: Mapping[str, Room], arrays: CardArrays, rules: Mapping[str, Rules]
-) -> dict[str, Room]:
+def rooms_that_may_refuse(
+    pod: PodRequest, rooms: Mapping[str, QuotaRoom], arrays: CardArrays, rules: Mapping[str, Rules]
+) -> dict[str, QuotaRoom]:
     """The quotas that could still refuse some placement."""
     found = {}
     for vendor, room in rooms.items():

@@ -1,7 +1,7 @@
 """What pods ask for, parsed once and independent of Kubernetes objects.
 
-`PodRequest.shape` is everything that decides where a pod fits: two pods of equal shape get the same answer
-from the same ledger, so answers can be remembered by shape. It must never hold an identity (uid, name, namespace).
+`PodRequest.shape` is everything that decides where a pod fits: two pods of equal shape get the same answer from the
+same ledger, so answers can be cached by shape. It must never hold an identity (uid, name, namespace).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerAsk:
-    """One container and what it asks, at most one request a vendor, sorted by vendor."""
+class ContainerRequest:
+    """One container and what it asks, at most one request per vendor, sorted by vendor."""
 
     name: str
     role: Role = Role.APP
@@ -85,8 +85,8 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class HostAsk:
-    """What a pod asks of its node beside devices: kube-scheduler's business, known here to those who look ahead."""
+class HostRequest:
+    """What a pod asks of its node beside devices. kube-scheduler decides about it; forecasts of demand count it."""
 
     cpu: int = 0
     """thousandths of a core"""
@@ -94,8 +94,8 @@ class HostAsk:
     """MiB"""
 
 
-class Shape:
-    """A key whose hash is worked out once."""
+class ShapeKey:
+    """A dictionary key whose hash is computed once."""
 
     __slots__ = ("_hash", "_key")
 
@@ -107,17 +107,17 @@ class Shape:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Shape) and self._hash == other._hash and self._key == other._key
+        return isinstance(other, ShapeKey) and self._hash == other._hash and self._key == other._key
 
 
 @dataclass(frozen=True)
 class PodRequest:
-    """A pod as placement sees it. Without slots, so that what follows from it is worked out once."""
+    """A pod as placement sees it. It has no slots, so that properties are computed once."""
 
     uid: str
     namespace: str
     name: str
-    containers: tuple[ContainerAsk, ...]
+    containers: tuple[ContainerRequest, ...]
     """one entry for every container, init containers first: positions are the wire's positions"""
     constraints: tuple[tuple[str, Constraint], ...] = ()
     """by vendor key, sorted; vendors without constraints are left out"""
@@ -125,14 +125,14 @@ class PodRequest:
     node_policy: str = "binpack"
     device_policy: str = "spread"
     weights: Weights = Weights()
-    host: HostAsk | None = None
-    """set only where the policy looks at hosts, since it makes more shapes"""
-    outlook: DemandForecast | None = None
-    """set only where the policy looks ahead"""
+    host: HostRequest | None = None
+    """set only if the policy uses a forecast, since it makes more shapes"""
+    forecast: DemandForecast | None = None
+    """set only if the policy uses a forecast"""
 
     def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
-        """The same request of another pod. What follows from it goes along, since none of that depends on who asks."""
-        _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.device_words, self.shape
+        """The same request of another pod. What was computed from it is kept: nothing of it depends on the pod."""
+        _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
         other.__dict__.update(uid=uid, namespace=namespace, name=name)
@@ -156,11 +156,6 @@ class PodRequest:
         """By container."""
         return tuple(container.role for container in self.containers)
 
-    @cached_property
-    def device_words(self) -> frozenset[str]:
-        """The words of the device policy, e.g. {"numa", "topology-aware"}."""
-        return frozenset(word.strip() for word in self.device_policy.split(","))
-
     def constraint(self, vendor: str) -> Constraint:
         for key, constraint in self.constraints:
             if key == vendor:
@@ -168,7 +163,7 @@ class PodRequest:
         return UNCONSTRAINED
 
     @cached_property
-    def shape(self) -> Shape:
+    def shape(self) -> ShapeKey:
         asks = tuple((c.role, c.requests) for c in self.containers)
-        policies = self.node_policy, self.device_policy, self.weights, self.host, self.outlook
-        return Shape((asks, self.constraints, self.numa_bind, *policies))
+        policies = self.node_policy, self.device_policy, self.weights, self.host, self.forecast
+        return ShapeKey((asks, self.constraints, self.numa_bind, *policies))

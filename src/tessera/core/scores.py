@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tessera.core.card_checks import cores_on
-from tessera.core.cards import Card
+from tessera.core.node_info import Card
 from tessera.core.requests import Request, Weights
 
 SCALE = 10
@@ -25,7 +25,7 @@ def device_scores(cards: Sequence[Card], request: Request, weights: Weights) -> 
         if (cores, memory) != size:
             # Cards of a node are mostly alike.
             size, taken_cores, taken_memory = (cores, memory), cores_on(request, cores), request.memory_on(memory)
-        # Written out, since every decision comes by here once a card.
+        # Written out, since every decision runs this once per card.
         scores.append(
             SCALE
             * (

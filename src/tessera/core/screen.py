@@ -1,7 +1,7 @@
-"""The generic card checks on many nodes at once.
+"""The shared card checks on many nodes at once.
 
-`judge` gives every card of the chosen columns a code: 0 where the card takes the request, otherwise the first check
-that refuses it. The order of the codes is the order of the checks in `generic`, which is the plain form of the same
+`judge` gives every card of the chosen columns a code: 0 if the card takes the request, otherwise the first check that
+refuses it. The order of the codes is the order of the checks in `card_checks`, which is the plain form of the same
 rule; a property test keeps the two equal. Quota, NUMA binding and MIG are not judged here.
 """
 
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from tessera.core.arrays import Bools, CardArrays, Ints
 from tessera.core.device_rules import Rules
 from tessera.core.misfits import Misfit, Reason, node_misfit
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, Request
+from tessera.core.policies import device_policy
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 
 Codes = npt.NDArray[np.uint8]
 Columns = Ints | slice
@@ -43,15 +44,23 @@ _SICK, _CORDONED, _MODEL, _UUID, _SLOTS, _MUTEX, _MEMORY, _CORES, _EXCLUSIVE, _E
 BEFORE_QUOTA = _MUTEX
 """codes up to this one are checked before quota"""
 
+CACHED_STATES = 256
+"""of cards, for one request; when there are more, all are dropped"""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request as many nodes are asked it."""
+    """One request, with all that decides whether a card takes it."""
 
     request: Request
     constraint: Constraint
     rules: Rules
-    mutex: bool
+    unused_cards_only: bool
+
+
+def question(pod: PodRequest, request: Request, rules: Rules) -> Question:
+    policy = device_policy(pod.device_policy)
+    return Question(request, pod.constraint(request.vendor), rules, policy.unused_cards_only)
 
 
 def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
@@ -71,7 +80,7 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     np.copyto(codes, _EXCLUSIVE, where=(used > 0) & whole)
     np.copyto(codes, _CORES, where=total_cores - used_cores < cores)
     np.copyto(codes, _MEMORY, where=total_memory - arrays.used_memory[:, columns] < memory)
-    if question.mutex:
+    if question.unused_cards_only:
         np.copyto(codes, _MUTEX, where=used > 0)
     np.copyto(codes, _SLOTS, where=arrays.slots[:, columns] <= used)
     _refuse_uuids(arrays, question, columns, codes)
@@ -115,14 +124,50 @@ def card_counts(arrays: CardArrays, vendor: str, columns: Columns) -> Ints:
     return counts
 
 
-def fitting(codes: Codes, counts: Ints, request: Request) -> Bools:
+def fits(codes: Codes, counts: Ints, request: Request) -> Bools:
     """Columns whose cards take the request alone."""
     enough: Bools = (codes == TAKES).sum(axis=0) >= request.count
     return enough & (counts >= request.count)
 
 
-class Wording:
-    """Misfits from columns of codes; equal columns share one object: answers about thousands of nodes stay small."""
+class CodeCache:
+    """The codes of cards by their state, for one request.
+
+    Judging one column costs as many array operations as judging thousands, and most cards that change get into a state
+    in which others have been before. Codes that depend on a card's uuid are not cached.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._codes: dict[tuple[int, ...], int] = {}
+        self._depends_on_uuid = bool(question.constraint.use_uuids or question.constraint.avoid_uuids)
+
+    def codes(self, arrays: CardArrays, column: int) -> list[int]:
+        """The codes of the cards of one column."""
+        if self._depends_on_uuid:
+            return self._judge(arrays, column)
+        # Everything that `judge` reads about a card.
+        numbers = (
+            arrays.kind, arrays.slots, arrays.used, arrays.memory, arrays.used_memory, arrays.cores, arrays.used_cores,
+            arrays.sick, arrays.cordoned,
+        )  # fmt: skip
+        states = list(zip(*(array[:, column].tolist() for array in numbers), strict=True))
+        try:
+            return [self._codes[state] for state in states]
+        except KeyError:
+            codes = self._judge(arrays, column)
+        if len(self._codes) + len(states) > CACHED_STATES:
+            self._codes.clear()
+        self._codes.update(zip(states, codes, strict=True))
+        return codes
+
+    def _judge(self, arrays: CardArrays, column: int) -> list[int]:
+        codes: list[int] = judge(arrays, self._question, np.array([column], dtype=np.int64))[:, 0].tolist()
+        return codes
+
+
+class ColumnMisfits:
+    """Misfits from columns of codes. Equal columns share one object, so that answers about many nodes stay small."""
 
     def __init__(self, question: Question, container: int) -> None:
         self._question = question
@@ -130,7 +175,7 @@ class Wording:
         self._known: dict[tuple[bytes, int], Misfit] = {}
 
     def misfits(self, codes: Codes, counts: Ints, *, cards_paid: int | None = None) -> list[Misfit]:
-        """One misfit a column. `cards_paid`: a quota is short and pays for only so many cards."""
+        """One misfit per column. `cards_paid`: a quota is short and pays for only so many cards."""
         ordered = np.sort(codes, axis=0)
         columns = np.ascontiguousarray(ordered.T)
         width = columns.shape[1]
@@ -140,11 +185,11 @@ class Wording:
             key = (data[i * width : (i + 1) * width], -1 if cards_paid is None else cards_paid)
             misfit = self._known.get(key)
             if misfit is None:
-                misfit = self._known[key] = self._word(key[0], int(counts[i]), cards_paid)
+                misfit = self._known[key] = self._misfit(key[0], int(counts[i]), cards_paid)
             result.append(misfit)
         return result
 
-    def _word(self, column: bytes, total: int, cards_paid: int | None) -> Misfit:
+    def _misfit(self, column: bytes, total: int, cards_paid: int | None) -> Misfit:
         request, vendor = self._question.request, self._question.rules.key
         least = self._question.rules.least_cards(request)
         if total == 0 or (cards_paid is None and total < least):

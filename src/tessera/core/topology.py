@@ -1,8 +1,8 @@
-"""Choosing cards by the links between them (pair scores).
+"""Chooses cards by the links between them (pair scores).
 
 Several cards: the set with the highest sum of pair scores. All sets are compared at once while there are at most
 `EXACT_SETS` of them (16 choose 8 is 12,870); beyond that a greedy choice improved by swaps, whose cost is polynomial.
-One card: the one that the others miss least, so that well linked groups stay whole.
+One card: the one with the weakest links, so that well linked groups stay whole.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What operators ask about a cluster: why a pod waits, who holds which card, what would fit, what is wrong.
+"""What operators ask about a cluster: why a pod waits, which pods hold a card, what would fit, what is wrong.
 
-Everything is decided by the scheduler's own engine on the objects of a cluster, a snapshot or a description; nothing
-here changes a cluster, and no rule of placement is written down a second time.
+The scheduler's own engine answers, on the objects of a live cluster, a snapshot or a description. Nothing here changes
+a cluster, and no placement rule is written a second time.
 """

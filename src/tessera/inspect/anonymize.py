@@ -1,8 +1,8 @@
-"""A `State` without names: nodes, namespaces, pods, quotas and uids get others, the same one everywhere.
+"""Replaces the names of nodes, namespaces, pods and quotas, and uids, in a `ClusterState`, consistently everywhere.
 
-New names sort as the old ones did, because equal choices are decided by name: a hashed snapshot decides as the cluster
-does. They hold a keyed hash besides, so that with the same key two snapshots can be compared and nobody can guess back.
-Models, card ids, labels' keys, resource amounts and container names stay.
+New names sort like the old ones, because ties are decided by name: an anonymous snapshot gives the same decisions. They
+contain a keyed hash, so that snapshots made with the same key can be compared but names cannot be guessed. Models, card
+ids, label keys, amounts and container names stay.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tessera.inspect.state import Json, State
+from tessera.inspect.state import ClusterState, Json
 from tessera.wire import keys
 
 LENGTH = 6
@@ -23,8 +23,8 @@ _RUN = re.compile(r"[A-Za-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """Old names and new ones, by what they name."""
+class NewNames:
+    """New names by old ones."""
 
     nodes: Mapping[str, str]
     namespaces: Mapping[str, str]
@@ -33,21 +33,21 @@ class Names:
     uids: Mapping[str, str]
 
 
-def hash_names(state: State, key: bytes) -> State:
-    names = Names(
+def anonymize(state: ClusterState, key: bytes) -> ClusterState:
+    names = NewNames(
         nodes=_renamed("node", {*_of(state.nodes, "name"), *_assigned(state), *state.others}, key),
         namespaces=_renamed("ns", _of((*state.pods, *state.quotas), "namespace"), key),
         pods=_renamed("pod", _of(state.pods, "name"), key),
         quotas=_renamed("quota", _of(state.quotas, "name"), key),
         uids=_renamed("uid", _of(state.pods, "uid"), key),
     )
-    inside = _Inside(names)
+    replacer = _TextReplacer(names)
     setup = replace(state.setup, device_config_from=_kind_only(state.setup.device_config_from), flags_from="")
     return replace(
         state,
         source="",
-        nodes=tuple(_node(node, names, inside) for node in state.nodes),
-        pods=tuple(_pod(pod, names, inside) for pod in state.pods),
+        nodes=tuple(_node(node, names, replacer) for node in state.nodes),
+        pods=tuple(_pod(pod, names, replacer) for pod in state.pods),
         quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
         others={names.nodes[node]: ask for node, ask in state.others.items()},
         setup=setup,
@@ -55,11 +55,11 @@ def hash_names(state: State, key: bytes) -> State:
     )
 
 
-class _Inside:
-    """Replaces names inside texts, where they stand as words of their own."""
+class _TextReplacer:
+    """Replaces names replacer texts where they are whole words."""
 
-    def __init__(self, names: Names) -> None:
-        # A name of digits alone could be any number in an annotation.
+    def __init__(self, names: NewNames) -> None:
+        # Only annotations of locks hold namespaces and pods; elsewhere those words could mean anything.
         self._plain = _replacer({**names.nodes, **names.uids})
         self._lock = _replacer({**names.namespaces, **names.pods})
 
@@ -74,29 +74,29 @@ class _Inside:
         return self._lock(replaced) if name == keys.NODE_LOCK or name.endswith(".lock") else replaced
 
 
-def _node(node: Json, names: Names, inside: _Inside) -> Json:
+def _node(node: Json, names: NewNames, replacer: _TextReplacer) -> Json:
     metadata = dict(node["metadata"])
     metadata["name"] = names.nodes[metadata["name"]]
-    metadata["annotations"] = inside.annotations(metadata.get("annotations") or {})
-    metadata["labels"] = {key: inside.text(value) for key, value in (metadata.get("labels") or {}).items()}
-    return {**node, "metadata": metadata, "status": _silent(node.get("status") or {})}
+    metadata["annotations"] = replacer.annotations(metadata.get("annotations") or {})
+    metadata["labels"] = {key: replacer.text(value) for key, value in (metadata.get("labels") or {}).items()}
+    return {**node, "metadata": metadata, "status": _without_messages(node.get("status") or {})}
 
 
-def _pod(pod: Json, names: Names, inside: _Inside) -> Json:
+def _pod(pod: Json, names: NewNames, replacer: _TextReplacer) -> Json:
     changed = _metadata(pod, names.namespaces, names.pods, names.uids)
     metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
     metadata.pop("generateName", None)
-    metadata["annotations"] = inside.annotations(metadata.get("annotations") or {})
+    metadata["annotations"] = replacer.annotations(metadata.get("annotations") or {})
     if spec.get("nodeName"):
         spec["nodeName"] = names.nodes[spec["nodeName"]]
     for wish in ("nodeSelector", "affinity"):
         if wish in spec:
-            spec[wish] = _deep(spec[wish], inside.text)
-    return {**changed, "spec": spec, "status": _silent(pod.get("status") or {})}
+            spec[wish] = _deep(spec[wish], replacer.text)
+    return {**changed, "spec": spec, "status": _without_messages(pod.get("status") or {})}
 
 
-def _silent(status: Json) -> Json:
-    """Without what others said, which is free text and may name anything."""
+def _without_messages(status: Json) -> Json:
+    """Without messages: they are free text and may contain any name."""
     if "conditions" not in status:
         return status
     return {**status, "conditions": [{**each, "message": ""} for each in status["conditions"]]}
@@ -110,7 +110,7 @@ def _metadata(thing: Json, namespaces: Mapping[str, str], own: Mapping[str, str]
     return {**thing, "metadata": metadata}
 
 
-def _assigned(state: State) -> Iterable[str]:
+def _assigned(state: ClusterState) -> Iterable[str]:
     return (pod["spec"]["nodeName"] for pod in state.pods if pod.get("spec", {}).get("nodeName"))
 
 
@@ -119,7 +119,7 @@ def _of(things: Iterable[Json], field: str) -> set[str]:
 
 
 def _renamed(word: str, old: set[str], key: bytes) -> dict[str, str]:
-    """New names in the order of the old ones."""
+    """New names that sort like the old ones."""
     width = len(str(len(old)))
     return {
         name: f"{word}-{position:0{width}}-{_digest(key, word, name)}" for position, name in enumerate(sorted(old), 1)
@@ -131,10 +131,11 @@ def _digest(key: bytes, word: str, name: str) -> str:
 
 
 def _replacer(table: Mapping[str, str]) -> Callable[[str], str]:
-    """Looks names up by their first run of letters and digits: there are too many for one pattern."""
+    """Names are looked up by their first run of letters and digits: there are too many for one pattern."""
     by_start: dict[str, list[str]] = {}
     for name in sorted(table, key=len, reverse=True):
         start = _RUN.match(name)
+        # A name of digits alone could be any number in an annotation.
         if start is not None and not name.isdigit():
             by_start.setdefault(start[0], []).append(name)
 
@@ -165,5 +166,5 @@ def _deep(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _kind_only(text: str) -> str:
-    """`ConfigMap ns/name` and file names say who somebody is."""
+    """Drops namespaces, names and paths."""
     return "a ConfigMap" if text.startswith("ConfigMap") else text if text.startswith("the ") else "a file"

@@ -1,8 +1,8 @@
-"""Why a place was chosen: the nodes that fit and the cards of one of them, in the order of the policies.
+"""Why a placement was chosen: the nodes that fit and the cards of one of them, in the order of the policies.
 
-Every number is the one that the policy orders by, or is shown beside it: a node's use, and under `fragmentation` the
-growth of its loss with its parts. A node counts as fitting only where the plain rule finds a placement: the selector
-looks no further than the first one that does.
+Every number is one that the policy orders by, or is shown beside it: how full a node is, and under `fragmentation` how
+much its loss would grow. A node is listed only if `fit_pod` finds a placement there: the selector itself stops at the
+first node where it does.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tessera.core.event_text import success_text
 from tessera.core.fit import fit_pod, make_ask
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.policies import card_scores, fragmentation
-from tessera.core.policies.fragmentation_parts import Growth, growths
+from tessera.core.policies import POLICIES, card_scores, fragmentation, node_policy
+from tessera.core.policies.fragmentation import Growth, growths
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected
-from tessera.inspect.slices import Slice, slices_of
+from tessera.inspect.slices import GrantedSlice, placement_slices
 
-BEST = 5
-"""nodes listed"""
+MAX_NODES = 5
+"""how many nodes are listed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +32,16 @@ class ScoredNode:
 
     node: str
     score: float
-    """how much of it is in use, before the pod"""
+    """how much of the node is in use before the pod comes"""
     place: int
     """1 = the best"""
     growth: Growth | None = None
-    """of its loss with the pod there; None under other node policies, which go by the score"""
+    """by how much its loss would grow; None under other node policies, which use the score"""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredCard:
-    """A card with its score: how much of it would be in use with the pod, or what else the card policy orders by."""
+    """A card and what the card policy orders by: usually how much of it would be in use with the pod."""
 
     card: str
     index: int
@@ -50,45 +50,45 @@ class ScoredCard:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The pod has a place."""
+    """The pod fits."""
 
     node: str
-    slices: tuple[Slice, ...]
+    slices: tuple[GrantedSlice, ...]
     best: tuple[ScoredNode, ...]
-    """nodes that fit, best first; the node where the pod is comes last where it is none of the best"""
+    """nodes that fit, best first; the pod's current node comes last if it is not one of the best"""
     fitting: int
     """how many nodes fit"""
     cards: tuple[ScoredCard, ...]
     """of `cards_of`, in the order in which the policy tries them for the first request"""
     cards_of: str
-    """a node: the chosen one, or the one where the pod is"""
+    """the chosen node, or the pod's current one"""
     cards_by_growth: bool
-    """the cards' scores are how much of each would be lost to leftovers, in cards"""
+    """whether the cards' scores are how much of each would be lost to leftovers, in cards"""
     event: tuple[str, ...]
 
 
-def chosen(ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: str = "") -> Fits:
-    """`cards_of` names the node whose cards are shown, where that is not the chosen one."""
+def explain_choice(ledger: Ledger, request: PodRequest, answer: Selected, *, cards_of: str = "") -> Fits:
+    """`cards_of` names the node whose cards are shown, if that is not the chosen node."""
     shown = cards_of or answer.placement.node
     ranked = [
         ScoredNode(name, round(score, 4), place)
         for place, (name, score) in enumerate(_fitting(ledger, request, answer), 1)
     ]
-    listed = [one for one in ranked if one.place <= BEST or one.node == shown]
+    listed = [one for one in ranked if one.place <= MAX_NODES or one.node == shown]
     return Fits(
         answer.placement.node,
-        slices_of(ledger, answer.placement, [container.name for container in request.containers]),
+        placement_slices(ledger, answer.placement, [container.name for container in request.containers]),
         tuple(_with_growth(ledger, request, listed)),
         len(ranked),
         _card_order(ledger, request, shown),
         shown,
-        request.device_policy == fragmentation.NAME,
+        POLICIES.get(request.device_policy) is fragmentation.POLICY,
         (success_text(answer),),
     )
 
 
 def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tuple[str, float]]:
-    """Best first. What is not ruled out may still not fit: MIG, several containers, NUMA, quotas."""
+    """Best first. Not every node that the selector has not ruled out fits: MIG, several containers, NUMA, quotas."""
     rooms = ledger.rooms(request.namespace, request.vendors)
     found = []
     for name, score in reversed(answer.fits):
@@ -99,7 +99,7 @@ def _fitting(ledger: Ledger, request: PodRequest, answer: Selected) -> list[tupl
 
 
 def _with_growth(ledger: Ledger, request: PodRequest, nodes: Sequence[ScoredNode]) -> list[ScoredNode]:
-    if request.node_policy != fragmentation.NAME:
+    if node_policy(request.node_policy) is not fragmentation.POLICY:
         return list(nodes)
     rows = np.array([ledger.arrays.row(one.node) for one in nodes], dtype=np.intp)
     found = growths(ledger.arrays, request, rows)

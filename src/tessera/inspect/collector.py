@@ -1,7 +1,7 @@
-"""Reads a live cluster into a `State`: lists, never watches, and never writes.
+"""Reads a live cluster into a `ClusterState`. It lists, and never watches or writes.
 
-Nodes and pods must be readable; quotas and the installation's own objects are read where that is allowed, and what was
-not seen is said in the state.
+Nodes and pods must be readable. Quotas and the installation's own objects are read if that is allowed; `unseen` lists
+what could not be read.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from itertools import compress
 from operator import not_
 from typing import Any
 
-from tessera.inspect import sanitize as reducing
+from tessera.inspect import sanitize
 from tessera.inspect.installation import FORBIDDEN, Installation, find_installation
-from tessera.inspect.scheduler_settings import settings_of
-from tessera.inspect.state import Json, NotAllowed, Setup, State
+from tessera.inspect.scheduler_settings import build_offline_settings
+from tessera.inspect.state import ClusterState, Json, ListForbidden, Setup
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS
@@ -23,44 +23,38 @@ from tessera.vendors.registry import build_vendors
 
 
 async def collect(
-    client: KubeClient, *, source: str, now: Callable[[], float], override: Callable[[Setup], Setup] = lambda s: s
-) -> State:
-    """The cluster as it is now. `override` may replace what the cluster shows of its configuration."""
-    return await collect_with(client, await find_installation(client), source=source, now=now, override=override)
-
-
-async def collect_with(
     client: KubeClient,
-    installation: Installation,
     *,
     source: str,
     now: Callable[[], float],
-    override: Callable[[Setup], Setup] = lambda s: s,
-) -> State:
-    """The same where the installation is known already."""
-    setup = override(installation.setup)
-    settings = settings_of(setup)
+    installation: Installation | None = None,
+    override: Callable[[Setup], Setup] | None = None,
+) -> ClusterState:
+    """The cluster as it is now. `override` may replace the configuration that was found in the cluster."""
+    installation = installation or await find_installation(client)
+    setup = override(installation.setup) if override is not None else installation.setup
+    settings = build_offline_settings(setup)
     vendors = build_vendors(settings.device_sections, settings.switches)
-    kept, managed = reducing.domains(vendors), reducing.resources(vendors)
+    kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
     nodes = await _listed(client, NODES.path(), "nodes")
     pods = await _listed(client, PODS.path(), "pods")
     quotas, unseen = await _quotas(client)
-    concerned = [reducing.concerns_devices(pod, managed, allocated) for pod in pods]
-    return State(
+    have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
+    return ClusterState(
         source,
         now(),
-        tuple(reducing.reduce_node(node, kept) for node in nodes),
-        tuple(reducing.reduce_pod(pod, kept) for pod in compress(pods, concerned)),
-        tuple(reducing.reduce_quota(quota) for quota in quotas),
+        tuple(sanitize.sanitize_node(node, kept) for node in nodes),
+        tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
+        tuple(sanitize.sanitize_quota(quota) for quota in quotas),
         setup,
         (*unseen, *installation.unseen),
-        reducing.host_asks(compress(pods, map(not_, concerned))),
+        sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
 
 
-def overridden(setup: Setup, *, device_config: tuple[str, str] | None, flags: Any) -> Setup:
-    """The setup with what the command line says instead: (text, file) of a device configuration, scheduler flags."""
+def apply_overrides(setup: Setup, *, device_config: tuple[str, str] | None, flags: Any) -> Setup:
+    """Applies the command line: (text, file) of a device configuration, and scheduler flags."""
     if device_config is not None:
         setup = replace(setup, device_config=device_config[0], device_config_from=device_config[1])
     if flags:
@@ -74,8 +68,8 @@ async def _listed(client: KubeClient, path: str, what: str) -> list[Json]:
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
-        raise NotAllowed(
-            f"you may not list {what} of the whole cluster, which every answer needs: {error.message}\n"
+        raise ListForbidden(
+            f"you may not list {what} in the whole cluster, which every answer needs: {error.message}\n"
             f"Ask for a ClusterRole with the verb list on {what}, or for a snapshot (tessera snapshot) to read."
         ) from error
 
@@ -86,4 +80,4 @@ async def _quotas(client: KubeClient) -> tuple[list[Json], list[str]]:
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise
-        return [], ["quotas (no right to list them): a pod that a quota stops looks as if it fitted"]
+        return [], ["quotas (you may not list them): a pod that a quota stops looks as if it fits"]

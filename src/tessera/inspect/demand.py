@@ -1,8 +1,8 @@
-"""What the cluster's pods teach a policy that looks ahead, learned as the scheduler learns it.
+"""The demand that a policy which looks ahead expects, learned from the cluster's pods as the scheduler learns it.
 
-Every pod that was asked about is counted once, as filter prepares it and with filter's own `DemandHistory`: first those
-that hold or held devices, in the order of their binding, then those that wait and were refused. The scheduler remembers pods
-that the API has forgotten since; nobody else can.
+Every pod that filter has seen counts once, with filter's own `DemandHistory`: first the pods that hold or held
+devices, in the order of their binding, then the pods that were refused and wait. The running scheduler may also
+remember pods that the API has since forgotten; they are unknown here.
 """
 
 from __future__ import annotations
@@ -15,105 +15,105 @@ from tessera.core.demand_history import FIRST, DemandHistory
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.inspect.state import Json
-from tessera.scheduler.demand_seed import in_order, was_placed
+from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
 from tessera.wire.objects import Pod
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SliceDemand:
     """A slice of one card that pods ask for."""
 
     memory_percent: int
     cores_percent: int
     part: float
-    """of all pods with one card"""
+    """share of all pods that ask for one card"""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupDemand:
     """A number of cards that pods ask for together."""
 
     cards: int
     part: float
-    """of the demand for cards"""
+    """share of the demand for cards"""
 
 
 @dataclass(frozen=True, slots=True)
-class Pressure:
-    """Demand that accepts only some models, against the cards of one of them."""
+class ModelPressure:
+    """Demand that accepts only some models, relative to the cards of one of them."""
 
     model: str
     pressure: float
-    """1 = all of them are needed"""
+    """1 = all cards of the model are needed"""
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
-    """The pods to come, as the policy expects them."""
+class ExpectedDemand:
+    """The pods that the policy expects."""
 
     pods: int
-    """known pods"""
+    """how many pods have been observed"""
     learned_from: int
-    """pods known when the outlook was last renewed; 0 = the prior holds"""
+    """how many had been observed at the last forecast; 0 = the built-in assumption still applies"""
     needed: int
-    """pods before the first outlook of their own"""
-    slices: tuple[Asked, ...]
+    """how many must be observed before the first forecast"""
+    slices: tuple[SliceDemand, ...]
     """the most frequent first"""
-    groups: tuple[Group, ...]
-    pressure: tuple[Pressure, ...]
+    groups: tuple[GroupDemand, ...]
+    pressure: tuple[ModelPressure, ...]
 
 
-class Learning:
-    """Counts pods."""
+class ObservedDemand:
+    """Counts requests and forecasts from them."""
 
     def __init__(self, ledger: Ledger, vendors: Mapping[str, Vendor]) -> None:
         self._ledger = ledger
         self._vendors = vendors
-        self._workload = DemandHistory()
+        self._history = DemandHistory()
         self._pods = self._learned_from = 0
 
     @property
-    def outlook(self) -> DemandForecast:
-        return self._workload.outlook_on(self._ledger.arrays)
+    def forecast(self) -> DemandForecast:
+        return self._history.forecast(self._ledger.arrays)
 
     @property
-    def expected(self) -> Expected:
-        outlook = self.outlook
-        often = sorted(outlook.slices, key=lambda one: (-one.weight, one.memory, one.cores))
-        return Expected(
+    def expected(self) -> ExpectedDemand:
+        forecast = self.forecast
+        often = sorted(forecast.slices, key=lambda one: (-one.weight, one.memory, one.cores))
+        return ExpectedDemand(
             self._pods,
             self._learned_from,
             FIRST,
-            tuple(Asked(one.memory, one.cores, round(one.weight, 4)) for one in often),
-            tuple(Group(cards, round(part, 4)) for cards, part in outlook.groups),
-            tuple(Pressure(model, round(number, 4)) for model, number in sorted(outlook.pressure.items())),
+            tuple(SliceDemand(one.memory, one.cores, round(one.weight, 4)) for one in often),
+            tuple(GroupDemand(cards, round(part, 4)) for cards, part in forecast.groups),
+            tuple(ModelPressure(model, round(number, 4)) for model, number in sorted(forecast.pressure.items())),
         )
 
     def observe(self, request: PodRequest) -> None:
-        """A pod that was not counted before has been asked about."""
+        """Counts a request that was not counted before."""
         self._pods += 1
-        if self._workload.observe(request, self._ledger.arrays, self._vendors):
+        if self._history.observe(request, self._ledger.arrays, self._vendors):
             self._learned_from = self._pods
 
 
-def asked_before(
+def pods_seen_by_filter(
     pods: Mapping[str, Pod], documents: Mapping[str, Json], vendors: Mapping[str, Vendor], *, scheduler_name: str
 ) -> list[Pod]:
-    """The pods that the scheduler was asked about, in the order in which it counts them; both tables by one key."""
+    """The pods that filter has seen, in the order in which it counts them. Both tables have the same keys."""
     placed = [pod for pod in pods.values() if was_placed(pod, vendors)]
     refused = [
         pod
         for key, pod in pods.items()
         if not pod.spec.node_name
         and pod.spec.scheduler_name in ("", scheduler_name)
-        and refusal(documents[key]) is not None
+        and last_refusal(documents[key]) is not None
     ]
     return [*in_order(placed), *sorted(refused, key=_name)]
 
 
-def refusal(document: Json) -> str | None:
-    """What kube-scheduler last said about a pod that waits; None where it has refused nothing."""
+def last_refusal(document: Json) -> str | None:
+    """What kube-scheduler last said about a waiting pod; None if it has not refused the pod."""
     for condition in document.get("status", {}).get("conditions", ()):
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message", ""))

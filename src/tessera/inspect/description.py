@@ -7,12 +7,13 @@
     namespaces:
       - {name: team-a, limits: {nvidia.com/gpumem: 40000}}
 
-Describes NVIDIA cards by model or by numbers; cards of other vendors are given as the node's own annotations and
-capacity. What is written but not known is refused, never passed over.
+NVIDIA cards are described by model or by numbers; cards of other vendors by the node's own annotations and capacity.
+Unknown fields are refused, never ignored.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -21,9 +22,8 @@ import msgspec
 import yaml
 
 from tessera.core.devices import HAMI_CORE, Device
-from tessera.inspect.state import InspectionError, Json, Setup, State
-from tessera.lab.sandbox.nodes.cards import SPLIT, gpu_cards
-from tessera.node.inventory.simulated_models import MODELS
+from tessera.host.simulated.models import MODELS
+from tessera.inspect.state import ClusterState, InspectionError, Json, Setup
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
@@ -32,31 +32,38 @@ from tessera.wire.expectations import nearest
 from tessera.wire.pair_scores import encode_pair_scores
 from tessera.wire.registration import encode_registration_json
 
-GPU = "nvidia.com/gpu"
-PODS_A_NODE = "110"
+COUNT_RESOURCE = "nvidia.com/gpu"
+PODS_PER_NODE = "110"
+"""kubelet's default"""
 KINDS = ("Node", "Pod", "ResourceQuota")
+SLOTS = 10
+"""how many pods share a card unless the description says otherwise; HAMi's default"""
+PAIR_SCORE = 400
+"""of two linked cards: that of four NVLinks between them"""
+
+_UUIDS = uuid.UUID("6f0f3d3e-7f0c-5d5c-9d7b-0c8f3b2a1e55")
 
 
-class Cards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DescribedCards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal cards of a node."""
 
     model: str = ""
     count: int = 1
     memory: int = 0
-    """MiB; 0 = as the model has it"""
-    slots: int = SPLIT
+    """MiB; 0 = that of the model"""
+    slots: int = SLOTS
     mode: str = HAMI_CORE
     numa: int = 1
-    """NUMA nodes that they are spread over"""
+    """how many NUMA nodes they are spread over"""
     linked: int = 0
-    """cards of a group that are linked to each other"""
+    """size of the groups in which all cards are linked to each other"""
 
 
 class DescribedNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     count: int = 0
-    """0 = one node of this very name"""
-    cards: tuple[Cards, ...] = ()
+    """0 = one node of exactly this name"""
+    cards: tuple[DescribedCards, ...] = ()
     labels: dict[str, str] = {}
     taints: tuple[dict[str, str], ...] = ()
     annotations: dict[str, str] = {}
@@ -68,15 +75,15 @@ class DescribedNamespace(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     limits: dict[str, str | int] = {}
 
 
-class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ClusterDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[DescribedNode, ...] = ()
     namespaces: tuple[DescribedNamespace, ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
-    """as the API shows them"""
+    """as the API has them"""
 
 
-def describe(text: str, *, file: str, now: float, setup: Setup) -> State:
-    """Raises InspectionError that names the file and what is wrong in it."""
+def read_description(text: str, *, file: str, now: float, setup: Setup) -> ClusterState:
+    """Raises InspectionError with the file and what is wrong in it."""
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
@@ -84,17 +91,17 @@ def describe(text: str, *, file: str, now: float, setup: Setup) -> State:
     objects: dict[str, list[Json]] = {kind: [] for kind in KINDS}
     for document in documents:
         if isinstance(document, dict) and "kind" in document:
-            _sort_in(document, objects, file)
+            _add_object(document, objects, file)
         else:
             _add_described(document, objects, file)
     if not objects["Node"]:
         raise InspectionError(f"{file}: describes no nodes")
     nodes, pods, quotas = (tuple(objects[kind]) for kind in KINDS)
-    return State(f"description {file}", now, nodes, with_uids(pods), quotas, setup)
+    return ClusterState(f"description {file}", now, nodes, with_uids(pods), quotas, setup)
 
 
 def with_uids(pods: Iterable[Json]) -> tuple[Json, ...]:
-    """Pods that nobody created have no uid; the ledger needs one."""
+    """Gives described pods a uid, which the ledger needs."""
     named = []
     for pod in pods:
         metadata = {"namespace": "default", **(pod.get("metadata") or {})}
@@ -103,22 +110,22 @@ def with_uids(pods: Iterable[Json]) -> tuple[Json, ...]:
     return tuple(named)
 
 
-def _sort_in(document: Json, objects: dict[str, list[Json]], file: str) -> None:
+def _add_object(document: Json, objects: dict[str, list[Json]], file: str) -> None:
     kind = str(document["kind"])
     if kind == "List" or kind.endswith("List"):
         for item in document.get("items") or ():
-            _sort_in({"kind": kind.removesuffix("List"), **item}, objects, file)
+            _add_object({"kind": kind.removesuffix("List"), **item}, objects, file)
     elif kind in objects:
         objects[kind].append(document)
     else:
-        raise InspectionError(f"{file}: {kind} is none of {', '.join(KINDS)} or a list of them")
+        raise InspectionError(f"{file}: {kind} is not supported; expected {', '.join(KINDS)} or a list of them")
 
 
 def _add_described(document: Any, objects: dict[str, list[Json]], file: str) -> None:
     try:
-        described = msgspec.convert(document, Description)
+        described = msgspec.convert(document, ClusterDescription)
     except msgspec.ValidationError as error:
-        raise InspectionError(f"{file}: {error}; tessera simulate pod --help shows a description") from error
+        raise InspectionError(f"{file}: {error}; tessera simulate pod --help shows an example") from error
     for node in described.nodes:
         names = [f"{node.name}-{number}" for number in range(1, node.count + 1)] if node.count else [node.name]
         objects["Node"].extend(_node(name, node, file) for name in names)
@@ -138,10 +145,10 @@ def _node(name: str, node: DescribedNode, file: str) -> Json:
             annotations[Nvidia.keys.register] = encode_registration_json(devices)
         except WireError as error:
             raise InspectionError(f"{file}: node {name}: {error}") from error
-        offered.setdefault(GPU, str(sum(device.slots for device in devices)))
+        offered.setdefault(COUNT_RESOURCE, str(sum(device.slots for device in devices)))
         if any(device.links for device in devices):
             annotations[PAIR_SCORES] = encode_pair_scores({device.uuid: device.links for device in devices})
-    amounts: Mapping[str, str] = {"pods": PODS_A_NODE, **offered}
+    amounts: Mapping[str, str] = {"pods": PODS_PER_NODE, **offered}
     return {
         "metadata": {"name": name, "labels": dict(node.labels), "annotations": annotations},
         "spec": {"taints": [dict(taint) for taint in node.taints]} if node.taints else {},
@@ -149,22 +156,42 @@ def _node(name: str, node: DescribedNode, file: str) -> Json:
     }
 
 
-def _devices(node: str, cards: Cards, file: str) -> tuple[Device, ...]:
+def make_devices(node: str, cards: DescribedCards) -> tuple[Device, ...]:
+    """The cards as a node registers them. The uuids follow from `node`, so that they are the same every time."""
+    devices = [
+        Device(
+            uuid=f"GPU-{uuid.uuid5(_UUIDS, f'{node}/{index}')}",
+            vendor="NVIDIA",
+            index=index,
+            slots=cards.slots,
+            memory=cards.memory,
+            model=cards.model,
+            numa=index * cards.numa // cards.count,
+            mode=cards.mode,
+        )
+        for index in range(cards.count)
+    ]
+    if not cards.linked:
+        return tuple(devices)
+    return tuple(replace(device, links=_links(device, devices, cards.linked)) for device in devices)
+
+
+def _links(device: Device, devices: Iterable[Device], group: int) -> dict[str, int]:
+    return {
+        other.uuid: PAIR_SCORE
+        for other in devices
+        if other is not device and other.index // group == device.index // group
+    }
+
+
+def _devices(node: str, cards: DescribedCards, file: str) -> tuple[Device, ...]:
     known = MODELS.get(cards.model)
     memory = cards.memory or (known.memory_mib if known is not None else 0)
     if not memory:
         hint = nearest(cards.model, list(MODELS), what="models")
         raise InspectionError(f"{file}: node {node}: give the memory of {cards.model or 'its cards'} in MiB{hint}")
-    return gpu_cards(
-        f"{node}/{cards.model}",
-        cards.count,
-        model=known.name if known is not None else cards.model or "GPU",
-        memory=memory,
-        slots=cards.slots,
-        mode=cards.mode,
-        numa_nodes=cards.numa,
-        linked=cards.linked,
-    )
+    model = known.name if known is not None else cards.model or "GPU"
+    return make_devices(f"{node}/{cards.model}", msgspec.structs.replace(cards, model=model, memory=memory))
 
 
 def _numbered(devices: Iterable[Device]) -> tuple[Device, ...]:

@@ -1,6 +1,6 @@
-"""One request that is never kept: an object sent with `dryRun`, which the apiserver admits, answers and forgets.
+"""Creates objects with `dryRun`: the apiserver admits and returns them, but stores nothing.
 
-Apart from the client, because a lost `dryRun` would create the object: here no other request can be made.
+Separate from `KubeClient`, so that no call can forget `dryRun` and create the object: this client can do nothing else.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import msgspec
 
 from tessera.inspect.state import Json
 from tessera.kube.access import Access
-from tessera.kube.client import JSON
-from tessera.kube.errors import BadAnswer
+from tessera.kube.errors import BadResponse
 from tessera.kube.transport import Transport
 
 
-class Trial:
-    """Use as `async with`."""
+class DryRunClient:
+    """Use it as `async with`."""
 
     def __init__(self, access: Access, *, timeout: float, user_agent: str) -> None:
-        self._transport = Transport(access, limiter=None, user_agent=user_agent)
-        self._timeout = timeout
+        self._transport = Transport(access, timeout=timeout, limiter=None, user_agent=user_agent)
 
     async def __aenter__(self) -> Self:
         self._transport.open()
@@ -34,19 +32,12 @@ class Trial:
         await self._transport.close()
 
     async def create(self, path: str, body: Json) -> Json:
-        """The object as it would be stored."""
-        data = await self._transport.exchange(
-            "POST",
-            path,
-            timeout=self._timeout,
-            query={"dryRun": "All"},
-            body=msgspec.json.encode(body),
-            content_type=JSON,
-        )
+        """The object as the apiserver would store it."""
+        data = await self._transport.request("POST", path, msgspec.json.encode(body), query={"dryRun": "All"})
         try:
             found: Any = msgspec.json.decode(data)
         except msgspec.MsgspecError as error:
-            raise BadAnswer(f"POST {path}: {error}") from error
+            raise BadResponse(f"POST {path}: {error}") from error
         if not isinstance(found, dict):
-            raise BadAnswer(f"POST {path}: not an object")
+            raise BadResponse(f"POST {path}: not an object")
         return found

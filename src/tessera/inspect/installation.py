@@ -1,7 +1,7 @@
-"""What a cluster shows of Tessera's (or HAMi's) installation: webhook, ConfigMaps, Deployment, as far as may be read.
+"""Finds the installation of Tessera or HAMi in a cluster: webhook, ConfigMaps and Deployment, as far as readable.
 
-The webhook configuration names the Service, and with it namespace and name of everything else; where it cannot be read,
-the names that the charts give are looked for. A refusal is remembered in `unseen`, never raised.
+The webhook configuration names the Service, and with it the namespace and name of everything else. If it cannot be
+read, the names of the charts are tried. What is forbidden is listed in `unseen`, never raised.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tessera.inspect.scheduler_settings import deciding_flags
+from tessera.inspect.scheduler_settings import select_placement_flags
 from tessera.inspect.state import CHART_DEFAULTS, Json, Setup
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
@@ -19,28 +19,28 @@ from tessera.kube.resources import CONFIG_MAPS, DEPLOYMENTS, MUTATING_WEBHOOKS, 
 T = TypeVar("T")
 
 WEBHOOK = "vgpu.hami.io"
-"""name of the webhook inside its configuration, in both charts"""
+"""name of the webhook in its configuration, in both charts"""
 CONFIGURATIONS = ("tessera-webhook", "hami-webhook")
 SCHEDULERS = ("tessera-scheduler", "hami-scheduler")
-"""names that the charts give to scheduler, Service and ConfigMap, releases named otherwise aside"""
+"""names of scheduler, Service and ConfigMap in the charts, with default release names"""
 DEVICE_CONFIG = "device-config.yaml"
 FORBIDDEN, UNAUTHORIZED, NOT_FOUND = 403, 401, 404
 
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What was found; None and empty = not there or not visible."""
+    """What was found. None and empty mean absent or not readable."""
 
     namespace: str = ""
     name: str = ""
-    """of the Service, and so of Deployment and ConfigMap"""
+    """of the Service, and so of the Deployment and the ConfigMap"""
     webhooks: tuple[Json, ...] = ()
-    """MutatingWebhookConfigurations that are ours or HAMi's"""
+    """MutatingWebhookConfigurations of Tessera or HAMi"""
     webhooks_seen: bool = False
     device_config: str | None = None
     device_config_from: str = ""
     scheduler_config: Json | None = None
-    """the ConfigMap of the kube-scheduler beside the extender"""
+    """the ConfigMap of the kube-scheduler that calls the extender"""
     deployment: Json | None = None
     unseen: tuple[str, ...] = ()
 
@@ -50,33 +50,33 @@ class Installation:
         return Setup(
             device_config=self.device_config,
             device_config_from=self.device_config_from or CHART_DEFAULTS,
-            flags=deciding_flags(arguments) if arguments is not None else None,
+            flags=select_placement_flags(arguments) if arguments is not None else None,
             flags_from=f"Deployment {self.namespace}/{self.name}" if arguments is not None else "",
         )
 
 
-class _Looking:
-    """Requests whose refusal is an answer too."""
+class _InstallationReader:
+    """Reads objects that may be absent or forbidden."""
 
     def __init__(self, client: KubeClient) -> None:
         self.client = client
         self.unseen: list[str] = []
 
-    async def ask(self, what: str, request: Awaitable[T]) -> T | None:
-        """None where it is not there, or must not be seen."""
+    async def read(self, what: str, request: Awaitable[T]) -> T | None:
+        """None if the object is absent or forbidden."""
         try:
             return await request
         except ApiError as error:
             if error.status in (FORBIDDEN, UNAUTHORIZED):
-                self.unseen.append(f"{what} (no right to read it)")
+                self.unseen.append(f"{what} (you may not read it)")
             elif error.status != NOT_FOUND:
                 self.unseen.append(f"{what} ({error})")
             return None
 
-    async def named(self, resource: Resource, names: tuple[str, ...], what: str) -> Json | None:
-        """The first object of one of these names in any namespace."""
+    async def find_named(self, resource: Resource, names: tuple[str, ...], what: str) -> Json | None:
+        """The first object with one of these names in any namespace."""
         for name in names:
-            listing = await self.ask(
+            listing = await self.read(
                 what, self.client.list(resource.path(), dict[str, Any], field_selector=f"metadata.name={name}")
             )
             if listing is None:
@@ -87,18 +87,18 @@ class _Looking:
 
 
 async def find_installation(client: KubeClient) -> Installation:
-    """Raises KubeError only where the apiserver cannot be talked to at all."""
-    looking = _Looking(client)
-    listing = await looking.ask("the webhook configuration", client.list(MUTATING_WEBHOOKS.path(), dict[str, Any]))
+    """Raises KubeError only if the apiserver cannot be reached."""
+    reader = _InstallationReader(client)
+    listing = await reader.read("the webhook configuration", client.list(MUTATING_WEBHOOKS.path(), dict[str, Any]))
     webhooks = tuple(each for each in listing.items if is_ours(each)) if listing is not None else ()
     namespace, name = _service(webhooks)
     names = (name, *SCHEDULERS) if name and name not in SCHEDULERS else SCHEDULERS
     device_names = tuple(f"{each}-device" for each in names)
-    device = await _read(looking, CONFIG_MAPS, namespace, device_names, "the device ConfigMap")
+    device = await _read(reader, CONFIG_MAPS, namespace, device_names, "the device ConfigMap")
     if device is not None and not namespace:
         namespace, name = device["metadata"]["namespace"], device["metadata"]["name"].removesuffix("-device")
-    config = await _read(looking, CONFIG_MAPS, namespace, names, "the ConfigMap of kube-scheduler")
-    deployment = await _read(looking, DEPLOYMENTS, namespace, names, "the scheduler's Deployment")
+    config = await _read(reader, CONFIG_MAPS, namespace, names, "kube-scheduler's ConfigMap")
+    deployment = await _read(reader, DEPLOYMENTS, namespace, names, "the scheduler's Deployment")
     if deployment is not None:
         namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
     text = (device.get("data") or {}).get(DEVICE_CONFIG) if device is not None else None
@@ -112,7 +112,7 @@ async def find_installation(client: KubeClient) -> Installation:
         device_config_from=where if text is not None else "",
         scheduler_config=config,
         deployment=deployment,
-        unseen=tuple(dict.fromkeys(looking.unseen)),
+        unseen=tuple(dict.fromkeys(reader.unseen)),
     )
 
 
@@ -122,11 +122,11 @@ def is_ours(configuration: Json) -> bool:
 
 
 def scheduler_arguments(deployment: Json) -> list[str] | None:
-    """The command line of the container that runs the scheduler; None where none looks like it."""
+    """The command line of the container that runs the scheduler; None if there is none."""
     spec = deployment.get("spec", {}).get("template", {}).get("spec", {})
     for container in spec.get("containers") or ():
         words = [*(container.get("command") or ()), *(container.get("args") or ())]
-        # kube-scheduler is there too, and has flags of the same names.
+        # kube-scheduler runs in the same pod, and has flags of the same names.
         is_kube_scheduler = any("kube-scheduler" in word for word in words[:1]) or "kube-scheduler" in container["name"]
         if not is_kube_scheduler and "kube-scheduler" not in container.get("image", ""):
             return words
@@ -134,19 +134,19 @@ def scheduler_arguments(deployment: Json) -> list[str] | None:
 
 
 async def _read(
-    looking: _Looking, resource: Resource, namespace: str, names: tuple[str, ...], what: str
+    reader: _InstallationReader, resource: Resource, namespace: str, names: tuple[str, ...], what: str
 ) -> Json | None:
     if not namespace:
-        return await looking.named(resource, names, what)
+        return await reader.find_named(resource, names, what)
     for name in names:
-        found = await looking.ask(what, looking.client.get(resource.path(namespace, name), dict[str, Any]))
+        found = await reader.read(what, reader.client.get(resource.path(namespace, name), dict[str, Any]))
         if found is not None:
             return found
     return None
 
 
 def _service(webhooks: tuple[Json, ...]) -> tuple[str, str]:
-    """Namespace and name of the Service that the first of them calls."""
+    """Namespace and name of the Service that the first configuration calls."""
     for configuration in webhooks:
         for webhook in configuration.get("webhooks") or ():
             service = (webhook.get("clientConfig") or {}).get("service")

@@ -1,4 +1,4 @@
-"""Pods from manifests: pods themselves, and the pod templates of workloads with their replicas."""
+"""Reads pods from manifests: pods, and the pod templates of workloads with their replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tessera.inspect.state import InspectionError, Json
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A pod to try, and how many of it are asked for."""
+    """A pod to try, and how many copies of it."""
 
     namespace: str
     name: str
@@ -22,14 +22,14 @@ class Manifest:
 
 
 def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -> list[Manifest]:
-    """Raises InspectionError. `count` wins over the replicas of a workload."""
+    """Raises InspectionError. `count` overrides the replicas of a workload."""
     try:
         documents = [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise InspectionError(f"{file}: not YAML: {error}") from error
     items = [item for document in documents for item in _items(document)]
     if not items:
-        raise InspectionError(f"{file}: holds no pod")
+        raise InspectionError(f"{file}: contains no pod")
     return [_manifest(item, file=file, namespace=namespace, count=count) for item in items]
 
 

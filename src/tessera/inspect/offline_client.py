@@ -1,4 +1,4 @@
-"""The apiserver of an inspected cluster: there is none. Whoever tries to write or to ask meets a fault of ours."""
+"""The apiserver client of an inspected cluster. There is no apiserver, so every call is a bug in Tessera."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from tessera.wire.objects import Node, Pod
 
 
 class OfflineClient:
-    """A cluster that is only looked at."""
+    """Refuses every request."""
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
-        raise AssertionError("an inspected cluster is not asked again")
+        raise AssertionError("an inspected cluster is never read again")
 
     async def get_node(self, name: str) -> Node:
-        raise AssertionError("an inspected cluster is not asked again")
+        raise AssertionError("an inspected cluster is never read again")
 
     async def bind(
         self,
@@ -27,10 +27,10 @@ class OfflineClient:
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> None:
-        raise AssertionError("an inspected cluster is not changed")
+        raise AssertionError("an inspected cluster is never changed")
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
-        raise AssertionError("an inspected cluster is not changed")
+        raise AssertionError("an inspected cluster is never changed")
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
-        raise AssertionError("an inspected cluster is not changed")
+        raise AssertionError("an inspected cluster is never changed")

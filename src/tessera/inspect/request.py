@@ -1,4 +1,4 @@
-"""A pod's request in plain values, with what the defaults added and where each value comes from."""
+"""A pod's request in plain values, including what defaults added."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tessera.wire import keys
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What one container asks of one vendor; amounts are per card."""
+class ContainerRequest:
+    """What one container requests of one vendor; amounts are per card."""
 
     container: str
     role: str
@@ -28,21 +28,21 @@ class Asked:
         memory = f"{self.memory_mib} MiB" if self.memory_mib else f"{self.memory_percent} % of the memory"
         parts = [memory] if self.memory_mib or self.memory_percent else []
         parts += [f"{self.cores} % of the cores"] if self.cores else []
-        each = (" of it" if self.cards == 1 else " of each") if parts else ""
         kind = "" if self.role == Role.APP.value else f" ({self.role} container)"
-        cards = "1 card" if self.cards == 1 else f"{self.cards} cards"
-        amounts = f": {' and '.join(parts)}{each}" if parts else ""
-        return f"container {self.container}{kind}: {cards} of {self.vendor}{amounts}"
+        cards = f"1 {self.vendor} card" if self.cards == 1 else f"{self.cards} {self.vendor} cards"
+        each = " with " if self.cards == 1 else ", each with "
+        amounts = f"{each}{' and '.join(parts)}" if parts else ""
+        return f"container {self.container}{kind}: {cards}{amounts}"
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One thing that narrows or orders the choice."""
+class PlacementWish:
+    """One setting that narrows or orders the choice of cards."""
 
     what: str
     value: str
     default: bool = False
-    """nobody wrote it: the scheduler's default holds"""
+    """the pod does not set it; the scheduler's default applies"""
 
     @property
     def text(self) -> str:
@@ -50,42 +50,44 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Understood:
+class RequestSummary:
     """A pod's request as placement sees it."""
 
-    asked: tuple[Asked, ...]
-    wishes: tuple[Wish, ...]
+    asked: tuple[ContainerRequest, ...]
+    wishes: tuple[PlacementWish, ...]
 
 
-def understood(request: PodRequest, annotations: Mapping[str, str], vendors: Mapping[str, Vendor]) -> Understood:
+def summarize_request(
+    request: PodRequest, annotations: Mapping[str, str], vendors: Mapping[str, Vendor]
+) -> RequestSummary:
     asked = tuple(
         _asked(container.name, container.role, one, vendors)
         for container in request.containers
         for one in container.requests
     )
-    return Understood(asked, tuple(_wishes(request, annotations)))
+    return RequestSummary(asked, tuple(_wishes(request, annotations)))
 
 
-def _asked(container: str, role: Role, request: Request, vendors: Mapping[str, Vendor]) -> Asked:
+def _asked(container: str, role: Role, request: Request, vendors: Mapping[str, Vendor]) -> ContainerRequest:
     resource = vendors[request.vendor].names.count
-    return Asked(
+    return ContainerRequest(
         container, role.value, request.vendor, resource, request.count, request.memory, request.percent, request.cores
     )
 
 
-def _wishes(request: PodRequest, annotations: Mapping[str, str]) -> Iterator[Wish]:
-    yield Wish("node policy", request.node_policy, keys.NODE_POLICY not in annotations)
-    yield Wish("card policy", request.device_policy, keys.DEVICE_POLICY not in annotations)
+def _wishes(request: PodRequest, annotations: Mapping[str, str]) -> Iterator[PlacementWish]:
+    yield PlacementWish("node policy", request.node_policy, keys.NODE_POLICY not in annotations)
+    yield PlacementWish("card policy", request.device_policy, keys.DEVICE_POLICY not in annotations)
     if request.numa_bind:
-        yield Wish("NUMA", "all cards of a container on one NUMA node")
+        yield PlacementWish("NUMA", "all cards of a container on one NUMA node")
     if request.weights != Weights():
         weights = request.weights
-        yield Wish("weights", f"slot={weights.slot},core={weights.core},memory={weights.memory}")
+        yield PlacementWish("weights", f"slot={weights.slot},core={weights.core},memory={weights.memory}")
     for vendor, constraint in request.constraints:
         yield from _constraint(vendor, constraint)
 
 
-def _constraint(vendor: str, constraint: Constraint) -> Iterator[Wish]:
+def _constraint(vendor: str, constraint: Constraint) -> Iterator[PlacementWish]:
     listed = (
         ("models", constraint.use_models),
         ("not models", constraint.avoid_models),
@@ -94,8 +96,8 @@ def _constraint(vendor: str, constraint: Constraint) -> Iterator[Wish]:
     )
     for what, values in listed:
         if values:
-            yield Wish(f"{vendor} {what}", ", ".join(values))
+            yield PlacementWish(f"{vendor} {what}", ", ".join(values))
     if constraint.mode is not None:
-        yield Wish(f"{vendor} modes", constraint.mode or "none that is left")
+        yield PlacementWish(f"{vendor} modes", constraint.mode or "none of those available")
     for name, value in constraint.extra:
-        yield Wish(name, value)
+        yield PlacementWish(name, value)

@@ -1,7 +1,7 @@
-"""API objects cut down to what decides: what a snapshot holds, and all that is ever looked at.
+"""Reduces API objects to the fields that decide placement. Snapshots hold nothing else.
 
-Live clusters go through the same cut, so that a snapshot cannot answer differently. Values of environment variables,
-images, commands and volumes never pass. Annotations pass by their domain: those that Tessera or a vendor reads.
+Live clusters are reduced in the same way, so that a snapshot gives the same answers. Images, commands, volumes and the
+values of environment variables are dropped. Annotations are kept by domain: those that Tessera or a vendor reads.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.inspect.state import Json
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
@@ -25,8 +25,8 @@ OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
 CONDITIONS = frozenset({"Ready", "PodScheduled"})
 
 
-def domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
-    """Domains of the annotations and resources that decide."""
+def deciding_domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
+    """Domains of the annotations and resources that matter for placement."""
     found = set(OWN_DOMAINS)
     for vendor in vendors.values():
         texts = [*vendor.names.all, *_texts(dataclasses.astuple(vendor.keys))]
@@ -34,13 +34,13 @@ def domains(vendors: Mapping[str, Vendor]) -> frozenset[str]:
     return frozenset(found)
 
 
-def resources(vendors: Mapping[str, Vendor]) -> frozenset[str]:
-    """Names of all resources that Tessera manages."""
+def managed_resources(vendors: Mapping[str, Vendor]) -> frozenset[str]:
+    """The names of all resources that Tessera manages."""
     return frozenset(name for vendor in vendors.values() for name in vendor.names.all)
 
 
 def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[str]) -> bool:
-    """Whether a pod asks for devices or holds some; all others decide nothing."""
+    """Whether a pod requests or holds devices. Other pods do not matter for placement."""
     if not allocated.isdisjoint(pod.get("metadata", {}).get("annotations") or ()):
         return True
     spec = pod.get("spec") or {}
@@ -52,21 +52,21 @@ def concerns_devices(pod: Json, managed: frozenset[str], allocated: frozenset[st
     )
 
 
-def host_asks(pods: Iterable[Json]) -> dict[str, HostAsk]:
-    """By node: what these pods together ask of it, counted as the scheduler counts it."""
-    asked: dict[str, HostAsk] = {}
+def sum_host_asks(pods: Iterable[Json]) -> dict[str, HostRequest]:
+    """By node: the sum of what these pods request of the host, counted as the scheduler counts it."""
+    asked: dict[str, HostRequest] = {}
     for document in pods:
         try:
             pod = msgspec.convert(document, Pod)
         except msgspec.ValidationError:
-            continue  # a pod that cannot be read asks for nothing that could be counted
+            continue  # what an unreadable pod requests cannot be counted
         if pod.spec.node_name and pod.status.phase not in ENDED:
-            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostAsk())
-            asked[pod.spec.node_name] = HostAsk(before.cpu + ask.cpu, before.memory + ask.memory)
+            ask, before = host_ask(pod), asked.get(pod.spec.node_name, HostRequest())
+            asked[pod.spec.node_name] = HostRequest(before.cpu + ask.cpu, before.memory + ask.memory)
     return dict(sorted(asked.items()))
 
 
-def reduce_node(node: Json, kept: frozenset[str]) -> Json:
+def sanitize_node(node: Json, kept: frozenset[str]) -> Json:
     metadata, spec, status = node.get("metadata") or {}, node.get("spec") or {}, node.get("status") or {}
     return _without_empty(
         {
@@ -85,7 +85,7 @@ def reduce_node(node: Json, kept: frozenset[str]) -> Json:
     )
 
 
-def reduce_pod(pod: Json, kept: frozenset[str]) -> Json:
+def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
     affinity = _pick(
         (spec.get("affinity") or {}).get("nodeAffinity") or {}, "requiredDuringSchedulingIgnoredDuringExecution"
@@ -111,7 +111,7 @@ def reduce_pod(pod: Json, kept: frozenset[str]) -> Json:
     )
 
 
-def reduce_quota(quota: Json) -> Json:
+def sanitize_quota(quota: Json) -> Json:
     metadata, spec = quota.get("metadata") or {}, quota.get("spec") or {}
     return {"metadata": _pick(metadata, "name", "namespace"), "spec": {"hard": dict(spec.get("hard") or {})}}
 
@@ -123,7 +123,7 @@ def _container(container: Json) -> Json:
             **_pick(container, "name", "restartPolicy"),
             "resources": _pick(container.get("resources") or {}, "limits", "requests"),
             "securityContext": _pick(security, "privileged"),
-            # Only references to the pod's own slices decide, and they are no secrets.
+            # Only downward API references to the pod's own slices matter, and they are not secret.
             "env": [each for each in container.get("env") or () if "valueFrom" in each and is_slice_reference(each)],
         }
     )
@@ -152,7 +152,7 @@ def _pick(table: Mapping[str, Any], *names: str) -> Json:
 
 
 def _without_empty(table: Json) -> Json:
-    """The table without members that say nothing, at any depth."""
+    """The table without empty members, at any depth."""
     small = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in table.items()}
     return {key: value for key, value in small.items() if value is not None and value != {} and value != []}
 

@@ -1,7 +1,7 @@
-"""From what is known of a scheduler's start to its `Settings`, by the scheduler's own reading of flags and files.
+"""Builds the scheduler's `Settings` from what is known of its flags and files, with the scheduler's own parser.
 
-Flags that say nothing about placement (addresses, certificates, leases) are left out: they could only fail here. Where
-nobody knows the flags, every vendor is switched on: one without cards and pods changes nothing.
+Flags that do not affect placement (addresses, certificates, leases) are left out: they could only fail here. If the
+flags are unknown, every vendor is switched on: a vendor without cards and pods changes nothing.
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tessera.inspect.state import InspectionError, Setup
-from tessera.scheduler.configuration.flags import FLAGS, Group
-from tessera.scheduler.configuration.options import OptionsError, build_settings
-from tessera.scheduler.settings import Settings
-from tessera.services.flags import Kind
+from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.settings import TABLE, Settings
+from tessera.services.settings_table import Group, SettingsError
+from tessera.services.value_types import FlagKind
 
 DEVICE_CONFIG = "device-config-file"
 
-DECIDING = {flag.name: flag for flag in FLAGS if flag.group in (Group.PLACEMENT, Group.DEVICES, Group.OVERRIDES)} | {
-    flag.name: flag
-    for flag in FLAGS
-    if flag.name in ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity")
-}
-"""flags that decide about pods, by first name"""
+_ADMISSION = ("scheduler-name", "force-overwrite-default-scheduler", "privileged", "inject-identity")
+_PLACEMENT = (Group.PLACEMENT, Group.DEVICES, Group.OVERRIDES)
+PLACEMENT_FLAGS = frozenset(row.flag for row in TABLE if row.group in _PLACEMENT or row.flag in _ADMISSION)
+"""flags that affect placement or admission, by first name"""
 
-_NAMES = {name: flag for flag in FLAGS for name in (flag.name, *flag.aliases)}
+_NAMES = {name: row for row in TABLE for name in row.names}
 
-UNKNOWN = {"enable-ascend": "true", "enable-iluvatar": "true"}
-"""what is assumed where nobody knows the flags"""
+ASSUMED_FLAGS = {"enable-ascend": "true", "enable-iluvatar": "true"}
+"""what is assumed if the flags are unknown"""
 
 
-def settings_of(setup: Setup) -> Settings:
-    """Raises InspectionError where the scheduler itself would not start with this."""
-    flags = dict(UNKNOWN if setup.flags is None else setup.flags)
+def build_offline_settings(setup: Setup) -> Settings:
+    """Raises InspectionError if the scheduler itself would not start with this setup."""
+    flags = dict(ASSUMED_FLAGS if setup.flags is None else setup.flags)
     flags.pop(DEVICE_CONFIG, None)
     text = setup.device_config
     if text is not None:
@@ -42,14 +40,14 @@ def settings_of(setup: Setup) -> Settings:
 
     try:
         return build_settings(flags, {}, read_file)
-    except OptionsError as error:
+    except SettingsError as error:
         raise InspectionError(
-            f"the scheduler's configuration cannot be used: {error}\nTo go on with another: --device-config-file FILE"
+            f"the scheduler's configuration is invalid: {error}\nUse another one with --device-config-file FILE"
         ) from error
 
 
-def deciding_flags(arguments: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
-    """The flags of a command line that decide placement, by first name; what is no such flag is passed over."""
+def select_placement_flags(arguments: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
+    """The flags of a command line that affect placement, by first name. All others are ignored."""
     found: dict[str, str | tuple[str, ...]] = {}
     rest = list(arguments)
     while rest:
@@ -59,18 +57,19 @@ def deciding_flags(arguments: Sequence[str]) -> dict[str, str | tuple[str, ...]]
         if flag is None:
             continue
         if not equals:
-            value = "true" if flag.kind is Kind.SWITCH else (rest.pop(0) if rest else "")
-        if flag.name in DECIDING:
-            before = found.get(flag.name, ())
-            found[flag.name] = (*before, value) if flag.kind is Kind.REPEATED and not isinstance(before, str) else value
+            value = "true" if flag.type.kind is FlagKind.SWITCH else (rest.pop(0) if rest else "")
+        if flag.flag in PLACEMENT_FLAGS:
+            before = found.get(flag.flag, ())
+            repeats = flag.type.kind in (FlagKind.LIST, FlagKind.SET) and not isinstance(before, str)
+            found[flag.flag] = (*before, value) if repeats else value
     return found
 
 
-def given_flags(texts: Sequence[str]) -> Mapping[str, str | tuple[str, ...]]:
-    """What `--scheduler-flag NAME=VALUE` says; raises InspectionError for a flag that decides nothing."""
+def parse_scheduler_flags(texts: Sequence[str]) -> Mapping[str, str | tuple[str, ...]]:
+    """Parses `--scheduler-flag NAME=VALUE`. Raises InspectionError for a flag that does not affect placement."""
     for text in texts:
         name = text.lstrip("-").partition("=")[0]
         flag = _NAMES.get(name)
-        if flag is None or flag.name not in DECIDING:
-            raise InspectionError(f"--scheduler-flag {text}: the scheduler has no flag {name} that decides placement")
-    return deciding_flags([f"--{text.lstrip('-')}" for text in texts])
+        if flag is None or flag.flag not in PLACEMENT_FLAGS:
+            raise InspectionError(f"--scheduler-flag {text}: the scheduler has no flag {name} that affects placement")
+    return select_placement_flags([f"--{text.lstrip('-')}" for text in texts])

@@ -1,7 +1,7 @@
-"""What would happen to pods that nobody has created: webhook, filter and reservation, on a copy of the cluster.
+"""What would happen to pods that do not exist yet: webhook, filter and reservation on a copy of the cluster.
 
-Every copy takes the product's own way: admission completes or refuses it, filter prepares it, the selector chooses, the
-ledger reserves. What a kube-scheduler would rule out by cpu, memory or volumes is not known here.
+Every copy takes the real path: admission completes or refuses it, filter reads its request, the selector chooses, the
+ledger reserves. What kube-scheduler would exclude because of cpu, memory or volumes is not known here.
 """
 
 from __future__ import annotations
@@ -14,69 +14,69 @@ import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
-from tessera.inspect.choice import Fits, chosen
-from tessera.inspect.demand import Expected
-from tessera.inspect.explanation import bad_text, expected_by, grouped
+from tessera.inspect.choice import Fits, explain_choice
+from tessera.inspect.demand import ExpectedDemand
+from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.request import Understood, understood
-from tessera.inspect.slices import Slice, slices_of
+from tessera.inspect.request import RequestSummary, summarize_request
+from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
-from tessera.inspect.verdicts import FitsNowhere, Group, judge
-from tessera.lab.sandbox.api.patches import apply_json_patch
+from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
+from tessera.wire.json_patch import apply_json_patch
 from tessera.wire.objects import Pod
 
-MOST = 10_000
-"""copies tried when counting how many fit"""
+MAX_COPIES = 10_000
+"""how many copies are tried at most when counting how many fit"""
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """One copy and where it would go."""
+class SimulatedPlacement:
+    """One copy, and where it would go."""
 
     name: str
     node: str
-    slices: tuple[Slice, ...]
+    slices: tuple[GrantedSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
-    """Why a copy gets no place."""
+class StopReason:
+    """Why the next copy does not fit."""
 
     text: str
     verdict: FitsNowhere | None = None
-    kept_off: tuple[Group, ...] = ()
+    kept_off: tuple[NodeGroup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What became of a manifest."""
+    """The outcome for one manifest."""
 
     namespace: str
     name: str
     count: int
-    """copies asked for"""
-    request: Understood | None = None
-    """None where the pod asks for no devices, or was refused before anybody understood it"""
+    """how many copies were requested"""
+    request: RequestSummary | None = None
+    """None if the pod requests no devices, or was refused before its request was read"""
     warnings: tuple[str, ...] = ()
-    """what the webhook would tell the creator"""
-    placed: tuple[Placed, ...] = ()
-    """of the copies asked for, those that fit"""
+    """the webhook's admission warnings"""
+    placed: tuple[SimulatedPlacement, ...] = ()
+    """the requested copies that fit"""
     why: Fits | None = None
-    """how the first copy was chosen"""
-    expected: Expected | None = None
-    """the pods to come, before the first copy; None where the policies do not look ahead"""
+    """why the first copy would go where it goes"""
+    expected: ExpectedDemand | None = None
+    """expected demand before the first copy; None if the policies do not look ahead"""
     fits_in_all: int = 0
-    """copies that fit one after another, the ones asked for among them"""
-    stop: Stop | None = None
-    """what stops the next one; None where counting ended before anything did"""
+    """how many copies fit one after another, including the requested ones"""
+    stop: StopReason | None = None
+    """what stops the next copy; None if counting reached its limit first"""
 
     @property
     def all_fit(self) -> bool:
@@ -87,68 +87,68 @@ class Simulation:
         return dict(sorted(Counter(one.node for one in self.placed).items()))
 
 
-def simulate(world: OfflineCluster, manifest: Manifest, *, most: int = MOST, cards: bool = False) -> Simulation:
-    """Places the copies asked for, then counts on until one does not fit or `most` did.
+def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False) -> Simulation:
+    """Places the requested copies, then goes on counting until one does not fit or `most` have been placed.
 
-    Only the copies asked for stay reserved and teach, so that the next manifest meets them and nothing else.
+    Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
     """
     result = Simulation(manifest.namespace, manifest.name, manifest.count)
     limit = max(manifest.count, most)
-    placed: list[Placed] = []
+    placed: list[SimulatedPlacement] = []
     extra: list[str] = []
-    # Equal pods have equal candidates, and looking a thousand nodes up for every copy takes longer than placing it.
-    asked: _Asked | None = None
+    # Looked up once: copies have equal candidates, and looking up a thousand nodes takes longer than placing a copy.
+    candidates: _CandidateNodes | None = None
     while result.fits_in_all < limit:
         number = result.fits_in_all + 1
-        document, verdict = _admitted(world, manifest, number)
+        document, verdict = _admit(cluster, manifest, number)
         result = replace(result, warnings=result.warnings or verdict.warnings)
         if document is None:
-            result = replace(result, stop=Stop(f"the webhook refuses it: {verdict.message}"))
+            result = replace(result, stop=StopReason(f"the webhook refuses it: {verdict.message}"))
             break
         pod = msgspec.convert(document, Pod)
-        prepared = world.prepare(pod)
+        prepared = cluster.prepare(pod)
         if isinstance(prepared, BadPod):
-            result = replace(result, stop=Stop(bad_text(prepared)))
+            result = replace(result, stop=StopReason(bad_pod_text(prepared)))
             break
         if not prepared.request.asks_for_devices:
             result = replace(result, fits_in_all=manifest.count)
             break
         if result.request is None:
             annotations = document["metadata"].get("annotations") or {}
-            request = understood(prepared.request, annotations, world.vendors)
-            result = replace(result, request=request, expected=expected_by(world, prepared))
-        asked = asked or _Asked(world, document)
-        answer = world.engine.selector.select(prepared.request, asked.candidates)
+            request = summarize_request(prepared.request, annotations, cluster.vendors)
+            result = replace(result, request=request, expected=expected_demand(cluster, prepared))
+        candidates = candidates or _CandidateNodes(cluster, document)
+        answer = cluster.engine.selector.select(prepared.request, candidates.selected)
         if number <= manifest.count:
-            world.asked_about(prepared.request)
+            cluster.observe_request(prepared.request)
         if isinstance(answer, Refused):
-            result = replace(result, stop=_stop(world, prepared.request, asked, cards=cards))
+            result = replace(result, stop=_stop_reason(cluster, prepared.request, candidates, cards=cards))
             break
         if number == 1:
-            result = replace(result, why=chosen(world.ledger, prepared.request, answer))
-        one = _reserved(world, prepared, answer)
-        world.occupy(_host(prepared.request.uid), one.node, host_ask(pod))
+            result = replace(result, why=explain_choice(cluster.ledger, prepared.request, answer))
+        one = _reserve(cluster, prepared, answer)
+        cluster.add_host_load(_host_key(prepared.request.uid), one.node, host_ask(pod))
         if number <= manifest.count:
             placed.append(one)
         else:
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
     for uid in extra:
-        world.engine.filter.forget(uid)
-        world.vacate(_host(uid))
+        cluster.engine.cycles.observe_gone(uid)
+        cluster.remove_host_load(_host_key(uid))
     return replace(result, placed=tuple(placed))
 
 
-def _admitted(world: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
-    """The copy as the apiserver would store it; None where the webhook refuses it."""
+def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Json | None, Verdict]:
+    """The copy as the apiserver would store it; None if the webhook refuses it."""
     document = copy.deepcopy(manifest.pod)
     document["metadata"]["name"] = manifest.name if manifest.count == 1 and number == 1 else f"{manifest.name}-{number}"
     verdict = admit(
         document,
         namespace=manifest.namespace,
-        vendors=world.vendors,
-        settings=_admission(world.settings),
-        quotas=world.ledger.quotas,
+        vendors=cluster.vendors,
+        settings=_admission(cluster.settings),
+        quotas=cluster.ledger.quotas,
     )
     if not verdict.allowed:
         return None, verdict
@@ -157,38 +157,42 @@ def _admitted(world: OfflineCluster, manifest: Manifest, number: int) -> tuple[J
     return document, verdict
 
 
-class _Asked:
-    """The nodes that all copies of a pod are judged on."""
+class _CandidateNodes:
+    """The nodes that kube-scheduler would ask about for every copy of a pod."""
 
-    def __init__(self, world: OfflineCluster, document: Json) -> None:
-        self.names, self.kept_off = world.candidates(document)
-        self.candidates = world.engine.selector.candidates(self.names)
+    def __init__(self, cluster: OfflineCluster, document: Json) -> None:
+        self.names, self.filtered_out = cluster.candidates(document)
+        self.selected = cluster.engine.selector.candidates(self.names)
 
 
-def _reserved(world: OfflineCluster, prepared: Prepared, answer: Selected) -> Placed:
+def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> SimulatedPlacement:
     request, placement = prepared.request, answer.placement
-    world.engine.filter.keep(prepared, placement)
+    cluster.engine.cycles.reserve(prepared, placement)
     containers = [container.name for container in request.containers]
-    return Placed(request.name, placement.node, slices_of(world.ledger, placement, containers))
+    return SimulatedPlacement(request.name, placement.node, placement_slices(cluster.ledger, placement, containers))
 
 
-def _host(uid: str) -> str:
-    """Who uses the host for a copy that is only reserved: the ledger knows it by its own uid."""
+def _host_key(uid: str) -> str:
+    """The key of a copy's host load. The ledger already knows the reserved copy by its uid."""
     return f"host of {uid}"
 
 
-def _stop(world: OfflineCluster, request: PodRequest, asked: _Asked, *, cards: bool) -> Stop:
-    verdict = judge(world.engine.selector, request, asked.names, cards=cards)
-    assert isinstance(verdict, FitsNowhere)  # nothing has changed since it was refused
-    best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "no node is left to ask about")
-    return Stop(best, verdict, grouped(asked.kept_off))
+def _stop_reason(
+    cluster: OfflineCluster, request: PodRequest, candidates: _CandidateNodes, *, cards: bool
+) -> StopReason:
+    verdict = judge(cluster.engine.selector, request, candidates.names, cards=cards)
+    assert isinstance(verdict, FitsNowhere)  # nothing has changed since the selector refused it
+    best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "kube-scheduler excludes every node")
+    return StopReason(best, verdict, group_by_reason(candidates.filtered_out))
 
 
 def _admission(settings: Settings) -> AdmissionSettings:
-    """As the service has it."""
+    """The same settings that the webhook has in the service."""
     return AdmissionSettings(
         scheduler_name=settings.scheduler_name,
         force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
         privileged=settings.privileged,
-        injection=Injection(settings.hook_path, settings.allow_disable_control) if settings.injects_identity else None,
+        injection=Injection(settings.hook_path, settings.allow_disable_control)
+        if settings.injects_downward_api
+        else None,
     )

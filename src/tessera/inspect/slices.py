@@ -1,4 +1,4 @@
-"""Slices of cards in plain values: what a placement gives to whom, and who holds a card."""
+"""Slices of cards in plain values: what a placement gives to each container, and which pods hold a card."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tessera.core.ledger import Ledger
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """One card's part given to one container."""
+class GrantedSlice:
+    """The part of one card that one container gets."""
 
     container: str
     vendor: str
@@ -24,8 +24,8 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """A pod that holds a part of a card."""
+class CardHolder:
+    """A pod that holds part of a card."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class Holder:
         return f"{self.namespace}/{self.name} ({', '.join(amounts) or f'{self.slots} slots'})"
 
 
-def slices_of(ledger: Ledger, placement: Placement, containers: Sequence[str]) -> tuple[Slice, ...]:
+def placement_slices(ledger: Ledger, placement: Placement, containers: Sequence[str]) -> tuple[GrantedSlice, ...]:
     view = ledger.node(placement.node)
     devices = {card.device.uuid: card.device for card in view.cards} if view is not None else {}
     found = []
@@ -51,7 +51,7 @@ def slices_of(ledger: Ledger, placement: Placement, containers: Sequence[str]) -
             for grant in grants:
                 device = devices.get(grant.uuid)
                 found.append(
-                    Slice(
+                    GrantedSlice(
                         container,
                         vendor,
                         grant.uuid,
@@ -65,12 +65,12 @@ def slices_of(ledger: Ledger, placement: Placement, containers: Sequence[str]) -
     return tuple(found)
 
 
-def holders_of(ledger: Ledger, node: str, uuid: str) -> tuple[Holder, ...]:
-    """Who holds a card, the largest first."""
+def card_holders(ledger: Ledger, node: str, uuid: str) -> tuple[CardHolder, ...]:
+    """The pods that hold a card, the largest first."""
     found = []
     for entry in ledger.pods_on(node):
         holding = entry.holdings.get(uuid)
         if holding is not None:
             facts, use = entry.facts, holding.use
-            found.append(Holder(facts.namespace, facts.name, use.slots, use.memory, use.cores, entry.state.value))
+            found.append(CardHolder(facts.namespace, facts.name, use.slots, use.memory, use.cores, entry.state.value))
     return tuple(sorted(found, key=lambda one: (-one.memory_mib, one.namespace, one.name)))

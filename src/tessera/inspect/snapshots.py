@@ -1,7 +1,7 @@
-"""Snapshot files: a `State` as one JSON document with a version, small enough to send to somebody.
+"""Snapshot files: a `ClusterState` as one versioned JSON document, small enough to attach to a bug report.
 
-A file of a newer version is refused, since what it holds beyond this one may decide. Everything that decides is inside:
-reading it needs no cluster and gives the same answers as the cluster gave.
+A snapshot holds everything that decides placement: it gives the same answers as the cluster did. A file of a newer
+version is refused, because it may hold something that matters and is unknown here.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from tessera import __version__
-from tessera.core.requests import HostAsk
-from tessera.inspect.state import CHART_DEFAULTS, InspectionError, Setup, State
+from tessera.core.requests import HostRequest
+from tessera.inspect.state import CHART_DEFAULTS, ClusterState, InspectionError, Setup
 
 KIND = "TesseraSnapshot"
 VERSION = 2
 READ = (1, VERSION)
 WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emptier than they were"
-"""decides only where a policy looks at hosts"""
+"""matters only to policies that look at hosts"""
 
 
 class _Setup(msgspec.Struct, frozen=True, rename="camel"):
@@ -41,7 +41,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     nodes: tuple[dict[str, Any], ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
     quotas: tuple[dict[str, Any], ...] = ()
-    others: dict[str, HostAsk] = {}
+    others: dict[str, HostRequest] = {}
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class _Head(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-def encode_snapshot(state: State, *, hashed: bool = False) -> bytes:
+def encode_snapshot(state: ClusterState, *, hashed: bool = False) -> bytes:
     setup = state.setup
     snapshot = _Snapshot(
         KIND,
@@ -73,23 +73,27 @@ def encode_snapshot(state: State, *, hashed: bool = False) -> bytes:
     return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
 
 
-def decode_snapshot(data: bytes, *, file: str) -> State:
-    """Raises InspectionError that says what the file is instead."""
+def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
+    """Raises InspectionError with what is wrong with the file."""
     try:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InspectionError(f"{file}: not a snapshot: {error}; tessera snapshot -o FILE makes one") from error
+        raise InspectionError(f"{file}: not a snapshot: {error}; create one with tessera snapshot -o FILE") from error
     if head.kind != KIND:
-        raise InspectionError(f"{file}: kind is {head.kind[:40]!r}, not {KIND}; tessera snapshot -o FILE makes one")
+        raise InspectionError(
+            f"{file}: kind is {head.kind[:40]!r}, not {KIND}; create one with tessera snapshot -o FILE"
+        )
     if head.version not in READ:
-        raise InspectionError(f"{file}: version {head.version} of snapshots; this tessera reads up to {VERSION}")
+        raise InspectionError(
+            f"{file}: snapshot version {head.version} is not supported; this tessera reads versions up to {VERSION}"
+        )
     try:
         found = msgspec.json.decode(data, type=_Snapshot)
         taken = datetime.fromisoformat(found.taken.replace("Z", "+00:00")).timestamp()
     except (msgspec.MsgspecError, ValueError) as error:
         raise InspectionError(f"{file}: not a readable snapshot: {error}") from error
     setup = found.setup
-    return State(
+    return ClusterState(
         f"snapshot {file}, taken {found.taken}",
         taken,
         found.nodes,

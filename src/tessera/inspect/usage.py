@@ -1,4 +1,4 @@
-"""Who holds what: cards, nodes and pods as the ledger counts them, in plain values for tables and programs."""
+"""What is granted of cards and nodes, and to which pods, as the ledger counts it. Plain values for tables and JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tessera.core.cards import Card
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
+from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.slices import Holder, Slice, holders_of, slices_of
+from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """How much of something is granted."""
+    """How much of a total is granted."""
 
     used: int
     total: int
@@ -32,7 +32,7 @@ NOTHING = Amount(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class CardUsage:
     """One card."""
 
     node: str
@@ -45,12 +45,12 @@ class CardUse:
     cores: Amount
     slots: Amount
     state: str
-    """empty where the card takes new pods; else why it does not"""
-    pods: tuple[Holder, ...]
+    """empty if the card takes new pods, else why it does not"""
+    pods: tuple[CardHolder, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class NodeUse:
+class NodeUsage:
     """All cards of a node."""
 
     node: str
@@ -64,7 +64,7 @@ class NodeUse:
 
 
 @dataclass(frozen=True, slots=True)
-class PodUse:
+class PodUsage:
     """One pod that holds devices."""
 
     namespace: str
@@ -74,12 +74,12 @@ class PodUse:
     cards: int
     memory_mib: int
     cores: int
-    slices: tuple[Slice, ...]
+    slices: tuple[GrantedSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be shown; empty = everything."""
+class UsageFilter:
+    """What to show; empty = everything."""
 
     nodes: frozenset[str] = frozenset()
     vendors: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class Wanted:
     """a part of the model's name, in any case"""
     namespace: str = ""
 
-    def takes(self, card: Card, node: str) -> bool:
+    def matches(self, card: Card, node: str) -> bool:
         device = card.device
         return (
             (not self.nodes or node in self.nodes)
@@ -96,37 +96,39 @@ class Wanted:
         )
 
 
-EVERYTHING = Wanted()
+EVERYTHING = UsageFilter()
 
 
-def cards_in_use(world: OfflineCluster, wanted: Wanted = EVERYTHING) -> list[CardUse]:
-    """Cards in order of node and registration; with a namespace, those of which its pods hold a part."""
+def card_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[CardUsage]:
+    """Cards in the order of nodes and registration. With a namespace, only cards that its pods hold part of."""
     found = [
-        _card(world.ledger, name, card, view.facts.problem)
-        for name in world.ledger.node_names()
-        if (view := world.ledger.node(name)) is not None
+        _card(cluster.ledger, name, card, view.facts.problem)
+        for name in cluster.ledger.node_names()
+        if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
-        if wanted.takes(card, name)
+        if wanted.matches(card, name)
     ]
     if wanted.namespace:
         found = [use for use in found if any(pod.namespace == wanted.namespace for pod in use.pods)]
     return found
 
 
-def nodes_in_use(world: OfflineCluster, wanted: Wanted = EVERYTHING) -> list[NodeUse]:
-    by_node: dict[str, list[CardUse]] = {}
-    for use in cards_in_use(world, wanted):
+def node_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[NodeUsage]:
+    by_node: dict[str, list[CardUsage]] = {}
+    for use in card_usage(cluster, wanted):
         by_node.setdefault(use.node, []).append(use)
-    return [_node(world.ledger, name, cards) for name, cards in by_node.items()]
+    return [_node(cluster.ledger, name, cards) for name, cards in by_node.items()]
 
 
-def pods_in_use(world: OfflineCluster, wanted: Wanted = EVERYTHING) -> list[PodUse]:
-    shown = {(use.node, use.card) for use in cards_in_use(world, Wanted(wanted.nodes, wanted.vendors, wanted.model))}
+def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[PodUsage]:
+    shown = {
+        (use.node, use.card) for use in card_usage(cluster, UsageFilter(wanted.nodes, wanted.vendors, wanted.model))
+    }
     names = {
-        pod.metadata.uid: [c.name for c in (*pod.init_containers, *pod.app_containers)] for pod in world.pods.values()
+        pod.metadata.uid: [c.name for c in (*pod.init_containers, *pod.app_containers)] for pod in cluster.pods.values()
     }
     found = []
-    for entry in world.ledger.pods():
+    for entry in cluster.ledger.pods():
         facts = entry.facts
         if wanted.namespace and facts.namespace != wanted.namespace:
             continue
@@ -134,7 +136,7 @@ def pods_in_use(world: OfflineCluster, wanted: Wanted = EVERYTHING) -> list[PodU
             continue
         uses = [holding.use for holding in entry.holdings.values()]
         found.append(
-            PodUse(
+            PodUsage(
                 facts.namespace,
                 facts.name,
                 facts.node,
@@ -142,31 +144,31 @@ def pods_in_use(world: OfflineCluster, wanted: Wanted = EVERYTHING) -> list[PodU
                 len(entry.holdings),
                 sum(use.memory for use in uses),
                 sum(use.cores for use in uses),
-                slices_of(world.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ())),
+                placement_slices(cluster.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ())),
             )
         )
     return sorted(found, key=lambda use: (use.namespace, use.name))
 
 
-Use = TypeVar("Use", CardUse, NodeUse)
+Usage = TypeVar("Usage", CardUsage, NodeUsage)
 
-ORDERS: dict[str, Callable[[CardUse | NodeUse], float]] = {
+ORDERS: dict[str, Callable[[CardUsage | NodeUsage], float]] = {
     "memory": lambda use: -use.memory_mib.share,
     "cores": lambda use: -use.cores.share,
     "slots": lambda use: -use.slots.share,
     "free": lambda use: -(use.memory_mib.total - use.memory_mib.used),
     "name": lambda _use: 0.0,
 }
-"""how cards and nodes can be sorted: the fullest first, or the one with the most free memory"""
+"""how to sort cards and nodes: the fullest first, or the most free memory first"""
 
 
-def ordered(uses: Sequence[Use], order: str) -> list[Use]:
-    """Equal ones stay in the order of their names."""
+def sort_usage(uses: Sequence[Usage], order: str) -> list[Usage]:
+    """Equal ones keep the order of their names."""
     return sorted(uses, key=ORDERS[order])
 
 
-def pods_ordered(uses: Iterable[PodUse], order: str) -> list[PodUse]:
-    sizes: dict[str, Callable[[PodUse], float]] = {
+def sort_pods(uses: Iterable[PodUsage], order: str) -> list[PodUsage]:
+    sizes: dict[str, Callable[[PodUsage], float]] = {
         "memory": lambda use: -use.memory_mib,
         "cores": lambda use: -use.cores,
         "slots": lambda use: -use.cards,
@@ -174,9 +176,9 @@ def pods_ordered(uses: Iterable[PodUse], order: str) -> list[PodUse]:
     return sorted(uses, key=sizes.get(order, lambda _use: 0.0))
 
 
-def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUse:
+def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
     device = card.device
-    return CardUse(
+    return CardUsage(
         node,
         device.index,
         device.uuid,
@@ -184,11 +186,11 @@ def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUse:
         device.model,
         device.mode,
         Amount(card.used_memory, device.memory),
-        # A mask of core ids says which cores, not how many.
+        # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
         Amount(card.used_cores, device.cores) if not _counts_masks(ledger, card) else _bits(card),
         Amount(card.used, device.slots),
         problem or _state(card),
-        holders_of(ledger, node, device.uuid),
+        card_holders(ledger, node, device.uuid),
     )
 
 
@@ -209,7 +211,7 @@ def _state(card: Card) -> str:
     return "cordoned" if card.cordoned else ""
 
 
-def _node(ledger: Ledger, name: str, cards: Sequence[CardUse]) -> NodeUse:
+def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
     memory, cores, slots = NOTHING, NOTHING, NOTHING
     for use in cards:
         memory, cores, slots = memory.plus(use.memory_mib), cores.plus(use.cores), slots.plus(use.slots)
@@ -219,4 +221,4 @@ def _node(ledger: Ledger, name: str, cards: Sequence[CardUse]) -> NodeUse:
     state = problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else "")
     pods = {(pod.namespace, pod.name) for use in cards for pod in use.pods}
     models = tuple(dict.fromkeys(use.model for use in cards))
-    return NodeUse(name, len(cards), models, memory, cores, slots, state, len(pods))
+    return NodeUsage(name, len(cards), models, memory, cores, slots, state, len(pods))

@@ -1,7 +1,6 @@
-"""The scheduler's verdict on a pod, in plain values: a placement (`choosing`), or why not, node by node.
+"""The scheduler's verdict on a pod, in plain values: a placement (see `choice`), or why not, node by node.
 
-Asks `selector.select` for the choice, `fit_pod` for the cards and `advice` for what would help: the functions
-that decide.
+The functions that decide in the scheduler decide here: `selector.select`, `fit_pod` and `advise`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.core.advice import Change, advise
+from tessera.core.advice import RequestChange, advise
 from tessera.core.event_text import failure_texts
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
@@ -17,16 +16,16 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.near_misses import NearMiss, quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
-from tessera.inspect.choice import Fits, chosen
-from tessera.inspect.slices import Holder, holders_of
+from tessera.inspect.choice import Fits, explain_choice
+from tessera.inspect.slices import CardHolder, card_holders
 
 DETAILS = 3
-"""nodes of a group about which more is said"""
+"""nodes of a group whose details are shown"""
 
 
 @dataclass(frozen=True, slots=True)
-class CardVerdict:
-    """Why one card does not serve."""
+class CardRefusal:
+    """Why one card does not fit."""
 
     node: str
     card: str
@@ -36,15 +35,15 @@ class CardVerdict:
     asked: int | None
     free: int | None
     total: int | None
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[CardHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class NodeGroup:
     """Nodes that refuse for the same reason."""
 
     reason: str
-    """the text that kube-scheduler is told"""
+    """the text that the extender returns to kube-scheduler"""
     nodes: tuple[str, ...]
     detail: str = ""
     """more about some of them"""
@@ -52,16 +51,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class FitsNowhere:
-    """The pod has no place: why, and what would help."""
+    """The pod fits on no node: why, and what would help."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[NodeGroup, ...]
     near_miss: str
-    holders: tuple[Holder, ...]
-    """of the nearest card"""
-    changes: tuple[Change, ...]
+    holders: tuple[CardHolder, ...]
+    """of the card that comes nearest"""
+    changes: tuple[RequestChange, ...]
     event: tuple[str, ...]
     """what the scheduler's event says"""
-    cards: tuple[CardVerdict, ...] = ()
+    cards: tuple[CardRefusal, ...] = ()
 
 
 def judge(
@@ -73,11 +72,11 @@ def judge(
     advice: bool = True,
     cards_of: str = "",
 ) -> Fits | FitsNowhere:
-    """The verdict on these candidates. With `cards`, every refused card is listed; `cards_of` names the node whose
-    cards are shown with their scores, where that is not the chosen one."""
+    """The verdict on these candidates. `cards` lists every card that does not fit. `cards_of` names the node whose
+    cards are shown with their scores, if that is not the chosen node."""
     answer = selector.select(request, list(names))
     if isinstance(answer, Selected):
-        return chosen(selector.ledger, request, answer, cards_of=cards_of)
+        return explain_choice(selector.ledger, request, answer, cards_of=cards_of)
     return _fits_nowhere(selector, request, names, answer, cards=cards, advice=advice)
 
 
@@ -90,7 +89,7 @@ def _fits_nowhere(
     return FitsNowhere(
         _groups(ledger, refused),
         near.text if near is not None else "",
-        holders_of(ledger, near.node, near.card.uuid) if isinstance(near, NearMiss) else (),
+        card_holders(ledger, near.node, near.card.uuid) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
         _event(selector, request, names, refused),
         tuple(_cards(ledger, request, names)) if cards else (),
@@ -98,13 +97,13 @@ def _fits_nowhere(
 
 
 def _event(selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused) -> tuple[str, ...]:
-    """As the scheduler's filter tells it: there is less time there, so that its near miss may be missing."""
+    """The text of the scheduler's event. Filter has less time, so its near miss may be missing."""
     near = quick_near_miss(selector.ledger, request, selector.candidates(list(names)).rows)
     return (*failure_texts(refused), *([near.text] if near is not None else []))
 
 
-def _groups(ledger: Ledger, refused: Refused) -> tuple[Group, ...]:
-    """The largest first; grouped by the text, as kube-scheduler counts them."""
+def _groups(ledger: Ledger, refused: Refused) -> tuple[NodeGroup, ...]:
+    """The largest group first. Grouped by text, as kube-scheduler counts reasons."""
     nodes: dict[str, list[str]] = {}
     for name, misfit in sorted(refused.misfits.items()):
         nodes.setdefault(misfit.text, []).append(name)
@@ -112,7 +111,7 @@ def _groups(ledger: Ledger, refused: Refused) -> tuple[Group, ...]:
     for text, names in nodes.items():
         details = [(name, _detail(ledger, name, refused.misfits[name])) for name in names]
         said = [f"{name} {detail}" for name, detail in details if detail][:DETAILS]
-        groups.append(Group(text, tuple(names), "; ".join(said)))
+        groups.append(NodeGroup(text, tuple(names), "; ".join(said)))
     return tuple(sorted(groups, key=lambda group: (-len(group.nodes), group.reason)))
 
 
@@ -128,7 +127,7 @@ def _detail(ledger: Ledger, name: str, misfit: Misfit) -> str:
     return ""
 
 
-def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[CardVerdict]:
+def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[CardRefusal]:
     rooms = ledger.rooms(request.namespace, request.vendors)
     found = []
     for name in names:
@@ -137,10 +136,10 @@ def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[Ca
         if view is None or not isinstance(answer, Misfit):
             continue
         devices = {card.device.uuid: card.device for card in view.cards}
-        for refusal in _whole(answer, list(devices)):
+        for refusal in _in_registration_order(answer, list(devices)):
             device = devices[refusal.uuid]
             found.append(
-                CardVerdict(
+                CardRefusal(
                     name,
                     refusal.uuid,
                     device.index,
@@ -149,12 +148,12 @@ def _cards(ledger: Ledger, request: PodRequest, names: Sequence[str]) -> list[Ca
                     refusal.asked,
                     refusal.free,
                     refusal.total,
-                    holders_of(ledger, name, refusal.uuid),
+                    card_holders(ledger, name, refusal.uuid),
                 )
             )
     return found
 
 
-def _whole(misfit: Misfit, uuids: Sequence[str]) -> list[CardMisfit]:
-    """The refused cards in the order of registration."""
+def _in_registration_order(misfit: Misfit, uuids: Sequence[str]) -> list[CardMisfit]:
+    """The cards that do not fit, in the order of registration."""
     return sorted((card for card in misfit.cards if card.uuid in uuids), key=lambda card: uuids.index(card.uuid))

@@ -1,1 +1,1 @@
-"""Talking to the apiserver: access, client, reflector, events, leases. Stands alone: knows nothing of cards or pods."""
+"""The apiserver client: access, verbs, reflector, events, leases. It knows nothing of cards or pods."""

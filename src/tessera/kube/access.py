@@ -1,6 +1,7 @@
-"""Where the apiserver is and how to be let in: kubeconfig, in-cluster, or neither.
+"""Address and credentials of the apiserver, from a kubeconfig or from the pod's service account.
 
-`load_access` reads files and refuses what is broken, but connects to nothing. An Access follows what rotates under it.
+`load_access` reads files and refuses broken ones, but opens no connection. An Access follows the rotation of tokens and
+certificates.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from urllib.parse import urlsplit
 
 from tessera.kube.credentials import Credentials, FixedHeaders, TokenFile
 from tessera.kube.errors import AccessError
-from tessera.kube.kubeconfig import Choice, choose, read_kubeconfig
-from tessera.kube.tls import Pem, Tls, TlsSettings
-from tessera.kube.users import client_pair, credentials_of
+from tessera.kube.kubeconfig import SelectedContext, read_kubeconfig, select_context
+from tessera.kube.kubeconfig_user import client_pair, credentials_of
+from tessera.kube.tls import Pem, RotatingContext, TlsSettings
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""where kubelet puts a pod's token, authority and namespace"""
+"""where kubelet puts a pod's token, CA certificate and namespace"""
 
 
 class Access:
-    """An apiserver and the right to use it. `Access("http://127.0.0.1:8001")` is one without any checks."""
+    """One apiserver and the credentials for it. `Access("http://127.0.0.1:8001")` has neither TLS nor credentials."""
 
     def __init__(
         self,
@@ -37,25 +38,25 @@ class Access:
         self.server = server.rstrip("/")
         self.namespace = namespace
         self.tls_server_name = tls_server_name
-        """name to check the certificate against, where it is not the host of `server`"""
+        """the name in the server's certificate, if it is not the host of `server`"""
         self.proxy = proxy
         self._credentials = credentials or FixedHeaders()
-        self._tls = Tls(tls or TlsSettings()) if self.server.startswith("https://") else None
+        self._tls = RotatingContext(tls or TlsSettings()) if self.server.startswith("https://") else None
 
     @property
     def ssl(self) -> ssl.SSLContext | None:
-        """None for plain HTTP. Ask again for every request: the context changes when certificates do."""
+        """None for plain HTTP. It changes with the certificates, so read it again for every request."""
         return self._tls.context if self._tls else None
 
     async def headers(self) -> dict[str, str]:
-        """What authenticates the next request. May read files and run a plugin; bounded in time."""
+        """The headers that authenticate the next request. May read files and run a plugin, for a bounded time."""
         headers = await self._credentials.headers()
         if self._tls is not None:
-            self._tls.refresh(now=asyncio.get_running_loop().time(), issued=self._credentials.issued())
+            self._tls.refresh(now=asyncio.get_running_loop().time(), issued=self._credentials.issued_pair())
         return headers
 
-    def refused(self) -> None:
-        """The apiserver said 401: do not use these credentials again."""
+    def on_unauthorized(self) -> None:
+        """The apiserver responded with 401: these credentials are not used again."""
         self._credentials.forget()
 
 
@@ -66,50 +67,50 @@ def load_access(
     environ: Mapping[str, str],
     service_account: Path = SERVICE_ACCOUNT,
 ) -> Access:
-    """The first of: the file `kubeconfig`, the files of KUBECONFIG, in-cluster, ~/.kube/config.
+    """From the first of: the file `kubeconfig`, the files in KUBECONFIG, the service account, ~/.kube/config.
 
-    A named context is one of a file, so it rules out in-cluster."""
+    A named context is in a file, so the service account is not used then."""
     if kubeconfig:
         return _from_files([Path(kubeconfig)], context, environ)
     listed = [Path(part) for part in environ.get("KUBECONFIG", "").split(":") if part]
     if listed:
         return _from_files(listed, context, environ)
-    tried = ["KUBECONFIG is not set"]
+    reasons = ["KUBECONFIG is not set"]
     host, port = environ.get("KUBERNETES_SERVICE_HOST", ""), environ.get("KUBERNETES_SERVICE_PORT", "")
     if host and port and not context:
         if (service_account / "token").exists():
             return _in_cluster(host, port, service_account)
-        tried.append(f"{service_account / 'token'} does not exist")
+        reasons.append(f"{service_account / 'token'} does not exist")
     elif not context:
-        tried.append("KUBERNETES_SERVICE_HOST and _PORT are not set")
+        reasons.append("KUBERNETES_SERVICE_HOST and _PORT are not set")
     default = Path(environ.get("HOME", "")) / ".kube" / "config"
     if environ.get("HOME") and default.exists():
         return _from_files([default], context, environ)
-    tried.append(f"{default} does not exist" if environ.get("HOME") else "HOME is not set")
-    raise AccessError(f"no way to the apiserver is configured; name a kubeconfig ({', '.join(tried)})")
+    reasons.append(f"{default} does not exist" if environ.get("HOME") else "HOME is not set")
+    raise AccessError(f"no access to an apiserver is configured; name a kubeconfig ({', '.join(reasons)})")
 
 
 def _from_files(paths: list[Path], context: str | None, environ: Mapping[str, str]) -> Access:
     config = read_kubeconfig(paths)
     if not config.files:
         raise AccessError(f"{':'.join(map(str, paths))}: no such file")
-    return _chosen(choose(config, context), environ)
+    return _from_context(select_context(config, context), environ)
 
 
-def _chosen(choice: Choice, environ: Mapping[str, str]) -> Access:
-    entry, cluster = choice.cluster, choice.cluster.value
+def _from_context(selected: SelectedContext, environ: Mapping[str, str]) -> Access:
+    entry, cluster = selected.cluster, selected.cluster.value
     server = _url(cluster.server, entry.where("server"), ("http", "https"))
     authority = entry.pem("certificate-authority", cluster.certificate_authority, cluster.certificate_authority_data)
     insecure = bool(cluster.insecure_skip_tls_verify)
     if insecure and authority is not None:
-        raise AccessError(f"{entry.where('insecure-skip-tls-verify')}: makes no sense beside certificate-authority")
+        raise AccessError(f"{entry.where('insecure-skip-tls-verify')}: cannot be combined with certificate-authority")
     return Access(
         server,
-        namespace=choice.namespace,
-        tls=TlsSettings(authority=authority, client=client_pair(choice.user), verify=not insecure),
+        namespace=selected.namespace,
+        tls=TlsSettings(authority=authority, client=client_pair(selected.user), verify=not insecure),
         tls_server_name=cluster.tls_server_name or None,
         proxy=_url(cluster.proxy_url, entry.where("proxy-url"), ("http", "https")) if cluster.proxy_url else None,
-        credentials=credentials_of(choice, environ),
+        credentials=credentials_of(selected, environ),
     )
 
 
@@ -129,14 +130,14 @@ def _in_cluster(host: str, port: str, root: Path) -> Access:
 
 
 def _url(text: str | None, where: str, schemes: tuple[str, ...]) -> str:
-    wanted = " or ".join(f"{scheme}://" for scheme in schemes)
+    expected = " or ".join(f"{scheme}://" for scheme in schemes)
     try:
         parts = urlsplit(text or "")
-        good = parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0
+        is_valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
-        good = False
-    if not text or not good:
-        raise AccessError(f"{where}: {text!r} is not an address; expected {wanted}host:port")
+        is_valid = False
+    if not text or not is_valid:
+        raise AccessError(f"{where}: {text!r} is not an address; expected {expected}host:port")
     if parts.username is not None or parts.query or parts.fragment:
-        raise AccessError(f"{where}: expected only {wanted}host:port and perhaps a path, got more than that")
+        raise AccessError(f"{where}: expected only {expected}host:port and an optional path")
     return text

@@ -1,7 +1,7 @@
-"""The verbs of the apiserver: one call, one request (lists: one a page), each with a deadline, none ever repeated.
+"""The verbs of the apiserver: one request per call (one per page for lists), with a deadline, never repeated.
 
-JSON in and out, decoded to the type that the caller names. Whether to try again, and after what, is the caller's to
-decide; `Unreachable.maybe_done` says what it needs to know for that.
+JSON in and out, decoded to the type that the caller names. The caller decides about retries;
+`Unreachable.maybe_done` tells it whether a write may have taken effect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import msgspec
 
 from tessera import __version__
 from tessera.kube.access import Access
+from tessera.kube.decoder import Decoders, ListBody, ListPage, ObjectList, OnUnreadable, WatchEvent
 from tessera.kube.errors import ApiError
-from tessera.kube.limiter import Limiter
+from tessera.kube.rate_limiter import RateLimiter
 from tessera.kube.resources import PODS
-from tessera.kube.responses import Decoders, Listing, ListPage, OnUnreadable, Page, WatchEvent
 from tessera.kube.transport import Transport
 
 T = TypeVar("T")
@@ -30,15 +30,15 @@ STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 REQUEST_SECONDS = 30.0
 PAGE_SIZE = 500
-"""objects a page: some megabytes, and a decoding that the event loop does not feel"""
+"""objects per page: some megabytes, decoded in a time that does not hold up the event loop"""
 WHOLE_LIST_FACTOR = 4
-"""how much longer a list in one piece may take than a page"""
+"""how much longer a list in one piece may take than one page"""
 BURST_SECONDS = 2.0
-"""of the rate that may go at once, unless told"""
+"""the default burst is the number of requests of this time"""
 
 
 class KubeClient:
-    """A session with one apiserver. Use as `async with KubeClient(access) as client`."""
+    """A client of one apiserver. Use it as `async with KubeClient(access) as client`."""
 
     def __init__(
         self,
@@ -49,13 +49,13 @@ class KubeClient:
         burst: int | None = None,
         user_agent: str = f"tessera/{__version__}",
     ) -> None:
-        """`timeout` in seconds a request; `qps` requests a second, `burst` of them at once."""
-        limiter = Limiter(qps=qps, burst=burst or max(1, round(BURST_SECONDS * qps))) if qps else None
-        self._transport = Transport(access, limiter=limiter, user_agent=user_agent)
+        """`timeout` is in seconds per request, `qps` in requests per second; `burst` of them may go at once."""
+        limiter = RateLimiter(qps=qps, burst=burst or max(1, round(BURST_SECONDS * qps))) if qps else None
+        self._transport = Transport(access, timeout=timeout, limiter=limiter, user_agent=user_agent)
         self._timeout = timeout
         self._decoders = Decoders()
         self.namespace = access.namespace
-        """the one that the access configuration names"""
+        """the namespace of the access configuration"""
 
     async def __aenter__(self) -> Self:
         self._transport.open()
@@ -67,7 +67,7 @@ class KubeClient:
         await self._transport.close()
 
     async def get(self, path: str, kind: type[T]) -> T:
-        return self._decoders.one(await self._exchange("GET", path), kind)
+        return self._decoders.decode(await self._transport.request("GET", path), kind)
 
     async def list(
         self,
@@ -78,9 +78,9 @@ class KubeClient:
         field_selector: str = "",
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
-    ) -> Listing[T]:
-        """All objects at once. An object that does not fit `kind` goes to `on_unreadable`, where that is given, and
-        fails the list otherwise."""
+    ) -> ObjectList[T]:
+        """All objects at once. An object that cannot be decoded to `kind` goes to `on_unreadable`; without that it
+        fails the list."""
         items: list[T] = []
         version = ""
         pages = self.pages(
@@ -93,9 +93,9 @@ class KubeClient:
         )
         async with aclosing(pages):
             async for page in pages:
-                items = page.items if page.afresh else items + page.items
+                items = page.items if page.is_first else items + page.items
                 version = page.resource_version
-        return Listing(items, version)
+        return ObjectList(items, version)
 
     async def pages(
         self,
@@ -107,21 +107,22 @@ class KubeClient:
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
     ) -> AsyncGenerator[ListPage[T], None]:
-        """All objects, one page in memory at a time. A page that is `afresh` voids the ones before it."""
+        """All objects, one page in memory at a time. A page that `is_first` voids the ones before it."""
         selectors = _selectors(label_selector, field_selector)
         token = ""
         while True:
             query = {**selectors, "limit": str(page_size)} | ({"continue": token} if token else {})
             try:
-                page = await self._page(path, kind, query, self._timeout, on_unreadable)
+                page = await self._page(path, kind, query, on_unreadable)
             except ApiError as error:
                 if not token or not error.expired:
                     raise
-                # The pages so far are of a version that is gone; a list in one piece cannot expire half-way.
-                whole = await self._page(path, kind, selectors, self._timeout * WHOLE_LIST_FACTOR, on_unreadable)
-                yield ListPage(whole.items or [], whole.metadata.resource_version, afresh=True)
+                # The version of the pages so far is gone. A list in one piece cannot expire half-way.
+                timeout = self._timeout * WHOLE_LIST_FACTOR
+                whole = await self._page(path, kind, selectors, on_unreadable, timeout=timeout)
+                yield ListPage(whole.items or [], whole.metadata.resource_version, is_first=True)
                 return
-            yield ListPage(page.items or [], page.metadata.resource_version, afresh=not token)
+            yield ListPage(page.items or [], page.metadata.resource_version, is_first=not token)
             token = page.metadata.continue_ or ""
             if not token:
                 return
@@ -139,29 +140,28 @@ class KubeClient:
     ) -> AsyncGenerator[WatchEvent[T], None]:
         """Changes after `resource_version`, until the server ends the watch, which it should after `timeout_seconds`.
 
-        Raises ApiError for a refusal and for an ERROR event; Unreachable for an end in the middle of a line or by
-        force, and for a server that does not keep to `timeout_seconds`."""
+        Raises ApiError for a refusal and for an ERROR event, and Unreachable if the connection fails, ends in the
+        middle of a line, or lasts longer than it should."""
         query = _selectors(label_selector, field_selector) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(timeout_seconds),
         }
-        lines = self._transport.stream(
-            path, timeout=self._timeout, stream_timeout=timeout_seconds + self._timeout, query=query
-        )
-        async with aclosing(lines):
-            async for line in lines:
-                event = self._decoders.event(line, kind, on_unreadable)
-                if event is not None:
-                    yield event
+        batches = self._transport.stream_lines(path, query=query, duration=timeout_seconds)
+        async with aclosing(batches):
+            async for lines in batches:
+                for line in lines:
+                    event = self._decoders.decode_event(line, kind, on_unreadable)
+                    if event is not None:
+                        yield event
 
     @overload
     async def create(self, path: str, body: Any, kind: None = None) -> None: ...
     @overload
     async def create(self, path: str, body: Any, kind: type[T]) -> T: ...
     async def create(self, path: str, body: Any, kind: type[T] | None = None) -> T | None:
-        return self._decoded(await self._exchange("POST", path, body), kind)
+        return self._decoded(await self._transport.request("POST", path, _encode(body)), kind)
 
     @overload
     async def patch(self, path: str, body: Any, *, content_type: str = ..., kind: None = None) -> None: ...
@@ -170,14 +170,15 @@ class KubeClient:
     async def patch(
         self, path: str, body: Any, *, content_type: str = MERGE_PATCH, kind: type[T] | None = None
     ) -> T | None:
-        return self._decoded(await self._exchange("PATCH", path, body, content_type), kind)
+        data = await self._transport.request("PATCH", path, _encode(body), content_type=content_type)
+        return self._decoded(data, kind)
 
     @overload
     async def replace(self, path: str, body: Any, kind: None = None) -> None: ...
     @overload
     async def replace(self, path: str, body: Any, kind: type[T]) -> T: ...
     async def replace(self, path: str, body: Any, kind: type[T] | None = None) -> T | None:
-        return self._decoded(await self._exchange("PUT", path, body), kind)
+        return self._decoded(await self._transport.request("PUT", path, _encode(body)), kind)
 
     async def delete(self, path: str, *, uid: str | None = None, grace_seconds: int | None = None) -> None:
         """With `uid`, only if the object is still that one (409 otherwise)."""
@@ -186,7 +187,7 @@ class KubeClient:
             options["preconditions"] = {"uid": uid}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        await self._exchange("DELETE", path, options)
+        await self._transport.request("DELETE", path, _encode(options))
 
     async def bind(
         self,
@@ -206,23 +207,27 @@ class KubeClient:
             metadata["labels"] = dict(labels)
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         binding = {"apiVersion": "v1", "kind": "Binding", "metadata": metadata, "target": target}
-        await self._exchange("POST", PODS.path(namespace, name, "binding"), binding)
+        await self._transport.request("POST", PODS.path(namespace, name, "binding"), _encode(binding))
 
     def _decoded(self, data: bytes, kind: type[T] | None) -> T | None:
-        return None if kind is None else self._decoders.one(data, kind)
+        return None if kind is None else self._decoders.decode(data, kind)
 
     async def _page(
-        self, path: str, kind: type[T], query: Mapping[str, str], timeout: float, on_unreadable: OnUnreadable | None
-    ) -> Page[T]:
-        data = await self._transport.exchange("GET", path, timeout=timeout, query=query)
-        return self._decoders.page(data, kind, on_unreadable)
+        self,
+        path: str,
+        kind: type[T],
+        query: Mapping[str, str],
+        on_unreadable: OnUnreadable | None,
+        *,
+        timeout: float | None = None,
+    ) -> ListBody[T]:
+        data = await self._transport.request("GET", path, query=query, timeout=timeout)
+        return self._decoders.decode_list(data, kind, on_unreadable)
 
-    async def _exchange(self, method: str, path: str, body: Any = None, content_type: str = JSON) -> bytes:
-        """`body` is anything that msgspec encodes, or bytes that go as they are."""
-        data = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-        return await self._transport.exchange(
-            method, path, timeout=self._timeout, query={}, body=data, content_type=content_type
-        )
+
+def _encode(body: Any) -> bytes:
+    """`body` is anything that msgspec encodes, or bytes that are sent as they are."""
+    return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
 def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:

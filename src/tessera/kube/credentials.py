@@ -1,6 +1,6 @@
-"""Who we are to the apiserver, as request headers: nobody, a fixed token or password, or a token file that rotates.
+"""Credentials as request headers: none, a fixed token or password, or a token file that rotates.
 
-A plugin that issues credentials is `exec_plugin`; client certificates are `tls`.
+Plugins that issue credentials are in `exec_plugin`, client certificates in `tls`.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from tessera.kube.errors import AccessError
 from tessera.kube.tls import RECHECK_SECONDS, ClientPair
 
 _TOKEN = re.compile(r"[!-~]+")
-"""anything else in a header is a broken file or an injection"""
+"""anything else is a broken file, or an attempt to inject a header"""
 
 
 class Credentials(Protocol):
-    """A source of headers."""
+    """Where the headers come from."""
 
     async def headers(self) -> dict[str, str]:
-        """For the next request."""
+        """The headers of the next request."""
         ...
 
     def forget(self) -> None:
-        """The apiserver refused them (401): get new ones for the next request."""
+        """The apiserver refused the last headers (401): get new ones for the next request."""
         ...
 
-    def issued(self) -> ClientPair | None:
-        """A client certificate that came with the last headers."""
+    def issued_pair(self) -> ClientPair | None:
+        """The client certificate that was issued with the last headers, if any."""
         ...
 
 
 def bearer(token: str, where: str) -> dict[str, str]:
-    """The header of a token; `where` is for the message."""
+    """The header for a token; `where` is named in the error."""
     if not _TOKEN.fullmatch(token):
-        raise AccessError(f"{where}: not a token: expected printable ASCII without blanks")
+        raise AccessError(f"{where}: not a token: expected printable ASCII without spaces")
     return {"Authorization": f"Bearer {token}"}
 
 
@@ -47,7 +47,7 @@ def basic(username: str, password: str) -> dict[str, str]:
 
 
 class FixedHeaders:
-    """Headers that never change; empty for nobody and for client certificates."""
+    """Headers that never change; empty without credentials and with client certificates."""
 
     def __init__(self, headers: dict[str, str] | None = None) -> None:
         self._headers = headers or {}
@@ -58,12 +58,12 @@ class FixedHeaders:
     def forget(self) -> None:
         pass
 
-    def issued(self) -> ClientPair | None:
+    def issued_pair(self) -> ClientPair | None:
         return None
 
 
 class TokenFile:
-    """A token that someone else replaces in its file; read again each minute of the loop's clock, and after a 401."""
+    """A token in a file that kubelet replaces; read again every minute of the loop's clock, and after a 401."""
 
     def __init__(self, path: Path, *, where: str = "token file") -> None:
         self._path = path
@@ -78,7 +78,7 @@ class TokenFile:
                 self._headers = self._read()
                 self._read_at = now
             except AccessError:
-                # In the middle of a rotation the old token is still good; the next request looks again.
+                # During a rotation the old token is still valid; the next request reads the file again.
                 if not self._headers:
                     raise
         return dict(self._headers)
@@ -86,7 +86,7 @@ class TokenFile:
     def forget(self) -> None:
         self._read_at = None
 
-    def issued(self) -> ClientPair | None:
+    def issued_pair(self) -> ClientPair | None:
         return None
 
     def _read(self) -> dict[str, str]:

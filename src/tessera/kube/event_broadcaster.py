@@ -1,7 +1,7 @@
-"""Events for people (`kubectl describe`): recorded at once, written later, never in anybody's way.
+"""Kubernetes Events, queued by `record` and written by a background task.
 
-`record` only puts into a bounded queue. A background task writes; equal events become one with a count. Under pressure,
-or where the apiserver refuses, events are dropped and counted: an event is never worth a slow bind.
+The queue is bounded. Equal events become one with a count. An event is dropped and counted if the queue is full or the
+apiserver refuses it: events never slow down a bind.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import EVENTS
 
 CAPACITY = 1000
-"""events waiting, and events remembered for counting"""
+"""events in the queue, and events remembered for counting"""
 WINDOW_SECONDS = 600.0
 """equal events within this time of each other are one"""
 GATHER_SECONDS = 0.2
-"""how long to collect before writing: repetitions in it cost one write"""
+"""between the first event and the write; events repeated within it cost one write"""
 PARALLEL_WRITES = 8
 ATTEMPTS = 8
-"""writes of one event before it is dropped; with the back-off, about a minute"""
+"""per event before it is dropped; with the back-off, about a minute"""
 MESSAGE_BYTES = 1024
 """the apiserver's own limit for a note"""
 _NAME_LENGTH = 253 - 17
-"""of the object's name within the event's, which has a dot and 16 digits more"""
+"""of the object's name in the event's name, which has a dot and 16 digits more"""
 
 
-class Writer(Protocol):
-    """What a recorder needs of a client."""
+class EventSink(Protocol):
+    """What the broadcaster needs of a client, as in client-go."""
 
     async def create(self, path: str, body: Any) -> None: ...
 
@@ -50,15 +50,15 @@ class ObjectRef(msgspec.Struct, frozen=True):
 
     kind: str
     namespace: str
-    """empty for objects of the cluster"""
+    """empty for objects without one"""
     name: str
     uid: str
     api_version: str = "v1"
 
 
 @dataclass(frozen=True, slots=True)
-class _Same:
-    """Events that agree in this are one event that happened several times."""
+class _EventKey:
+    """Events with equal keys are one event that happened several times."""
 
     ref: ObjectRef
     type: str
@@ -67,7 +67,7 @@ class _Same:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedEvent:
     name: str
     count: int
     first: float
@@ -76,24 +76,24 @@ class _Waiting:
 
 
 class _Outcome(Enum):
-    OVER = "written, or refused in a way that stays"
-    AGAIN = "failed, worth another try"
+    DONE = "written, or refused for good"
+    RETRY = "failed, to be retried"
     LOST = "failed too often"
 
 
 @dataclass(frozen=True, slots=True)
-class _Written:
+class _WrittenEvent:
     name: str
     count: int
     last: float
 
 
 class EventBroadcaster:
-    """Queue, counts and the writing."""
+    """The queue, the counts and the writer."""
 
     def __init__(
         self,
-        client: Writer,
+        client: EventSink,
         *,
         component: str,
         host: str,
@@ -103,56 +103,56 @@ class EventBroadcaster:
         rng: random.Random | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` in seconds since the epoch."""
+        """`now` returns seconds since the epoch."""
         self._client = client
         self._component, self._host = component, host
         self._capacity, self._window = capacity, window
         self._backoff = backoff or Backoff()
         self._rng = rng or random.Random()
         self._now = now
-        self._waiting: OrderedDict[_Same, _Waiting] = OrderedDict()
-        self._written: OrderedDict[_Same, _Written] = OrderedDict()
-        self._some = asyncio.Event()
+        self._queue: OrderedDict[_EventKey, _QueuedEvent] = OrderedDict()
+        self._written: OrderedDict[_EventKey, _WrittenEvent] = OrderedDict()
+        self._has_queued = asyncio.Event()
         self._writing = asyncio.Lock()
         self.dropped = 0
-        """events that were never written"""
+        """how many events were never written"""
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     def record(self, ref: ObjectRef, type: str, reason: str, message: str, *, at: float | None = None) -> None:
-        """Never blocks, never raises. `type` is Normal or Warning; it happened now, or `at` a time of the past."""
-        same = _Same(ref, type, reason, cut(message))
+        """Never blocks and never raises. `type` is Normal or Warning. Without `at` the event happened now."""
+        key = _EventKey(ref, type, reason, truncate(message))
         now = self._now() if at is None else at
-        waiting = self._waiting.get(same)
-        if waiting is not None:
-            waiting.count += 1
-            waiting.last = now
+        queued = self._queue.get(key)
+        if queued is not None:
+            queued.count += 1
+            queued.last = now
             return
-        self._waiting[same] = _Waiting(self._event_name(ref.name), 1, now, now)
-        self._shed()
-        self._some.set()
+        self._queue[key] = _QueuedEvent(self._event_name(ref.name), 1, now, now)
+        self._drop_oldest()
+        self._has_queued.set()
 
     async def run(self) -> None:
-        """Write what is recorded, for ever, until cancelled; what is then still waiting is for `flush`."""
+        """Write recorded events until cancelled; `flush` writes what is left then."""
         while True:
-            await self._some.wait()
+            await self._has_queued.wait()
             await asyncio.sleep(GATHER_SECONDS)
             await self._write_all()
 
     async def flush(self, deadline: float) -> int:
-        """Write all that waits, giving up after `deadline` seconds; how many were left."""
+        """Write the whole queue within `deadline` seconds; returns how many events are left."""
         try:
             async with asyncio.timeout(deadline):
                 await self._write_all()
         except TimeoutError:
             pass
-        return len(self._waiting)
+        return len(self._queue)
 
     async def _write_all(self) -> None:
         failures = 0
-        while self._waiting:
+        while self._queue:
             if await self._write_some():
                 failures = 0
                 continue
@@ -160,14 +160,14 @@ class EventBroadcaster:
             await asyncio.sleep(self._backoff.delay(failures, self._rng))
 
     async def _write_some(self) -> bool:
-        """One batch; whether the apiserver answered all of it."""
+        """Write one batch; returns whether the apiserver responded to all of it."""
         async with self._writing:
-            batch: list[tuple[_Same, _Waiting]] = []
-            while self._waiting and len(batch) < PARALLEL_WRITES:
-                batch.append(self._waiting.popitem(last=False))
-            if not self._waiting:
-                self._some.clear()
-            outcomes = [_Outcome.AGAIN] * len(batch)
+            batch: list[tuple[_EventKey, _QueuedEvent]] = []
+            while self._queue and len(batch) < PARALLEL_WRITES:
+                batch.append(self._queue.popitem(last=False))
+            if not self._queue:
+                self._has_queued.clear()
+            outcomes = [_Outcome.RETRY] * len(batch)
 
             async def write(index: int) -> None:
                 outcomes[index] = await self._write(*batch[index])
@@ -175,60 +175,60 @@ class EventBroadcaster:
             try:
                 await asyncio.gather(*(write(index) for index in range(len(batch))))
             finally:
-                # Also after a cancellation, so that a flush finds them.
-                for (same, waiting), outcome in zip(reversed(batch), reversed(outcomes), strict=True):
-                    if outcome is _Outcome.AGAIN:
-                        self._put_back(same, waiting)
-            return all(outcome is _Outcome.OVER for outcome in outcomes)
+                # Also after a cancellation, so that `flush` finds them.
+                for (key, queued), outcome in zip(reversed(batch), reversed(outcomes), strict=True):
+                    if outcome is _Outcome.RETRY:
+                        self._put_back(key, queued)
+            return all(outcome is _Outcome.DONE for outcome in outcomes)
 
-    async def _write(self, same: _Same, waiting: _Waiting) -> _Outcome:
-        waiting.attempts += 1
+    async def _write(self, key: _EventKey, queued: _QueuedEvent) -> _Outcome:
+        queued.attempts += 1
         try:
-            await self._create_or_count(same, waiting)
+            await self._create_or_count(key, queued)
         except ApiError as error:
             if error.status < 500 and error.status != 429:
-                self.dropped += waiting.count  # forbidden, no such namespace, or malformed
-                return _Outcome.OVER
+                self.dropped += queued.count  # forbidden, unknown namespace, or malformed
+                return _Outcome.DONE
         except ValueError:
-            self.dropped += waiting.count  # a name that fits no path, or text that fits no JSON
-            return _Outcome.OVER
+            self.dropped += queued.count  # a name that no path can hold, or a text that JSON cannot
+            return _Outcome.DONE
         except KubeError:
             pass
         else:
-            return _Outcome.OVER
-        if waiting.attempts < ATTEMPTS:
-            return _Outcome.AGAIN
-        self.dropped += waiting.count
+            return _Outcome.DONE
+        if queued.attempts < ATTEMPTS:
+            return _Outcome.RETRY
+        self.dropped += queued.count
         return _Outcome.LOST
 
-    async def _create_or_count(self, same: _Same, waiting: _Waiting) -> None:
-        namespace = same.ref.namespace or "default"
-        before = self._written.get(same)
-        if before is not None and waiting.last - before.last <= self._window:
-            count = before.count + waiting.count
-            change = {"count": count, "lastTimestamp": _timestamp(waiting.last)}
+    async def _create_or_count(self, key: _EventKey, queued: _QueuedEvent) -> None:
+        namespace = key.ref.namespace or "default"
+        before = self._written.get(key)
+        if before is not None and queued.last - before.last <= self._window:
+            count = before.count + queued.count
+            change = {"count": count, "lastTimestamp": _timestamp(queued.last)}
             try:
                 await self._client.patch(EVENTS.path(namespace, before.name), change)
             except ApiError as error:
                 if error.status != 404:
                     raise
             else:
-                self._remember(same, _Written(before.name, count, waiting.last))
+                self._remember(key, _WrittenEvent(before.name, count, queued.last))
                 return
         try:
-            await self._client.create(EVENTS.path(namespace), self._body(same, waiting, namespace))
+            await self._client.create(EVENTS.path(namespace), self._body(key, queued, namespace))
         except ApiError as error:
-            # An earlier try whose answer was lost: the name is random, so it is ours.
+            # The response to an earlier attempt was lost: the name is random, so the event is ours.
             if error.reason != "AlreadyExists":
                 raise
-        self._remember(same, _Written(waiting.name, waiting.count, waiting.last))
+        self._remember(key, _WrittenEvent(queued.name, queued.count, queued.last))
 
-    def _body(self, same: _Same, waiting: _Waiting, namespace: str) -> dict[str, Any]:
-        ref = same.ref
+    def _body(self, key: _EventKey, queued: _QueuedEvent, namespace: str) -> dict[str, Any]:
+        ref = key.ref
         return {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": waiting.name, "namespace": namespace},
+            "metadata": {"name": queued.name, "namespace": namespace},
             "involvedObject": {
                 "apiVersion": ref.api_version,
                 "kind": ref.kind,
@@ -236,44 +236,44 @@ class EventBroadcaster:
                 "name": ref.name,
                 "uid": ref.uid,
             },
-            "type": same.type,
-            "reason": same.reason,
-            "message": same.message,
+            "type": key.type,
+            "reason": key.reason,
+            "message": key.message,
             "source": {"component": self._component, "host": self._host},
             "reportingComponent": self._component,
             "reportingInstance": self._host,
-            "firstTimestamp": _timestamp(waiting.first),
-            "lastTimestamp": _timestamp(waiting.last),
-            "count": waiting.count,
+            "firstTimestamp": _timestamp(queued.first),
+            "lastTimestamp": _timestamp(queued.last),
+            "count": queued.count,
         }
 
     def _event_name(self, name: str) -> str:
         return f"{name[:_NAME_LENGTH].rstrip('.-')}.{self._rng.getrandbits(64):016x}"
 
-    def _remember(self, same: _Same, written: _Written) -> None:
-        self._written[same] = written
-        self._written.move_to_end(same)
+    def _remember(self, key: _EventKey, written: _WrittenEvent) -> None:
+        self._written[key] = written
+        self._written.move_to_end(key)
         while len(self._written) > self._capacity:
             self._written.popitem(last=False)
 
-    def _put_back(self, same: _Same, waiting: _Waiting) -> None:
-        newer = self._waiting.get(same)
+    def _put_back(self, key: _EventKey, queued: _QueuedEvent) -> None:
+        newer = self._queue.get(key)
         if newer is not None:
-            waiting.count += newer.count
-            waiting.last = newer.last
-        self._waiting[same] = waiting
-        self._waiting.move_to_end(same, last=False)
-        self._shed()
-        self._some.set()
+            queued.count += newer.count
+            queued.last = newer.last
+        self._queue[key] = queued
+        self._queue.move_to_end(key, last=False)
+        self._drop_oldest()
+        self._has_queued.set()
 
-    def _shed(self) -> None:
-        while len(self._waiting) > self._capacity:
-            _, oldest = self._waiting.popitem(last=False)
+    def _drop_oldest(self) -> None:
+        while len(self._queue) > self._capacity:
+            _, oldest = self._queue.popitem(last=False)
             self.dropped += oldest.count
 
 
-def cut(message: str) -> str:
-    """At most MESSAGE_BYTES of UTF-8, ending with a whole character."""
+def truncate(message: str) -> str:
+    """At most MESSAGE_BYTES of UTF-8, without a broken character at the end."""
     return message.encode("utf-8", "replace")[:MESSAGE_BYTES].decode("utf-8", "ignore")
 
 

@@ -1,7 +1,7 @@
 """Credentials from a plugin: the exec section of a kubeconfig (client.authentication.k8s.io/v1 and v1beta1).
 
-The plugin runs once and its answer is kept until it expires or the apiserver refuses it; requests that come meanwhile
-wait for that one run. It never gets a terminal: this process has none to share.
+The plugin runs once, and its credentials are kept until they expire or the apiserver refuses them. Requests wait for
+the one run that is under way. The plugin never gets a terminal.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ GROUP = "client.authentication.k8s.io"
 API_VERSIONS = (f"{GROUP}/v1", f"{GROUP}/v1beta1")
 
 RUN_SECONDS = 60.0
-"""a plugin may ask its cloud, which may be slow; it may not hang"""
+"""a plugin may call a slow cloud service, but it must not hang"""
 EARLY_SECONDS = 10.0
-"""new credentials are asked for this long before the old ones end, so that none ends on its way"""
+"""credentials are renewed this long before they expire, so that none expires on its way"""
 _EXCERPT = 500
-"""characters of a plugin's stderr that a message shows"""
+"""characters of a plugin's stderr in a message"""
 
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What to run."""
+    """Which plugin to run, and how."""
 
     where: str
     """file and field, for messages"""
@@ -41,27 +41,27 @@ class PluginSettings:
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    """the whole environment of the plugin"""
+    """the complete environment of the plugin"""
     install_hint: str = ""
     cluster: Mapping[str, Any] | None = None
-    """what the plugin is told of the cluster, where the kubeconfig says so"""
+    """passed to the plugin if the kubeconfig sets provideClusterInfo"""
 
 
-class _Status(msgspec.Struct, rename="camel"):
+class _CredentialStatus(msgspec.Struct, rename="camel"):
     token: str | None = None
     client_certificate_data: str | None = None
     client_key_data: str | None = None
     expiration_timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
-class _Answer(msgspec.Struct, rename="camel"):
+class _ExecCredential(msgspec.Struct, rename="camel"):
     api_version: str = ""
     kind: str = ""
-    status: _Status | None = None
+    status: _CredentialStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Issued:
+class _IssuedCredentials:
     headers: dict[str, str]
     pair: ClientPair | None
     expires_at: float
@@ -69,12 +69,12 @@ class _Issued:
 
 
 class ExecPlugin:
-    """Runs the plugin when its last answer is no longer good."""
+    """Runs the plugin when its last credentials are no longer valid."""
 
     def __init__(self, settings: PluginSettings, *, now: Callable[[], float] = time.time) -> None:
         self._settings = settings
         self._now = now
-        self._issued: _Issued | None = None
+        self._issued: _IssuedCredentials | None = None
         self._running = asyncio.Lock()
 
     async def headers(self) -> dict[str, str]:
@@ -86,7 +86,7 @@ class ExecPlugin:
     def forget(self) -> None:
         self._issued = None
 
-    def issued(self) -> ClientPair | None:
+    def issued_pair(self) -> ClientPair | None:
         return self._issued.pair if self._issued else None
 
     async def _run(self) -> bytes:
@@ -107,15 +107,15 @@ class ExecPlugin:
             async with asyncio.timeout(RUN_SECONDS):
                 stdout, stderr = await process.communicate()
         except TimeoutError as error:
-            raise self._fault(f"did not answer within {RUN_SECONDS:g} s") from error
+            raise self._fault(f"did not finish within {RUN_SECONDS:g} s") from error
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
         if process.returncode:
-            said = stderr.decode("utf-8", "replace").strip()[-_EXCERPT:]
-            raise self._fault(f"failed with exit status {process.returncode}: {said or 'it said nothing'}")
+            message = stderr.decode("utf-8", "replace").strip()[-_EXCERPT:]
+            raise self._fault(f"failed with exit status {process.returncode}: {message or 'it wrote no message'}")
         return stdout
 
     def _exec_info(self) -> str:
@@ -125,25 +125,25 @@ class ExecPlugin:
         info = {"apiVersion": self._settings.api_version, "kind": "ExecCredential", "spec": spec}
         return msgspec.json.encode(info).decode()
 
-    def _read(self, text: bytes) -> _Issued:
+    def _read(self, text: bytes) -> _IssuedCredentials:
         try:
-            answer = msgspec.json.decode(text, type=_Answer)
+            credential = msgspec.json.decode(text, type=_ExecCredential)
         except msgspec.DecodeError as error:
             raise self._fault(f"gave no ExecCredential: {error}") from error
-        if answer.kind != "ExecCredential" or answer.api_version != self._settings.api_version:
+        if credential.kind != "ExecCredential" or credential.api_version != self._settings.api_version:
             raise self._fault(
-                f"gave {answer.kind or 'nothing'} of {answer.api_version or 'no version'}, "
+                f"gave {credential.kind or 'nothing'} of {credential.api_version or 'no version'}, "
                 f"expected ExecCredential of {self._settings.api_version}"
             )
-        status = answer.status or _Status()
+        status = credential.status or _CredentialStatus()
         certificate, key = status.client_certificate_data, status.client_key_data
         if bool(certificate) != bool(key):
             raise self._fault("gave only one of clientCertificateData and clientKeyData")
         if not status.token and not certificate:
             raise self._fault("gave neither a token nor a client certificate")
-        where = f"{self._settings.where}: the answer of {self._settings.command}"
+        where = f"{self._settings.where}: the output of {self._settings.command}"
         expires = status.expiration_timestamp
-        return _Issued(
+        return _IssuedCredentials(
             headers=bearer(status.token, where) if status.token else {},
             pair=_pair(where, certificate, key) if certificate and key else None,
             expires_at=expires.timestamp() if expires else float("inf"),

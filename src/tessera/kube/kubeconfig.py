@@ -1,7 +1,7 @@
-"""Kubeconfig files: reading, merging as kubectl does, and choosing one context. Reads files; sends and runs nothing.
+"""Reads kubeconfig files, merges them as kubectl does, and selects one context. It sends and runs nothing.
 
-The first file that names a cluster, user or context owns that entry as a whole. Relative paths count from the file they
-are written in. A fault is an AccessError that names file and field.
+The first file that names a cluster, user or context owns that entry as a whole. Paths are relative to the file that
+they are in. Errors are AccessErrors that name file and field.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tessera.kube.tls import Pem
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_BYTES = 4 << 20
-"""far above any real kubeconfig; a wrong path may name anything"""
+"""far above any real kubeconfig; a wrong path may name any file"""
 
 
-class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
+class KubeconfigCluster(msgspec.Struct, frozen=True, rename="kebab"):
     server: str | None = None
     certificate_authority: str | None = None
     certificate_authority_data: str | None = None
@@ -34,22 +34,22 @@ class Cluster(msgspec.Struct, frozen=True, rename="kebab"):
     proxy_url: str | None = None
 
 
-class EnvVar(msgspec.Struct, frozen=True):
+class ExecEnvVar(msgspec.Struct, frozen=True):
     name: str
     value: str = ""
 
 
-class Exec(msgspec.Struct, frozen=True, rename="camel"):
+class ExecConfig(msgspec.Struct, frozen=True, rename="camel"):
     api_version: str = ""
     command: str = ""
     args: list[str] | None = None
-    env: list[EnvVar] | None = None
+    env: list[ExecEnvVar] | None = None
     install_hint: str | None = None
     provide_cluster_info: bool | None = None
     interactive_mode: str | None = None
 
 
-class User(msgspec.Struct, frozen=True, rename="kebab"):
+class AuthInfo(msgspec.Struct, frozen=True, rename="kebab"):
     client_certificate: str | None = None
     client_certificate_data: str | None = None
     client_key: str | None = None
@@ -58,7 +58,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
     token_file: str | None = msgspec.field(default=None, name="tokenFile")
     username: str | None = None
     password: str | None = None
-    exec: Exec | None = None
+    exec: ExecConfig | None = None
     auth_provider: Any = None
     act_as: str | None = msgspec.field(default=None, name="as")
     as_uid: str | None = None
@@ -66,7 +66,7 @@ class User(msgspec.Struct, frozen=True, rename="kebab"):
     as_user_extra: dict[str, list[str]] | None = None
 
 
-class Context(msgspec.Struct, frozen=True):
+class KubeconfigContext(msgspec.Struct, frozen=True):
     cluster: str | None = None
     user: str | None = None
     namespace: str | None = None
@@ -74,20 +74,20 @@ class Context(msgspec.Struct, frozen=True):
 
 class _NamedCluster(msgspec.Struct):
     name: str
-    cluster: Cluster | None = None
+    cluster: KubeconfigCluster | None = None
 
 
 class _NamedUser(msgspec.Struct):
     name: str
-    user: User | None = None
+    user: AuthInfo | None = None
 
 
 class _NamedContext(msgspec.Struct):
     name: str
-    context: Context | None = None
+    context: KubeconfigContext | None = None
 
 
-class _File(msgspec.Struct, rename="kebab"):
+class _KubeconfigFile(msgspec.Struct, rename="kebab"):
     clusters: list[_NamedCluster] | None = None
     users: list[_NamedUser] | None = None
     contexts: list[_NamedContext] | None = None
@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A named part of a kubeconfig, and where it stands."""
+    """A named part of a kubeconfig, and where it is."""
 
     file: Path
     field: str
@@ -109,28 +109,28 @@ class Entry(Generic[T]):
     def where(self, name: str) -> str:
         return f"{self.file}: {self.field}.{name}"
 
-    def resolved(self, path: str) -> Path:
+    def resolve(self, path: str) -> Path:
         return self.file.parent / path
 
     def pem(self, name: str, path: str | None, data: str | None) -> Pem | None:
-        """A certificate or key that is given inline (which wins) or as a file."""
+        """A certificate or key, inline (which wins) or from a file."""
         if data:
             where = self.where(f"{name}-data")
             try:
                 return Pem(where, data=base64.b64decode("".join(data.split()), validate=True))
             except (binascii.Error, ValueError) as error:
                 raise AccessError(f"{where}: not base64: {error}") from error
-        return Pem(self.where(name), path=self.resolved(path)) if path else None
+        return Pem(self.where(name), path=self.resolve(path)) if path else None
 
 
 @dataclass(slots=True)
 class Kubeconfig:
-    """All files as one."""
+    """All files, merged."""
 
     files: list[Path] = field(default_factory=list)
-    clusters: dict[str, Entry[Cluster]] = field(default_factory=dict)
-    users: dict[str, Entry[User]] = field(default_factory=dict)
-    contexts: dict[str, Entry[Context]] = field(default_factory=dict)
+    clusters: dict[str, Entry[KubeconfigCluster]] = field(default_factory=dict)
+    users: dict[str, Entry[AuthInfo]] = field(default_factory=dict)
+    contexts: dict[str, Entry[KubeconfigContext]] = field(default_factory=dict)
     current: str = ""
 
     def __str__(self) -> str:
@@ -138,16 +138,16 @@ class Kubeconfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """One context with what it names."""
+class SelectedContext:
+    """One context with the cluster and user that it names."""
 
-    cluster: Entry[Cluster]
-    user: Entry[User]
+    cluster: Entry[KubeconfigCluster]
+    user: Entry[AuthInfo]
     namespace: str
 
 
 def read_kubeconfig(paths: Sequence[Path]) -> Kubeconfig:
-    """Merge the files in order; those that do not exist are left out, as kubectl does with KUBECONFIG."""
+    """Merge the files in order. Files that do not exist are skipped, as kubectl does with KUBECONFIG."""
     merged = Kubeconfig()
     for path in paths:
         parsed = _read(path)
@@ -155,16 +155,16 @@ def read_kubeconfig(paths: Sequence[Path]) -> Kubeconfig:
             continue
         merged.files.append(path)
         merged.current = merged.current or parsed.current_context or ""
-        clusters = [(item.name, item.cluster or Cluster()) for item in parsed.clusters or ()]
-        users = [(item.name, item.user or User()) for item in parsed.users or ()]
-        contexts = [(item.name, item.context or Context()) for item in parsed.contexts or ()]
+        clusters = [(item.name, item.cluster or KubeconfigCluster()) for item in parsed.clusters or ()]
+        users = [(item.name, item.user or AuthInfo()) for item in parsed.users or ()]
+        contexts = [(item.name, item.context or KubeconfigContext()) for item in parsed.contexts or ()]
         _merge(merged.clusters, path, "clusters", "cluster", clusters)
         _merge(merged.users, path, "users", "user", users)
         _merge(merged.contexts, path, "contexts", "context", contexts)
     return merged
 
 
-def choose(config: Kubeconfig, context: str | None) -> Choice:
+def select_context(config: Kubeconfig, context: str | None) -> SelectedContext:
     """The named context, or the current one."""
     name = context or config.current
     known = ", ".join(sorted(config.contexts)) or "none"
@@ -174,16 +174,18 @@ def choose(config: Kubeconfig, context: str | None) -> Choice:
         asked = "no context" if context else "current-context: no context"
         raise AccessError(f"{config}: {asked} {name!r} (there are: {known})")
     entry = config.contexts[name]
-    return Choice(
+    return SelectedContext(
         cluster=_named(config.clusters, entry, "cluster", entry.value.cluster),
         user=_named(config.users, entry, "user", entry.value.user)
         if entry.value.user
-        else Entry(entry.file, f"{entry.field}.user", User()),
+        else Entry(entry.file, f"{entry.field}.user", AuthInfo()),
         namespace=entry.value.namespace or "default",
     )
 
 
-def _named(entries: Mapping[str, Entry[T]], context: Entry[Context], name: str, wanted: str | None) -> Entry[T]:
+def _named(
+    entries: Mapping[str, Entry[T]], context: Entry[KubeconfigContext], name: str, wanted: str | None
+) -> Entry[T]:
     if not wanted:
         raise AccessError(f"{context.where(name)}: not set")
     if wanted not in entries:
@@ -195,13 +197,13 @@ def _merge(into: dict[str, Entry[T]], file: Path, plural: str, single: str, item
     own: dict[str, Entry[T]] = {}
     for index, (name, value) in enumerate(items):
         if name in own:
-            raise AccessError(f"{file}: {plural}[{index}].name: {name!r} is given twice")
+            raise AccessError(f"{file}: {plural}[{index}].name: {name!r} appears twice")
         own[name] = Entry(file, f"{plural}[{index}].{single}", value)
     for name, entry in own.items():
         into.setdefault(name, entry)
 
 
-def _read(path: Path) -> _File | None:
+def _read(path: Path) -> _KubeconfigFile | None:
     try:
         with path.open("rb") as stream:
             text = stream.read(MAX_BYTES + 1)
@@ -210,13 +212,13 @@ def _read(path: Path) -> _File | None:
     except OSError as error:
         raise AccessError(f"{path}: cannot be read: {error.strerror}") from error
     if len(text) > MAX_BYTES:
-        raise AccessError(f"{path}: larger than {MAX_BYTES >> 20} MiB, which no kubeconfig is")
+        raise AccessError(f"{path}: larger than {MAX_BYTES >> 20} MiB; this is not a kubeconfig")
     try:
         tree = yaml.load(text, Loader=_LOADER)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise AccessError(f"{path}: not valid YAML: {_one_line(error)}") from error
     try:
-        return msgspec.convert(tree if tree is not None else {}, type=_File)
+        return msgspec.convert(tree if tree is not None else {}, type=_KubeconfigFile)
     except msgspec.ValidationError as error:
         what, _, place = str(error).rpartition(" - at `$")
         place = place.removesuffix("`").lstrip(".")

@@ -1,7 +1,7 @@
-"""Who leads: reading the Lease that the kube-scheduler beside us holds. Pure: no clock, no request, no election.
+"""This replica leads while the kube-scheduler beside it holds the Lease. No clock, no request and no election here.
 
-A lease counts from when a *change* of it was seen here (clocks of other machines are not compared), and the holder must
-be this host exactly: `host-1` does not lead because `host-10_...` does.
+A lease is valid from the time when a *change* of it was observed here, so clocks of machines are never compared. The
+holder must be this host exactly: `host-1` does not lead if `host-10_...` does.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Lease(msgspec.Struct, gc=False, frozen=True, rename="camel"):
 
 
 def holder_host(identity: str) -> str:
-    """The host in `<host>_<random id>`, which is how Kubernetes' own components name themselves."""
+    """The host in `<host>_<random id>`, the form that Kubernetes components use."""
     host, found, _ = identity.rpartition("_")
     return host if found else identity
 
 
 def is_leader(lease: Lease | None, identity_host: str, observed_at: float, now: float) -> bool:
-    """Whether `identity_host` holds the lease. Both times in seconds, of one clock."""
+    """Whether `identity_host` holds the lease. Both times are in seconds of one clock."""
     if lease is None or not lease.spec.holder_identity or not identity_host:
         return False
     duration = lease.spec.lease_duration_seconds or 0
@@ -46,7 +46,7 @@ def is_leader(lease: Lease | None, identity_host: str, observed_at: float, now: 
 
 
 class LeaseWatch:
-    """The lease as last seen. A sink for a reflector on that one lease (`metadata.name=...`)."""
+    """The last observed lease; the sink of a reflector on that one lease (`metadata.name=...`)."""
 
     def __init__(self, identity_host: str, *, clock: Callable[[], float]) -> None:
         self._host = identity_host
@@ -62,7 +62,7 @@ class LeaseWatch:
         return is_leader(self._lease, self._host, self._observed_at, self._clock())
 
     def put(self, key: str, obj: Lease) -> None:
-        # A re-list shows an old lease again; only a change proves that its holder is alive.
+        # A new list repeats an old lease; only a change proves that its holder is alive.
         if self._lease is None or obj.spec != self._lease.spec:
             self._observed_at = self._clock()
         self._lease = obj

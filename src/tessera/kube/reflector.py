@@ -1,12 +1,13 @@
-"""Keeping a sink equal to a resource: list, then watch, and again after whatever happens in between, for ever.
+"""Keeps a sink equal to a resource: list, then watch, and start again after every fault.
 
-                  +--- 410, nonsense, or refused thrice ---+
-                  v                                        |
-    start --> listing --> synced --> watching --- ended or cut: wait a little, go on from the last version --+
-                  ^ |                   ^                                                                    |
-                  +-+ failed: wait      +--------------------------------------------------------------------+
+                  +-- 410, bad response, or 3 refusals --+
+                  v                                      |
+    start --> listing --> synced --> watching -- ended or cut off: back off, resume from the last version --+
+                  ^ |                   ^                                                                   |
+                  +-+ failed: back off  +-------------------------------------------------------------------+
 
-Only key -> uid is kept: enough to report what vanished while nobody watched, and what was replaced under its name.
+It keeps only the uid of each key: enough to report what was deleted between two watches, and what was replaced under
+the same name. It keeps no objects.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from contextlib import aclosing
 from typing import Generic, Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.errors import ApiError, BadAnswer, KubeError
-from tessera.kube.responses import ListPage, OnUnreadable, Unreadable, WatchEvent
+from tessera.kube.decoder import ListPage, OnUnreadable, UnreadableObject, WatchEvent
+from tessera.kube.errors import ApiError, BadResponse, KubeError
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 HEALTHY_SECONDS = 5.0
-"""a watch that lasted this long, or brought something new, was no failure, however it ended"""
+"""a watch that lasted this long, or brought an event, does not count as a failure, however it ended"""
 PUTS_PER_TURN = 500
-"""objects given to the sink before others get the loop"""
+"""objects given to the sink before other tasks run"""
 MAX_RETRY_AFTER_SECONDS = 120.0
-"""a server may ask for patience, but not for blindness"""
+"""a server may slow the client down, but not stop it"""
 REFUSALS_BEFORE_LISTING = 3
-"""a version that the server keeps refusing (from before a restored backup, say) is given up"""
+"""a version that the server keeps refusing, for example after a restored backup, is given up"""
 
 _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol[T_contra]):
-    """Where objects go. Called on the event loop, one call at a time; put may repeat what is there already."""
+    """Where objects go. Called on the event loop, one call at a time. `put` may repeat an object that is there."""
 
     def put(self, key: str, obj: T_contra) -> None: ...
 
     def drop(self, key: str) -> None: ...
 
     def synced(self) -> None:
-        """A list is complete: everything was put that exists, and dropped that does not."""
+        """A list is complete: all objects that exist were put, and all others dropped."""
         ...
 
 
-class Source(Protocol):
-    """What a reflector needs of a client."""
+class ListerWatcher(Protocol):
+    """What a reflector needs of a client, as in client-go."""
 
     def pages(
         self,
@@ -76,7 +77,7 @@ class Source(Protocol):
 
 
 class SinkError(KubeError):
-    """The sink did not take an object; the exception of the sink is the cause."""
+    """The sink raised an exception, which is the cause."""
 
     def __init__(self, action: str, key: str) -> None:
         super().__init__(f"{action} {key!r} failed")
@@ -84,25 +85,25 @@ class SinkError(KubeError):
         self.key = key
 
 
-class UnreadableObject(KubeError):
-    """An object that cannot be decoded; what the sink knows of it stays as it was."""
+class UnreadableObjectError(KubeError):
+    """An object cannot be decoded; the sink keeps what it knows of it."""
 
-    def __init__(self, found: Unreadable) -> None:
+    def __init__(self, found: UnreadableObject) -> None:
         super().__init__(str(found))
         self.found = found
 
 
 def log_error(error: KubeError) -> None:
-    """What becomes of errors unless told."""
+    """The default for `on_error`."""
     _log.warning("%s", error, exc_info=error if isinstance(error, SinkError) else None)
 
 
 class Reflector(Generic[T]):
-    """One resource, one sink."""
+    """For one resource and one sink."""
 
     def __init__(
         self,
-        client: Source,
+        client: ListerWatcher,
         path: str,
         kind: type[T],
         sink: Sink[T],
@@ -117,7 +118,7 @@ class Reflector(Generic[T]):
         watch_seconds: tuple[int, int] = (300, 600),
         on_error: Callable[[KubeError], None] = log_error,
     ) -> None:
-        """`watch_seconds`: each watch takes a random time between these, so that many do not start again together."""
+        """`watch_seconds`: each watch lasts a random time in this range, so that they do not all restart together."""
         self._client = client
         self._path = path
         self._kind = kind
@@ -130,16 +131,16 @@ class Reflector(Generic[T]):
         self._on_error = on_error
         self._known: dict[str, str] = {}
         self._version = ""
-        """where to watch from; empty: list first"""
+        """where to watch from; empty if a list comes first"""
         self._failures = 0
         self._refusals = 0
 
     def start_over(self) -> None:
-        """The next `run` begins with a list, and still notices what vanished; for callers that stopped the last."""
+        """Make the next `run` begin with a list. It still notices deletions. Call it while nothing runs."""
         self._version = ""
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
+        """Runs until cancelled."""
         while True:
             wait = 0.0
             try:
@@ -149,14 +150,14 @@ class Reflector(Generic[T]):
                     continue
             except KubeError as error:
                 self._report(error)
-                wait = self._learn(error)
+                wait = self._handle_error(error)
             self._failures += 1
             await asyncio.sleep(wait + self._backoff.delay(self._failures, self._rng))
 
-    def _learn(self, error: KubeError) -> float:
-        """What an error says about going on; seconds to wait beyond the back-off."""
-        if isinstance(error, BadAnswer):
-            # The same version would bring the same nonsense.
+    def _handle_error(self, error: KubeError) -> float:
+        """Decide whether to list again; returns the seconds to wait beyond the back-off."""
+        if isinstance(error, BadResponse):
+            # The same version would bring the same response.
             self._version = ""
         if not isinstance(error, ApiError):
             return 0.0
@@ -168,42 +169,42 @@ class Reflector(Generic[T]):
         return min(error.retry_after or 0.0, MAX_RETRY_AFTER_SECONDS)
 
     async def _list(self) -> None:
-        hidden: set[str] = set()
+        unreadable_uids: set[str] = set()
 
-        def set_aside(found: Unreadable) -> None:
-            hidden.add(found.uid)
-            self._report(UnreadableObject(found))
+        def on_unreadable(found: UnreadableObject) -> None:
+            unreadable_uids.add(found.uid)
+            self._report(UnreadableObjectError(found))
 
         pages = self._client.pages(
             self._path,
             self._kind,
             label_selector=self._labels,
             field_selector=self._fields,
-            on_unreadable=set_aside,
+            on_unreadable=on_unreadable,
         )
         seen: set[str] = set()
         version = ""
         async with aclosing(pages):
-            # Page by page into the sink: a large cluster is never in memory twice.
+            # Page by page, so that a large cluster is never in memory twice.
             async for page in pages:
-                if page.afresh:
+                if page.is_first:
                     seen.clear()
                 version = page.resource_version
                 for index, obj in enumerate(page.items, start=1):
                     seen.add(self._put(obj))
                     if index % PUTS_PER_TURN == 0:
                         await asyncio.sleep(0)
-        # Last, so that what exists is never unknown to the sink, not even between two turns of the loop.
-        for key in [key for key, uid in self._known.items() if key not in seen and uid not in hidden]:
+        # Last, so that an object that exists is never missing from the sink, not even for a moment.
+        for key in [key for key, uid in self._known.items() if key not in seen and uid not in unreadable_uids]:
             self._drop(key)
         self._version = version
         try:
             self._sink.synced()
         except Exception as error:
-            self._blame("synced", "", error)
+            self._report_sink_error("synced", "", error)
 
     async def _watch(self) -> bool:
-        """Whether it went as it should, so that the next one need not wait."""
+        """Returns whether the watch was healthy, so that the next one need not wait."""
         clock = asyncio.get_running_loop().time
         started, version, lasted = clock(), self._version, False
         events = self._client.watch(
@@ -213,7 +214,7 @@ class Reflector(Generic[T]):
             timeout_seconds=self._rng.randint(*self._watch_seconds),
             label_selector=self._labels,
             field_selector=self._fields,
-            on_unreadable=self._step_over,
+            on_unreadable=self._skip_unreadable,
         )
         try:
             async with aclosing(events):
@@ -235,12 +236,12 @@ class Reflector(Generic[T]):
                 self._drop(key)
         self._version = self._version_of(event.object) or self._version
 
-    def _step_over(self, found: Unreadable) -> None:
-        """An event whose object cannot be decoded: a deletion is still one, and the watch goes on behind it."""
+    def _skip_unreadable(self, found: UnreadableObject) -> None:
+        """Go on after an event whose object cannot be decoded; if it is a deletion, it still counts."""
         self._version = found.resource_version or self._version
         if found.type == "BOOKMARK":
             return
-        self._report(UnreadableObject(found))
+        self._report(UnreadableObjectError(found))
         if found.type == "DELETED" and found.uid:
             for key in [key for key, uid in self._known.items() if uid == found.uid]:
                 self._drop(key)
@@ -253,7 +254,7 @@ class Reflector(Generic[T]):
         try:
             self._sink.put(key, obj)
         except Exception as error:
-            self._blame("put", key, error)
+            self._report_sink_error("put", key, error)
         return key
 
     def _drop(self, key: str) -> None:
@@ -261,9 +262,9 @@ class Reflector(Generic[T]):
         try:
             self._sink.drop(key)
         except Exception as error:
-            self._blame("drop", key, error)
+            self._report_sink_error("drop", key, error)
 
-    def _blame(self, action: str, key: str, error: Exception) -> None:
+    def _report_sink_error(self, action: str, key: str, error: Exception) -> None:
         fault = SinkError(action, key)
         fault.__cause__ = error
         self._report(fault)
@@ -272,4 +273,4 @@ class Reflector(Generic[T]):
         try:
             self._on_error(error)
         except Exception:
-            _log.exception("the report of an error failed: %s", error)
+            _log.exception("on_error failed for: %s", error)

@@ -1,6 +1,6 @@
-"""Where the objects live: the request paths of the resources that Tessera uses.
+"""The request paths of the resources that Tessera uses.
 
-No path is ever built from an empty name, so that a request about one object cannot become one about all of them.
+An empty name is refused, so that a request for one object cannot become a request for all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tessera.kube.errors import BadName
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource of the API."""
+    """A resource of the API."""
 
     group: str
     """empty for the core group"""
@@ -27,11 +27,11 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Of one object, or of the collection where `name` is None (of all namespaces where `namespace` is None)."""
+        """The path of one object, or of the collection if `name` is None (in all namespaces if `namespace` is None)."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         if namespace is not None:
             if not self.namespaced:
-                raise BadName(f"{self.plural} have no namespace, but {namespace!r} is given")
+                raise BadName(f"{self.plural} have no namespace, but {namespace!r} was given")
             root = f"{root}/namespaces/{_segment(namespace, 'namespace')}"
         elif self.namespaced and name is not None:
             raise BadName(f"{self.plural} {name!r} needs a namespace")
@@ -46,18 +46,18 @@ class Resource:
 
 
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9.-]*", re.ASCII)
-"""names as almost all are; the others are quoted"""
+"""almost all names; others are quoted"""
 
 
 def _segment(text: str, what: str) -> str:
     if _PLAIN.fullmatch(text) is not None:
         return text
     if text in ("", ".", ".."):
-        raise BadName(f"{text!r} is no {what}")
+        raise BadName(f"{text!r} is not a {what}")
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:
-        raise BadName(f"{text!r} is no {what}") from error
+        raise BadName(f"{text!r} is not a {what}") from error
 
 
 PODS = Resource("", "v1", "pods", True)

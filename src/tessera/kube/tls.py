@@ -1,6 +1,7 @@
-"""The TLS side of access: from keys and certificates, in files or inline, to a context that follows their rotation.
+"""The TLS context of an access, which follows the rotation of keys and certificates.
 
-A file that turns bad after the start never replaces what works: the old context stays. Nothing asks for a passphrase.
+A file that becomes invalid after the start never replaces a context that works. Encrypted keys are refused: nothing
+asks for a passphrase.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from tessera.kube.errors import AccessError
 
 RECHECK_SECONDS = 60.0
-"""how often files are looked at again; certificates and tokens are replaced long before they expire"""
+"""between checks of the files; certificates and tokens are replaced long before they expire"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Pem:
     """file and field, for messages"""
     path: Path | None = None
     data: bytes = b""
-    """used where there is no path"""
+    """used if there is no path"""
 
     def read(self) -> bytes:
         if self.path is None:
@@ -47,7 +48,7 @@ class Pem:
 
 @dataclass(frozen=True, slots=True)
 class ClientPair:
-    """What this side shows of itself."""
+    """A client certificate and its key."""
 
     certificate: Pem
     key: Pem
@@ -55,27 +56,27 @@ class ClientPair:
 
 @dataclass(frozen=True, slots=True)
 class TlsSettings:
-    """Whom to trust and what to show."""
+    """What to trust and what to present."""
 
     authority: Pem | None = None
-    """None: the system's authorities"""
+    """None for the authorities of the system"""
     client: ClientPair | None = None
     verify: bool = True
 
 
-class Tls:
-    """The current context."""
+class RotatingContext:
+    """Holds the current context."""
 
     def __init__(self, settings: TlsSettings) -> None:
         self._settings = settings
         self._client = settings.client
         self._checked_at: float | None = None
-        # Before the context: a change in between is then seen as one.
-        self._stamps = self._stamped()
+        # Taken before the context is built, so that a change in between is noticed.
+        self._stamps = self._take_stamps()
         self.context = build_context(settings, settings.client)
 
     def refresh(self, *, now: float, issued: ClientPair | None) -> None:
-        """Follow changed files (looked at once a minute of the loop's clock) and the pair that a plugin issued."""
+        """Follow changed files (checked once per minute of the loop's clock) and the pair that a plugin issued."""
         client = issued or self._settings.client
         if client != self._client:
             self.context = build_context(self._settings, client)
@@ -84,30 +85,30 @@ class Tls:
         if self._checked_at is not None and now - self._checked_at < RECHECK_SECONDS:
             return
         self._checked_at = now
-        stamps = self._stamped()
+        stamps = self._take_stamps()
         if stamps == self._stamps:
             return
         try:
             self.context = build_context(self._settings, client)
         except AccessError:
-            return  # half-written, or gone for the moment: looked at again in a minute
+            return  # half-written, or missing for the moment: checked again in a minute
         self._stamps = stamps
 
-    def _stamped(self) -> tuple[object, ...]:
+    def _take_stamps(self) -> tuple[object, ...]:
         pair = self._settings.client
         pems = (self._settings.authority, pair and pair.certificate, pair and pair.key)
         return tuple(pem and pem.stamp() for pem in pems)
 
 
 def build_context(settings: TlsSettings, client: ClientPair | None) -> ssl.SSLContext:
-    """A context for a client; raises AccessError that names the field at fault."""
+    """A client context. An AccessError names the field at fault."""
     authority = settings.authority
     try:
         pem = authority.read().decode("ascii", "ignore") if authority else None
         context = ssl.create_default_context(cadata=pem)
     except ssl.SSLError as error:
         raise AccessError(f"{authority.where if authority else 'TLS'}: not a certificate in PEM: {error}") from error
-    # Python 3.13 turned on checks that clusters' own authorities, made by older tools, do not pass.
+    # Python 3.13 turned on checks that the certificate authorities of older clusters do not pass.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     if not settings.verify:
         context.check_hostname = False
@@ -119,7 +120,7 @@ def build_context(settings: TlsSettings, client: ClientPair | None) -> ssl.SSLCo
 
 def _load_pair(context: ssl.SSLContext, client: ClientPair) -> None:
     certificate, key = client.certificate.read(), client.key.read()
-    # The ssl module reads pairs from files only; this one is private and gone before anything is sent.
+    # The ssl module loads pairs from files only. This folder is private, and removed before anything is sent.
     with tempfile.TemporaryDirectory(prefix="tessera-") as folder:
         certificate_file, key_file = Path(folder, "certificate.pem"), Path(folder, "key.pem")
         certificate_file.write_bytes(certificate)
@@ -130,8 +131,8 @@ def _load_pair(context: ssl.SSLContext, client: ClientPair) -> None:
         except _Encrypted as error:
             raise AccessError(f"{client.key.where}: the key is encrypted; only plain keys can be used") from error
         except ssl.SSLError as error:
-            said = "the key does not belong to the certificate" if "MISMATCH" in str(error) else str(error)
-            raise AccessError(f"{client.certificate.where}: not a usable certificate and key: {said}") from error
+            problem = "the key does not belong to the certificate" if "MISMATCH" in str(error) else str(error)
+            raise AccessError(f"{client.certificate.where}: not a usable certificate and key: {problem}") from error
 
 
 class _Encrypted(ValueError):

@@ -1,6 +1,6 @@
-"""Bytes to and from the apiserver: each request once, with a deadline, and every fault as one of ours.
+"""Bytes to and from the apiserver: credentials, rate limit, deadlines, and every fault as a KubeError.
 
-Knows nothing of JSON or of what is asked for.
+Each request is sent once. The transport knows nothing of JSON or of the resources that are requested.
 """
 
 from __future__ import annotations
@@ -9,161 +9,174 @@ import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from urllib.parse import urlencode
 
+from tessera.http11.client import IncompleteResponse
 from tessera.kube.access import Access
-from tessera.kube.errors import Unreachable
-from tessera.kube.http_transport import HttpTransport
-from tessera.kube.limiter import Limiter
-from tessera.kube.lines import Lines
-from tessera.kube.proxy_transport import ProxyTransport
-from tessera.kube.request import Carrier, CutShort, Reply, Request
-from tessera.kube.responses import api_error
+from tessera.kube.connection_pool import ConnectionPool
+from tessera.kube.decoder import api_error
+from tessera.kube.errors import ApiError, Unreachable
+from tessera.kube.line_splitter import LineSplitter
+from tessera.kube.proxy_round_tripper import ProxyRoundTripper
+from tessera.kube.rate_limiter import RateLimiter
+from tessera.kube.round_tripper import ApiRequest, ApiResponse, RoundTripper
 
-RUSH = 100.0
-"""lines a second of a stream from which it pays to take breaks and read those of a while together"""
-LOOK_SECONDS = 0.25
-"""of a stream, after which its pace is judged anew"""
-BREAK_SECONDS = 0.04
+BATCH_FROM_LINES_PER_SECOND = 100.0
+"""below this rate every line of a stream is passed on at once"""
+BATCH_SECONDS = 0.04
+"""between two reads at or above that rate: one read of many lines costs far less than many reads. Lines are delayed by
+this time at most, never dropped or reordered."""
+RATE_WINDOW_SECONDS = 0.25
+"""over which the rate of a stream is measured"""
 
 
 class Transport:
-    """The way to one apiserver; the limiter, where there is one, covers everything that goes through it."""
+    """The way to one apiserver. The rate limiter, if there is one, covers all requests."""
 
-    def __init__(self, access: Access, *, limiter: Limiter | None, user_agent: str) -> None:
+    def __init__(self, access: Access, *, timeout: float, limiter: RateLimiter | None, user_agent: str) -> None:
+        """`timeout` is in seconds, for a request and its response."""
         self._access = access
+        self._timeout = timeout
         self._limiter = limiter
         # In the cluster bandwidth is cheaper than the event loop's time.
         self._headers = {"User-Agent": user_agent, "Accept": "application/json", "Accept-Encoding": "identity"}
-        self._carrier: Carrier | None = None
+        self._round_tripper: RoundTripper | None = None
 
     def open(self) -> None:
-        make = HttpTransport if self._access.proxy is None else ProxyTransport
-        self._carrier = make(self._access, headers=self._headers)
+        tripper = ConnectionPool if self._access.proxy is None else ProxyRoundTripper
+        self._round_tripper = tripper(self._access, headers=self._headers)
 
     async def close(self) -> None:
-        if self._carrier is not None:
-            await self._carrier.close()
+        if self._round_tripper is not None:
+            await self._round_tripper.close()
 
-    async def exchange(
+    async def request(
         self,
         method: str,
         path: str,
-        *,
-        timeout: float,
-        query: Mapping[str, str],
         body: bytes | None = None,
-        content_type: str = "",
+        *,
+        content_type: str = "application/json",
+        query: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> bytes:
-        """The body of the answer. Raises ApiError for any status but 2xx."""
+        """The body of the response. Raises ApiError for every status but 2xx."""
         # Outside the deadline: a plugin has its own, and a slow plugin must not look like a slow apiserver.
         headers = await self._access.headers()
-        if body is not None:
-            headers["Content-Type"] = content_type
-        request = Request(method, _target(path, query), headers, body)
+        request = ApiRequest(method, _target(path, query), headers, body, content_type)
+        tripper = self._opened()
         try:
-            async with asyncio.timeout(timeout):
-                reply = await self._send(request)
+            async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                if self._limiter is not None:
+                    await self._limiter.wait()
+                response = await tripper.round_trip(request)
                 try:
-                    return await self._read(reply)
+                    data = await response.read()
                 finally:
-                    reply.close()
+                    response.close()
         except OSError as error:
             raise _unreachable(f"{method} {path}", request, error) from error
+        if response.status >= 300:
+            raise self._refusal(response, data)
+        return data
 
-    async def stream(
-        self, path: str, *, timeout: float, stream_timeout: float, query: Mapping[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """The lines of an answer that goes on for a while: it begins within `timeout` and ends in `stream_timeout`."""
+    async def stream_lines(
+        self, path: str, *, query: Mapping[str, str], duration: float
+    ) -> AsyncGenerator[list[bytes], None]:
+        """The lines of a response that is written over time, as they arrive.
+
+        It must begin within the timeout of a request, and end before `duration` and that timeout have passed."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + stream_timeout
-        request = Request("GET", _target(path, query), await self._access.headers())
-        lines, what = Lines(), f"WATCH {path}"
-        try:
-            async with asyncio.timeout(timeout):
-                reply = await self._send(request)
-                if reply.status != 200:
-                    try:
-                        await self._read(reply)
-                    finally:
-                        reply.close()
-                    raise Unreachable(f"{what}: answered with status {reply.status}", maybe_done=False)
-        except OSError as error:
-            raise _unreachable(what, request, error) from error
-        # One timer for the whole, not one for each wait: whoever waits when it rings finds the connection closed.
-        end = loop.call_at(deadline, reply.close)
-        pace = Pace(loop.time())
+        deadline = loop.time() + duration + self._timeout
+        request = ApiRequest("GET", _target(path, query), await self._access.headers())
+        what = f"WATCH {path}"
+        response = await self._begin_stream(what, request)
+        # One timer for the whole stream, not one for each read: it closes the connection, which ends the read.
+        timer = loop.call_at(deadline, response.close)
+        splitter, rate = LineSplitter(), LineRate(loop.time())
         try:
             while True:
                 try:
-                    chunk = await _chunk(reply, lines)
+                    chunk = await _read_chunk(response, splitter)
                 except OSError as error:
                     raise _unreachable(what, request, TimeoutError() if loop.time() >= deadline else error) from error
                 if not chunk:
                     if loop.time() >= deadline:
                         raise _unreachable(what, request, TimeoutError())
                     return
-                found = lines.feed(chunk)
-                for line in found:
-                    yield line
-                is_rush = pace.is_rush(len(found), loop.time())
-                reply.gather(is_rush)
-                if is_rush:
-                    await asyncio.sleep(BREAK_SECONDS)
+                lines = splitter.feed(chunk)
+                if lines:
+                    yield lines
+                if rate.is_high(len(lines), loop.time()):
+                    await asyncio.sleep(BATCH_SECONDS)
         finally:
-            end.cancel()
-            reply.close()
+            timer.cancel()
+            response.close()
 
-    async def _send(self, request: Request) -> Reply:
-        if self._carrier is None:
+    async def _begin_stream(self, what: str, request: ApiRequest) -> ApiResponse:
+        tripper = self._opened()
+        try:
+            async with asyncio.timeout(self._timeout):
+                if self._limiter is not None:
+                    await self._limiter.wait()
+                response = await tripper.round_trip(request)
+                if response.status == 200:
+                    return response
+                try:
+                    data = await response.read()
+                finally:
+                    response.close()
+        except OSError as error:
+            raise _unreachable(what, request, error) from error
+        if response.status >= 300:
+            raise self._refusal(response, data)
+        raise Unreachable(f"{what}: answered with status {response.status}", maybe_done=False)
+
+    def _opened(self) -> RoundTripper:
+        if self._round_tripper is None:
             raise RuntimeError("the client is not open: use it in `async with`")
-        if self._limiter is not None:
-            await self._limiter.take()
-        return await self._carrier.send(request)
+        return self._round_tripper
 
-    async def _read(self, reply: Reply) -> bytes:
-        data = await reply.read()
-        if reply.status < 300:
-            return data
-        if reply.status == 401:
-            self._access.refused()
-        raise api_error(reply.status, data, reply.headers())
+    def _refusal(self, response: ApiResponse, data: bytes) -> ApiError:
+        if response.status == 401:
+            self._access.on_unauthorized()
+        return api_error(response.status, data, response.headers)
 
 
-class Pace:
-    """Tells many lines from few, so that a line which comes alone is passed on at once."""
+class LineRate:
+    """Measures how many lines per second a stream has."""
 
     def __init__(self, now: float) -> None:
         self._since = now
         self._lines = 0
-        self._is_rush = False
+        self._is_high = False
 
-    def is_rush(self, lines: int, now: float) -> bool:
-        """Whether it is one, now that so many more have come."""
+    def is_high(self, lines: int, now: float) -> bool:
+        """Whether reads should be batched, now that so many more lines have come."""
         self._lines += lines
         passed = now - self._since
-        if passed >= LOOK_SECONDS:
-            self._is_rush = self._lines >= RUSH * passed
+        if passed >= RATE_WINDOW_SECONDS:
+            self._is_high = self._lines >= BATCH_FROM_LINES_PER_SECOND * passed
             self._since, self._lines = now, 0
-        return self._is_rush
+        return self._is_high
 
 
-def _target(path: str, query: Mapping[str, str]) -> str:
+def _target(path: str, query: Mapping[str, str] | None) -> str:
     return f"{path}?{urlencode(query)}" if query else path
 
 
-async def _chunk(reply: Reply, lines: Lines) -> bytes:
-    """What came next; empty at an end that leaves no line unfinished."""
+async def _read_chunk(response: ApiResponse, splitter: LineSplitter) -> bytes:
+    """The next chunk; empty at an end that leaves no line unfinished."""
     try:
-        chunk = await reply.chunk()
-    except CutShort:
-        # The connection ended before the answer did, as when an apiserver stops; between two lines nothing is lost.
-        if lines.partial:
+        chunk = await response.read_chunk()
+    except IncompleteResponse:
+        # An apiserver that stops ends the connection before the response. Between two lines nothing is lost.
+        if splitter.has_partial_line:
             raise
         return b""
-    if not chunk and lines.partial:
-        raise CutShort("the answer ends in the middle of a line")
+    if not chunk and splitter.has_partial_line:
+        raise IncompleteResponse("the response ends in the middle of a line")
     return chunk
 
 
-def _unreachable(what: str, request: Request, error: OSError) -> Unreachable:
-    said = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-    return Unreachable(f"{what}: {said}", maybe_done=request.maybe_done)
+def _unreachable(what: str, request: ApiRequest, error: OSError) -> Unreachable:
+    problem = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return Unreachable(f"{what}: {problem}", maybe_done=request.maybe_done)

@@ -1,29 +1,53 @@
-"""What the monitor is told."""
+"""Every setting of `tessera monitor`: flag, type, default, variables and help, and the value made from them.
+
+Everything that is wrong comes in one `SettingsError`, and nothing is started; only a bad HAMI_RESYNC_INTERVAL is a
+warning, as it is for HAMi. What the agent has as well is in `services.common_settings`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tessera.services.addresses import Address
-
-RESYNC_S = 300.0
-"""HAMi's HAMI_RESYNC_INTERVAL"""
-DRIVER_ROOT = Path("/driver-root")
-"""as the agent sees it; without such a folder the linker looks for the driver"""
-DEFAULT_ADDRESS = Address("", 9394)
+from tessera.services.common_settings import ClusterAccess, NodeServiceSettings
+from tessera.services.logs import LOG_SETTINGS, read_log_options
+from tessera.services.settings_table import Flags, Group, Setting, Sources, rows_of, shared
+from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWITCH
 
 
+# fmt: off
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    node_name: str
-    base: Path
-    """`<hook>/vgpu`, with the folder of containers in it"""
-    metrics: Address = DEFAULT_ADDRESS
-    legacy_metrics: bool = False
-    resync: float = RESYNC_S
-    """seconds that the folder of an unknown pod stays"""
-    driver_root: Path = DRIVER_ROOT
-    kubeconfig: str | None = None
-    context: str | None = None
+class MonitorSettings(ClusterAccess):
+    """Everything that the monitor needs to know."""
+
+    node_name: str = shared(NodeServiceSettings, "node_name")
+    base: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/"),
+        "The folder that holds `containers`, as a rule /usr/local/vgpu.", env=("HOOK_PATH",),
+        needed="a DaemonSet sets HOOK_PATH")
+    driver_root: Path = shared(NodeServiceSettings, "driver_root_here")
+    """without such a folder the linker looks for the driver"""
+    resync: float = Group.FOLDERS("resync-interval", SPAN, 300.0,
+        "How long the folder of an unknown pod stays.", env=("HAMI_RESYNC_INTERVAL",), env_warns=True)
+    metrics: Address = Group.OPERATION("metrics-bind-address", REQUIRED_ADDRESS, Address("", 9394),
+        "Metrics, /healthz and /readyz.")
+    legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
+        "Show the names of HAMi up to v2.8 as well.")
     warnings: tuple[str, ...] = ()
+
+
+# fmt: on
+
+
+TABLE: tuple[Setting, ...] = (*rows_of(MonitorSettings), *LOG_SETTINGS)
+"""every flag of `tessera monitor`"""
+
+
+def build_settings(flags: Flags, environ: Mapping[str, str]) -> MonitorSettings:
+    """What the monitor is told. Raises SettingsError with all problems."""
+    sources = Sources(flags, environ)
+    settings = sources.load(MonitorSettings)
+    read_log_options(sources)
+    sources.check()
+    return replace(settings, warnings=tuple(sources.warnings))

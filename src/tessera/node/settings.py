@@ -1,13 +1,50 @@
-"""Everything that is configured about one agent, checked and merged. Where it comes from is in `configuration`."""
+"""Every setting of `tessera device-plugin`: flag, type, default, variables and help, and the values made from them.
+
+`configuration.options` reads the table and applies the rules between settings. Nothing heavy is imported here, so that
+`--help` stays quick. What the monitor has as well is in `services.common_settings`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tessera.wire.node_config import NodeSettings
+from tessera.services.addresses import Address
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, NodeServiceSettings
+from tessera.services.logs import LOG_SETTINGS
+from tessera.services.settings_table import Group, Setting, nested, rows_of, shared
+from tessera.services.value_types import (
+    ABSOLUTE_FILE,
+    ADDRESS,
+    AMOUNT,
+    ANY_SWITCH,
+    DIRECTORY,
+    FILE,
+    RESOURCE,
+    SWITCH,
+    FlagKind,
+    ValueType,
+    choice,
+    optional,
+    parse_number,
+    parse_text,
+)
+from tessera.wire.quotes import quoted
+
+if TYPE_CHECKING:
+    from tessera.wire.node_config import NodeSettings
+
+MAX_SCALING = 1000.0
+"""times; more is a slip of the pen, and would not fit where registered sizes go"""
+RESOURCE_NAME = "nvidia.com/gpu"
+
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}\Z", re.ASCII)
+_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]{0,63}\Z", re.ASCII)
+_MAX_PREFIX = 253
 
 
 class DeviceListStrategy(Enum):
@@ -30,6 +67,85 @@ class DeviceIdStrategy(Enum):
     INDEX = "index"
 
 
+class InventoryKind(Enum):
+    """Where the agent finds its cards."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    SIMULATED = "simulated"
+    NULL = "null"
+
+
+# -- types
+
+
+def _parse_strategies(text: str) -> frozenset[DeviceListStrategy]:
+    """A comma list; empty parts say nothing."""
+    parse = choice(DeviceListStrategy).parse
+    found = frozenset(parse(word) for word in (part.strip() for part in text.split(",")) if word)
+    if not found:
+        raise ValueError("expected at least one strategy, found nothing")
+    return found
+
+
+def _parse_mig_strategy(text: str) -> str:
+    if text not in ("none", "single", "mixed"):
+        raise ValueError(f"expected none or single or mixed, found {quoted(text)}")
+    return text
+
+
+def _parse_scaling(text: str) -> float:
+    value = parse_number(text)
+    if not 0 <= value <= MAX_SCALING:
+        raise ValueError(f"expected a number from 0 to {MAX_SCALING:g}, found {quoted(text)}")
+    return value
+
+
+def _parse_version(text: str) -> str:
+    """Part of a file name, so nothing that leads out of a folder. Empty = none."""
+    if text and not _VERSION.match(text):
+        raise ValueError(f"expected a version such as v2.10.0, found {quoted(text)}")
+    return text
+
+
+def _parse_prefix(text: str) -> str:
+    """The beginning of an annotation's key, up to the slash or a little further."""
+    if len(text) > _MAX_PREFIX or not _PREFIX.match(text):
+        raise ValueError(f"expected a domain and a slash such as cdi.k8s.io/, found {quoted(text)}")
+    return text
+
+
+def _parse_discovery(text: str) -> InventoryKind:
+    if text == "tegra":
+        raise ValueError("integrated Tegra GPUs are not served; leave it out, or write nvml")
+    if text not in ("auto", "nvml"):
+        raise ValueError(f"expected auto or nvml, found {quoted(text)}")
+    return InventoryKind(text)
+
+
+STRATEGIES: ValueType[frozenset[DeviceListStrategy]] = ValueType(
+    "STRATEGY,...", _parse_strategies, lambda found: ",".join(sorted(each.value for each in found)), FlagKind.LIST
+)
+ONLY_ENVVAR = frozenset({DeviceListStrategy.ENVVAR})
+ID_STRATEGY = choice(DeviceIdStrategy)
+SCALING = ValueType("NUMBER", _parse_scaling)
+PREFIX = ValueType("PREFIX", _parse_prefix)
+VERSION = ValueType("VERSION", _parse_version)
+DISCOVERED = ValueType("auto|nvml", _parse_discovery)
+MIG_STRATEGY = ValueType("none|single|mixed", _parse_mig_strategy)
+SOME_RESOURCE = ValueType("RESOURCE", lambda text: RESOURCE.parse(text) or RESOURCE_NAME)
+SOME_FILE = ValueType("FILE", parse_text)
+MAYBE_DIRECTORY: ValueType[Any] = optional(DIRECTORY)
+MAYBE_FILE = optional(ABSOLUTE_FILE)
+RELATIVE_FILE = ValueType("FILE", lambda text: Path(parse_text(text)))
+
+
+KUBELET = Path("/var/lib/kubelet")
+
+# fmt: off
+# Rows of the table: field, heading, flag, type and default; then the help; then what is special.
+
+
 @dataclass(frozen=True, slots=True)
 class MigAllowance:
     """Profiles that cards of some models may be cut into."""
@@ -39,55 +155,75 @@ class MigAllowance:
     profiles: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
     """Where things are on this machine. All of them may be moved, for tests and for unusual nodes."""
 
-    plugins: Path = Path("/var/lib/kubelet/device-plugins")
-    """kubelet's folder of plugin sockets"""
-    kubelet_socket: Path | None = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-    """None = do not register with kubelet"""
-    pod_resources: Path | None = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
-    """None = do not verify handovers"""
-    hook: Path = Path("/usr/local")
-    """everything that containers get from the host is below `<hook>/vgpu`"""
-    lock: Path = Path("/tmp/vgpulock")
-    state: Path = Path("/var/lib/tessera")
-    """what must outlive a restart of the agent"""
-    cdi: Path = Path("/var/run/cdi")
-    mps: Path = Path("/run/tessera/mps")
-    dev_root: Path = Path("/")
-    """the host's root as far as device nodes are concerned"""
-    driver_root: Path = Path("/")
-    """the host's folder that holds the driver's files"""
-    driver_root_here: Path = Path("/driver-root")
-    """where the agent sees the driver's folder"""
+    plugins: Path = Group.KUBELET("plugin-dir", DIRECTORY, KUBELET / "device-plugins",
+        "kubelet's folder of plugin sockets.")
+    kubelet_socket: Path | None = Group.KUBELET("kubelet-socket", MAYBE_FILE, KUBELET / "device-plugins/kubelet.sock",
+        "Where to register; empty: nowhere.", default_text="kubelet.sock in --plugin-dir", env=("KUBELET_SOCKET",))
+    pod_resources: Path | None = Group.KUBELET("pod-resources-socket", MAYBE_FILE,
+        KUBELET / "pod-resources/kubelet.sock", "To verify which container got which devices; empty: do not.")
+    hook: Path = Group.FOLDERS("hook-path", DIRECTORY, Path("/usr/local"),
+        "Everything that containers get from the host is below DIRECTORY/vgpu.", env=("HOOK_PATH",))
+    state: Path = Group.FOLDERS("state-dir", DIRECTORY, Path("/var/lib/tessera"), "What must outlive a restart.")
+    cdi: Path = Group.FOLDERS("cdi-dir", DIRECTORY, Path("/var/run/cdi"), "Where CDI specifications go.")
+    mps: Path = Group.FOLDERS("mps-dir", DIRECTORY, Path("/run/tessera/mps"), "Pipes of MPS daemons.")
+    lock: Path = Group.FOLDERS("lock-dir", DIRECTORY, Path("/tmp/vgpulock"), "The enforcing library's lock folder.")
+    driver_root: Path = Group.CARDS("nvidia-driver-root", DIRECTORY, Path("/"),
+        "The host's folder that holds the driver's files.", env=("NVIDIA_DRIVER_ROOT",))
+    driver_root_here: Path = shared(NodeServiceSettings, "driver_root_here")
+    dev_root: Path = Group.CARDS("dev-root", MAYBE_DIRECTORY, Path("/"),
+        "The host's folder that holds dev/.", default_text="the driver root", aliases=("nvidia-dev-root",),
+        env=("NVIDIA_DEV_ROOT",))
+    cdi_hook: Path = Group.CONTAINERS("nvidia-cdi-hook-path", ABSOLUTE_FILE, Path("/usr/bin/nvidia-ctk"),
+        "The host's nvidia-ctk, for CDI.", aliases=("nvidia-ctk-path",),
+        env=("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"))
     caps: Path = Path("/proc/driver/nvidia-caps/mig-minors")
-    cdi_hook: Path = Path("/usr/bin/nvidia-ctk")
+
+
+def _default_node_settings() -> NodeSettings:
+    from tessera.wire.node_config import NodeSettings
+
+    return NodeSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """One agent on one node."""
 
-    node_name: str
-    node: NodeSettings = field(default_factory=NodeSettings)
-    resource: str = "nvidia.com/gpu"
-    """as kubelet counts it"""
-    strategies: frozenset[DeviceListStrategy] = frozenset({DeviceListStrategy.ENVVAR})
-    id_strategy: DeviceIdStrategy = DeviceIdStrategy.UUID
-    pass_device_specs: bool = False
-    cdi_annotation_prefix: str = "cdi.k8s.io/"
-    gdrcopy: bool = False
-    gds: bool = False
-    mofed: bool = False
+    node_name: str = shared(NodeServiceSettings, "node_name")
+    node: NodeSettings = field(default_factory=_default_node_settings)
+    fail_on_init_error: bool = Group.CARDS("fail-on-init-error", SWITCH, True,
+        "Not ready (/readyz) until the cards were read once; false: ready without cards. The agent never ends over it "
+        "and tries again by itself.",
+        env=("FAIL_ON_INIT_ERROR",))
+    topology_scores: bool = Group.CARDS("enable-topology-score", SWITCH, False,
+        "Register how well pairs of cards are connected.", env=("ENABLE_TOPOLOGY_SCORE",),
+        # HAMi's variable is on for this word alone, and never wrong.
+        parse_env=lambda text: text == "true")
+    text_registration: bool = Group.CARDS("text-registration", SWITCH, False,
+        "Register in the form, and with the handshake, that HAMi's schedulers up to v2.7 read.")
+    strategies: frozenset[DeviceListStrategy] = Group.CONTAINERS("device-list-strategy", STRATEGIES, ONLY_ENVVAR,
+        "How a container is told its cards: envvar, volume-mounts, cdi-annotations, cdi-cri; a list.",
+        env=("DEVICE_LIST_STRATEGY",))
+    id_strategy: DeviceIdStrategy = Group.CONTAINERS("device-id-strategy", ID_STRATEGY, DeviceIdStrategy.UUID,
+        "By what name it is told them.", env=("DEVICE_ID_STRATEGY",))
+    pass_device_specs: bool = Group.CONTAINERS("pass-device-specs", SWITCH, False,
+        "Hand out device nodes as well.", env=("PASS_DEVICE_SPECS",))
+    cdi_annotation_prefix: str = Group.CONTAINERS("cdi-annotation-prefix", PREFIX, "cdi.k8s.io/",
+        "Of the annotations that name CDI devices.", env=("CDI_ANNOTATION_PREFIX",))
+    gdrcopy: bool = Group.CONTAINERS("gdrcopy-enabled", SWITCH, False, "Ask for GDRCopy.", env=("GDRCOPY_ENABLED",))
+    gds: bool = Group.CONTAINERS("gds-enabled", SWITCH, False, "Ask for GPUDirect Storage.", env=("GDS_ENABLED",))
+    mofed: bool = Group.CONTAINERS("mofed-enabled", SWITCH, False, "Ask for Mellanox devices.", env=("MOFED_ENABLED",))
+    library_version: str = Group.CONTAINERS("library-version", VERSION, "",
+        "Mount libvgpu.so.VERSION where it exists.", default_text="libvgpu.so")
+    disable_core_limit: bool = Group.LOWEST("disable-core-limit", SWITCH, False,
+        "Limit memory only.", env=("DISABLE_CORE_LIMIT",))
+    resource: str = Group.LOWEST("resource-name", SOME_RESOURCE, RESOURCE_NAME, "Resource that kubelet counts.")
     mig_allowances: tuple[MigAllowance, ...] = ()
     """in order; the first whose models fit decides. Empty = every profile of every card"""
-    disable_core_limit: bool = False
-    topology_scores: bool = False
-    text_registration: bool = False
-    """the form that schedulers up to v2.7 read, with their handshake"""
-    fail_on_init_error: bool = True
     ignored_xids: frozenset[int] = frozenset()
     """beyond those that say nothing about the card"""
     fatal_xids: frozenset[int] = frozenset()
@@ -97,17 +233,79 @@ class AgentSettings:
     """except fatal ones"""
     health_checks: bool = True
     register_every_s: float = 30.0
-    library_version: str = ""
-    """of the enforcing library: `libvgpu.so.<version>` is mounted where it exists"""
-    paths: Paths = field(default_factory=Paths)
+    paths: Paths = nested(Paths)
     environ: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def travels(self) -> bool:
-        """Whether slices may reach containers through the pod's own environment, whatever Allocate answers."""
+    def uses_downward_api(self) -> bool:
+        """Whether containers may get their slices through the downward API, whatever Allocate answers."""
         return (
             self.node.mode == "hami-core"
             and self.strategies == {DeviceListStrategy.ENVVAR}
             and self.id_strategy is DeviceIdStrategy.UUID
             and not self.pass_device_specs
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration(ClusterAccess):
+    """One reading of flags, environment and files: the agent's settings, and what only its process needs."""
+
+    settings: AgentSettings = nested(AgentSettings)
+    inventory: InventoryKind = Group.CARDS("inventory", choice(InventoryKind), InventoryKind.AUTO,
+        "Where cards are found; auto: NVML where its library is there, else no cards.")
+    simulated: Path | None = Group.CARDS("simulate", RELATIVE_FILE, None,
+        "Serve the cards that this file describes instead of real ones.")
+    metrics: Address | None = Group.OPERATION("metrics-bind-address", ADDRESS, Address("", 9395),
+        "Metrics, /healthz and /readyz; 'none' switches it off.", aliases=("metrics-bind",))
+    files: tuple[str, ...] = ()
+    """read again when they change"""
+    node_config: str | None = None
+    """text of the node configuration where it is good: worth keeping for the day when it is not"""
+    faults: tuple[str, ...] = ()
+    """what is wrong and was worked round; the agent serves all the same"""
+    warnings: tuple[str, ...] = ()
+    """what has no effect, or another one than a reader may expect"""
+
+
+CONFIG_FILE = Setting("config-file", FILE, "", Group.FILES,
+    "device-config.yaml: sections nvidia and flags.", default_text="none, and the default of every setting",
+    env=("CONFIG_FILE",))
+NODE_CONFIG_FILE = Setting("node-config-file", SOME_FILE, "/config/config.json", Group.FILES,
+    "config.json with settings of single nodes; goes over everything else.")
+DISCOVERY = Setting("device-discovery-strategy", DISCOVERED, InventoryKind.AUTO, Group.CARDS,
+    "NVIDIA's name for --inventory, which wins.", env=("DEVICE_DISCOVERY_STRATEGY",))
+
+
+@dataclass(frozen=True, slots=True)
+class SharingFlags:
+    """The lowest source of `AgentSettings.node`; None where flags and variables do not say."""
+
+    mig_strategy: str | None = Group.CARDS("mig-strategy", MIG_STRATEGY, None,
+        "Hand out MIG instances that exist, as nvidia.com/gpu or as nvidia.com/mig-*.", default_text="none",
+        env=("MIG_STRATEGY",))
+    split_count: int | None = Group.LOWEST("device-split-count", AMOUNT, None,
+        "Pods that may share a card.", default_text="10", env=("DEVICE_SPLIT_COUNT",))
+    memory_scaling: float | None = Group.LOWEST("device-memory-scaling", SCALING, None,
+        "Memory registered per memory that a card has.", default_text="1", env=("DEVICE_MEMORY_SCALING",))
+    core_scaling: float | None = Group.LOWEST("device-cores-scaling", SCALING, None,
+        "The same for cores.", default_text="1", env=("DEVICE_CORES_SCALING",))
+
+
+IGNORED = (
+    Setting("imex-channel-ids", ValueType("NUMBER,...", str, kind=FlagKind.LIST), "", Group.IGNORED,
+        "No effect: channels never reach a container in HAMi either.", env=("IMEX_CHANNEL_IDS",)),
+    Setting("imex-required", ANY_SWITCH, "", Group.IGNORED, "No effect.", env=("IMEX_REQUIRED",)),
+)
+
+# fmt: on
+TABLE: tuple[Setting, ...] = (
+    *rows_of(Configuration, SharingFlags),
+    CONFIG_FILE,
+    NODE_CONFIG_FILE,
+    DISCOVERY,
+    *LOG_SETTINGS,
+    PRINT_CONFIG,
+    *IGNORED,
+)
+"""every flag of `tessera device-plugin`"""

@@ -1,7 +1,7 @@
-"""What nodes have free beside their cards: CPU and memory, counted as kube-scheduler counts them.
+"""Free CPU and memory of the nodes, counted as kube-scheduler counts them.
 
-Told to the ledger's arrays for policies that look ahead; nothing is ever refused for it, since kube-scheduler has
-checked it before. Kept only where the default policy looks ahead. An amount that cannot be read counts as nothing.
+The ledger's arrays need them for policies that look ahead. Nothing is ever refused for them, since kube-scheduler has
+checked them before. Kept only if the default policy looks ahead. An amount that cannot be read counts as nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from tessera.core.arrays import CardArrays
-from tessera.core.requests import HostAsk
+from tessera.core.requests import HostRequest
 from tessera.vendors.pod_reader import ENDED, SIDECAR_POLICY
 from tessera.wire.objects import Container, Node, Pod
 from tessera.wire.quantity import NotAQuantity, read
@@ -23,7 +23,7 @@ TEXTS = 1_024
 NOTHING: Mapping[str, str | int | float] = MappingProxyType({})
 
 
-def host_ask(pod: Pod) -> HostAsk:
+def host_ask(pod: Pod) -> HostRequest:
     """What a pod asks of its node: its app containers and sidecars together, or its largest init container."""
     cpu = memory = 0
     for container in pod.app_containers:
@@ -36,7 +36,7 @@ def host_ask(pod: Pod) -> HostAsk:
             cpu, memory = cpu + own_cpu, memory + own_memory
         else:
             most_cpu, most_memory = max(most_cpu, own_cpu), max(most_memory, own_memory)
-    return HostAsk(max(cpu, most_cpu), max(memory, most_memory))
+    return HostRequest(max(cpu, most_cpu), max(memory, most_memory))
 
 
 def _ask(container: Container) -> tuple[int, int]:
@@ -60,20 +60,20 @@ def _amount(text: str | int | float | None, *, scale: int = 1, per: int = 1) -> 
     return 0 if found is None or isinstance(found, NotAQuantity) else max(int(found.value * scale) // per, 0)
 
 
-class Hosts:
+class HostResources:
     """Allocatable of every node, less what its pods ask for."""
 
     def __init__(self, arrays: CardArrays) -> None:
         self._arrays = arrays
-        self._total: dict[str, HostAsk] = {}
-        self._asked: dict[str, HostAsk] = {}
+        self._total: dict[str, HostRequest] = {}
+        self._asked: dict[str, HostRequest] = {}
         """by node"""
-        self._pods: dict[str, tuple[str, HostAsk]] = {}
+        self._pods: dict[str, tuple[str, HostRequest]] = {}
 
     def put_node(self, node: Node) -> None:
         allocatable = node.allocatable
-        total = HostAsk(_cpu(allocatable.get(CPU)), _memory(allocatable.get(MEMORY)))
-        if total != HostAsk():
+        total = HostRequest(_cpu(allocatable.get(CPU)), _memory(allocatable.get(MEMORY)))
+        if total != HostRequest():
             self._total[node.name] = total
             self._tell(node.name)
 
@@ -92,10 +92,10 @@ class Hosts:
         if known is not None:
             self._charge(*known, sign=-1)
 
-    def _charge(self, name: str, ask: HostAsk, *, sign: int) -> None:
-        asked = self._asked.get(name, HostAsk())
-        asked = HostAsk(asked.cpu + sign * ask.cpu, asked.memory + sign * ask.memory)
-        if asked == HostAsk():
+    def _charge(self, name: str, ask: HostRequest, *, sign: int) -> None:
+        asked = self._asked.get(name, HostRequest())
+        asked = HostRequest(asked.cpu + sign * ask.cpu, asked.memory + sign * ask.memory)
+        if asked == HostRequest():
             self._asked.pop(name, None)
         else:
             self._asked[name] = asked
@@ -104,6 +104,6 @@ class Hosts:
     def _tell(self, name: str) -> None:
         total = self._total.get(name)
         if total is not None:
-            asked = self._asked.get(name, HostAsk())
+            asked = self._asked.get(name, HostRequest())
             free = max(total.cpu - asked.cpu, 0), max(total.memory - asked.memory, 0)
-            self._arrays.tell_host(name, cpu=free[0], memory=free[1])
+            self._arrays.set_host_free(name, cpu=free[0], memory=free[1])

@@ -1,15 +1,47 @@
-"""What the scheduler service is told: one frozen value, made from flags, environment and files by `options`."""
+"""Every setting of `tessera scheduler`: flag, type, default, variables and help, and the value made from them.
+
+`configuration.options` reads the table and applies the rules between settings. Nothing here touches a file, and nothing
+heavy is imported, so that `--help` stays quick.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tessera.scheduler.configuration.legacy_flags import IGNORED, OVERRIDES
 from tessera.services.addresses import Address
-from tessera.vendors.base import Switches
-from tessera.vendors.pod_reader import PolicyDefaults
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess
+from tessera.services.logs import LOG_SETTINGS
+from tessera.services.settings_table import Group, Setting, nested, rows_of
+from tessera.services.value_types import (
+    ADDRESS,
+    DNS_NAME,
+    DURATION,
+    FILE,
+    LABELS,
+    NAME,
+    REQUIRED_ADDRESS,
+    SECONDS,
+    SPAN,
+    SWITCH,
+    FlagKind,
+    ValueType,
+    choice,
+    parse_directory,
+    parse_number,
+    parse_text,
+    parse_whole,
+)
+from tessera.wire.quotes import quoted
+
+if TYPE_CHECKING:
+    from tessera.vendors.base import Switches
+    from tessera.vendors.pod_reader import PolicyDefaults
+
+KUBE_TIMEOUT_S = 30.0
 
 
 class NodeLockMode(Enum):
@@ -29,17 +61,55 @@ class PrivilegedMode(Enum):
     DENY = "deny"
 
 
+def _parse_policies(text: str, *, for_nodes: bool) -> str:
+    from tessera.core.policies import POLICIES
+    from tessera.wire.expectations import nearest
+
+    known = [name for name, policy in POLICIES.items() if policy.nodes or not for_nodes]
+    for word in [text] if for_nodes else text.split(","):
+        if text and word.strip() not in known:
+            hint = nearest(word.strip(), known, what="policies")
+            raise ValueError(f"unknown policy {quoted(word.strip())}{hint}")
+    return text
+
+
+def _above_zero(value: Any) -> Any:
+    """A limit; 0 and less is none."""
+    return value if value > 0 else None
+
+
+# A chart value that was emptied means the default, as it does in HAMi.
+NODE_POLICY = ValueType("POLICY", lambda text: _parse_policies(text, for_nodes=True) or "binpack")
+DEVICE_POLICY = ValueType("POLICY,...", lambda text: _parse_policies(text, for_nodes=False) or "spread")
+QPS: ValueType[float | None] = ValueType("NUMBER", lambda text: _above_zero(parse_number(text)), lambda qps: qps or 0)
+BURST: ValueType[int | None] = ValueType("NUMBER", lambda text: _above_zero(parse_whole(text)), lambda most: most or 0)
+TIMEOUT = ValueType("SECONDS", lambda text: _above_zero(SECONDS.parse(text)) or KUBE_TIMEOUT_S, SECONDS.show)
+HOOK_PATH = ValueType("DIRECTORY", parse_directory)
+SCHEDULER_NAME = ValueType("NAME", parse_text)
+USERS: ValueType[frozenset[str]] = ValueType("USER", lambda text: frozenset({parse_text(text)}), sorted, FlagKind.SET)
+
+
+# fmt: off
+# Rows of the table: field, heading, flag, type and default; then the help; then what is special.
+
+
 @dataclass(frozen=True, slots=True)
 class Listeners:
     """Addresses of the service. `single` is HAMi's one listener for everything but metrics."""
 
-    extender: Address | None = Address("127.0.0.1", 8080)
-    webhook: Address | None = Address("", 9443)
-    metrics: Address | None = Address("", 9395)
-    single: Address | None = None
-    client_ca: str = ""
-    """PEM file: callers of filter and bind from other machines must present a certificate of this authority"""
-    extender_tls: bool = False
+    extender: Address | None = Group.LISTENERS("extender-bind", ADDRESS, Address("127.0.0.1", 8080),
+        "Filter and bind, for the kube-scheduler on this machine.")
+    webhook: Address | None = Group.LISTENERS("webhook-bind", ADDRESS, Address("", 9443),
+        "The admission webhook, over TLS.", default_text=":9443 where there is a certificate")
+    metrics: Address | None = Group.LISTENERS("metrics-bind-address", ADDRESS, Address("", 9395),
+        "Metrics, /healthz and /readyz. Like the others, 'none' switches it off.", aliases=("metrics-bind",))
+    single: Address | None = Group.LISTENERS("http_bind", REQUIRED_ADDRESS, None,
+        "HAMi's one listener for webhook, filter and bind, instead of the first two; TLS with a certificate.",
+        aliases=("http-bind",))
+    client_ca: str = Group.LISTENERS("client-ca-file", FILE, "",
+        "PEM file of the authority whose client certificates let other machines call filter and bind.",
+        default_text="no other machine may")
+    extender_tls: bool = Group.LISTENERS("extender-tls", SWITCH, False, "Serve filter and bind over TLS.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +130,25 @@ class SelfManaged:
     webhook_configuration: str
 
 
+Tls = TlsFiles | SelfManaged | None
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateFlags:
+    """What `Settings.tls` is made from."""
+
+    cert_file: str = Group.CERTIFICATES("cert_file", FILE, "",
+        "Serving certificate, read again when it changes.", aliases=("cert-file",))
+    key_file: str = Group.CERTIFICATES("key_file", FILE, "", "Its private key.", aliases=("key-file",))
+    secret: str | None = Group.CERTIFICATES("tls-secret", ValueType("NAMESPACE/NAME", str), None,
+        "Make and renew own certificates, kept in this Secret.",
+        default_text="tessera-scheduler-tls where POD_NAMESPACE is set and neither files nor --http_bind are given")
+    service: str = Group.CERTIFICATES("webhook-service", DNS_NAME, "tessera-scheduler",
+        "Service in the Secret's namespace that own certificates are for.")
+    webhook_configuration: str = Group.CERTIFICATES("webhook-configuration", DNS_NAME, "tessera-webhook",
+        "MutatingWebhookConfiguration whose caBundle is kept right.")
+
+
 @dataclass(frozen=True, slots=True)
 class Leadership:
     """The Lease of the kube-scheduler beside this process; None in `Settings` = always leader."""
@@ -71,43 +160,91 @@ class Leadership:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Everything the service needs to know."""
+class LeaderElectionFlags:
+    """What `Settings.leadership` is made from."""
 
-    scheduler_name: str = "hami-scheduler"
-    force_overwrite_default_scheduler: bool = True
-    policies: PolicyDefaults = PolicyDefaults()
-    switches: Switches = field(default_factory=Switches)
+    is_wanted: bool = Group.LEADER("leader-elect", SWITCH, False,
+        "Decide only while the kube-scheduler beside this process holds its Lease.")
+    name: str = Group.LEADER("leader-elect-resource-name", NAME, "", "That Lease.")
+    namespace: str = Group.LEADER("leader-elect-resource-namespace", NAME, "",
+        "Its namespace.", default_text="POD_NAMESPACE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(ClusterAccess):
+    """Everything that the service needs to know."""
+
+    kube_qps: float | None = Group.CLUSTER("kube-qps", QPS, None,
+        "Requests per second to the apiserver.", default_text="no limit")
+    kube_burst: int | None = Group.CLUSTER("kube-burst", BURST, None,
+        "Requests above that at once.", default_text="10 with --kube-qps")
+    kube_timeout: float = Group.CLUSTER("kube-timeout", TIMEOUT, KUBE_TIMEOUT_S, "Time for one request.")
+    listeners: Listeners = nested(Listeners)
+    tls: Tls = None
+    scheduler_name: str = Group.ADMISSION("scheduler-name", SCHEDULER_NAME, "hami-scheduler",
+        "schedulerName of device pods.")
+    force_overwrite_default_scheduler: bool = Group.ADMISSION("force-overwrite-default-scheduler", SWITCH, True,
+        "Take device pods that name the default-scheduler.")
+    privileged: PrivilegedMode = Group.ADMISSION("privileged", choice(PrivilegedMode), PrivilegedMode.IGNORE,
+        "Privileged containers that ask for devices.")
+    injects_downward_api: bool = Group.ADMISSION("inject-identity", SWITCH, True,
+        "Containers get their slices from their own pod's annotations (downward API); false while another extender "
+        "still binds pods.")
+    hook_path: str = Group.ADMISSION("hook-path", HOOK_PATH, "/usr/local",
+        "Where node agents put files into containers.")
+    allow_disable_control: bool = Group.ADMISSION("allow-disable-control", SWITCH, False,
+        "Let tenants switch enforcement inside their containers off.")
+    trusted_users: frozenset[str] = Group.ADMISSION("trusted-user", USERS, frozenset(),
+        "User whose pods may carry reserved annotations; may be repeated.")
+    node_policy: str = Group.PLACEMENT("node-scheduler-policy", NODE_POLICY, "binpack",
+        "Which node, where the pod does not say.")
+    device_policy: str = Group.PLACEMENT("gpu-scheduler-policy", DEVICE_POLICY, "spread",
+        "Which card, where the pod does not say.")
+    node_selector: Mapping[str, str] = Group.PLACEMENT("node-label-selector", LABELS, {},
+        "Only nodes with these labels.", default_text="all")
+    reservation_seconds: float = Group.PLACEMENT("reservation-timeout", SPAN, 300.0,
+        "How long a decision waits for its bind.")
+    turn_seconds: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
+        "Longest wait inside bind; below the extender's httpTimeout (30s in the chart).")
+    node_lock: NodeLockMode = Group.PLACEMENT("node-lock", choice(NodeLockMode), NodeLockMode.AUTO,
+        "Use of the node-lock annotation; auto: on nodes whose plugin needs it.")
+    node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
+        "Age at which another pod's lock counts as forgotten.", env=("HAMI_NODELOCK_EXPIRE",))
+    device_config_file: str = Group.DEVICES("device-config-file", FILE, "",
+        "device-config.yaml with one section per vendor.", default_text="the chart's values")
     device_sections: Mapping[str, Any] | None = None
     """decoded device-config.yaml; None = the chart's values"""
-    device_config_file: str = ""
-    node_selector: Mapping[str, str] = field(default_factory=dict)
-    listeners: Listeners = Listeners()
-    tls: TlsFiles | SelfManaged | None = None
+    enable_ascend: bool = Group.DEVICES("enable-ascend", SWITCH, False,
+        "Serve Ascend NPUs.", default_text="false, or true with an --ascend... flag")
+    enable_iluvatar: bool = Group.DEVICES("enable-iluvatar", SWITCH, False,
+        "Serve Iluvatar chips of section iluvatars.")
     leadership: Leadership | None = None
-    kubeconfig: str | None = None
-    context: str | None = None
-    kube_qps: float | None = None
-    """requests a second to the apiserver; None = no limit of our own"""
-    kube_burst: int | None = None
-    kube_timeout: float = 30.0
-    """seconds"""
-    reservation_seconds: float = 300.0
-    """how long a filter's decision is kept for its bind"""
-    node_lock: NodeLockMode = NodeLockMode.AUTO
-    node_lock_seconds: float = 300.0
-    """age at which another pod's lock is taken as forgotten"""
-    turn_seconds: float = 20.0
-    """longest wait inside bind; must stay below the extender's HTTP timeout (30 s in the chart)"""
-    privileged: PrivilegedMode = PrivilegedMode.IGNORE
-    injects_identity: bool = True
-    """the webhook makes slices travel with their pods; off while another extender still binds them"""
-    hook_path: str = "/usr/local"
-    """where node agents put their files into containers"""
-    allow_disable_control: bool = False
-    """tenants may switch the enforcement inside their containers off"""
-    legacy_metrics: bool = False
-    trusted_users: frozenset[str] = frozenset()
-    """users whose pods may carry reserved annotations"""
-    grace_seconds: float = 20.0
-    """for running binds and events after SIGTERM"""
+    legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
+        "Publish HAMi's metrics under their old names too.")
+    grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,
+        "Time for running binds and events after SIGTERM.")
+
+    @property
+    def policies(self) -> PolicyDefaults:
+        from tessera.vendors.pod_reader import PolicyDefaults
+
+        return PolicyDefaults(node=self.node_policy, device=self.device_policy)
+
+    @property
+    def switches(self) -> Switches:
+        from tessera.vendors.base import Switches
+
+        return Switches(ascend=self.enable_ascend, iluvatar=self.enable_iluvatar)
+
+
+# fmt: on
+
+
+TABLE: tuple[Setting, ...] = (
+    *rows_of(Settings, CertificateFlags, LeaderElectionFlags),
+    *LOG_SETTINGS,
+    PRINT_CONFIG,
+    *(override.setting for override in OVERRIDES),
+    *IGNORED,
+)
+"""every flag of `tessera scheduler`"""

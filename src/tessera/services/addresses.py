@@ -1,4 +1,4 @@
-"""Where a service listens."""
+"""The address of a listener."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen; an empty host means every interface."""
+    """A host and port to listen on; an empty host means all interfaces."""
 
     host: str
     port: int

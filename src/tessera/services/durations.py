@@ -7,7 +7,7 @@ import re
 from tessera.wire.quotes import quoted
 
 _UNITS = {"ns": 1, "us": 10**3, "µs": 10**3, "μs": 10**3, "ms": 10**6, "s": 10**9, "m": 60 * 10**9, "h": 3600 * 10**9}
-"""nanoseconds of a unit; the micro sign and the Greek letter are both in use"""
+"""nanoseconds per unit; the micro sign and the Greek letter are both in use"""
 
 _PART = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)"
 _PARTS = re.compile(_PART)
@@ -15,7 +15,7 @@ _WHOLE = re.compile(rf"(?:{_PART})+\Z")
 _BARE = re.compile(r"[0-9]+(\.[0-9]+)?\Z")
 
 _MAX_TEXT = 64
-"""characters; longer than any duration that somebody means"""
+"""characters; longer than any useful duration"""
 _MAX_NANOSECONDS = 2**63 - 1
 """what Go can hold, some 292 years"""
 
@@ -34,7 +34,7 @@ def parse_duration(text: str) -> float:
 
 
 def parse_span(text: str) -> float:
-    """Seconds, more than none."""
+    """Seconds, above 0."""
     seconds = parse_duration(text)
     if seconds <= 0:
         raise ValueError(f"expected a duration above 0, found {quoted(text)}")

@@ -1,4 +1,4 @@
-"""A registry of metrics as Prometheus reads it."""
+"""Renders metrics in the Prometheus text format."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(*registries: CollectorRegistry) -> bytes:
-    """Text format 0.0.4, without the times at which counting began, which nobody asks for."""
-    return b"".join(generate_latest(_Plain(registry)) for registry in registries)
+    """Text format 0.0.4, without the `_created` samples."""
+    return b"".join(generate_latest(_WithoutCreated(registry)) for registry in registries)
 
 
-class _Plain(CollectorRegistry):
+class _WithoutCreated(CollectorRegistry):
     def __init__(self, registry: CollectorRegistry) -> None:
         super().__init__()
         self._inner = registry

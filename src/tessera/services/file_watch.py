@@ -1,6 +1,6 @@
-"""Notices when the configuration should be read again: SIGHUP asked for it, or one of its files changed or went.
+"""Tells when the configuration should be read again: on SIGHUP, or when one of its files changed or disappeared.
 
-Files are compared by inode, time and size, never read here.
+Files are compared by inode, modification time and size; they are not read.
 """
 
 from __future__ import annotations
@@ -10,47 +10,46 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-LOOK_AT_FILES_S = 5.0
-"""seconds between looks at the configuration files"""
+CHECK_EVERY_SECONDS = 5.0
 
-Stamp = tuple[tuple[int, int, int], ...]
+Stamp = tuple[int, int, int]
 
 
-class FileNotice:
-    """`files` says which ones count at this moment."""
+class FileWatch:
+    """`files` returns the paths to watch at this moment."""
 
     def __init__(self, files: Callable[[], Sequence[str]]) -> None:
         self._files = files
-        self._asked = asyncio.Event()
-        self._seen: Stamp | None = None
+        self._is_requested = asyncio.Event()
+        self._stamps: tuple[Stamp, ...] | None = None
 
-    def ask(self) -> None:
-        """As SIGHUP does."""
-        self._asked.set()
+    def request_reload(self) -> None:
+        """What SIGHUP does."""
+        self._is_requested.set()
 
-    async def begin(self) -> None:
-        """What is there now is no news."""
-        self._seen = await asyncio.to_thread(self._stamp)
+    async def start(self) -> None:
+        """Changes are counted from now on."""
+        self._stamps = await asyncio.to_thread(self._take_stamps)
 
-    async def news(self) -> bool:
-        """Wait until the configuration should be read again; whether somebody asked for it."""
+    async def wait_for_change(self) -> bool:
+        """Returns when the configuration should be read again, and whether that was requested."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AT_FILES_S):
-                    await self._asked.wait()
-            asked = self._asked.is_set()
-            self._asked.clear()
-            before, self._seen = self._seen, await asyncio.to_thread(self._stamp)
-            if asked or self._seen != before:
-                return asked
+                async with asyncio.timeout(CHECK_EVERY_SECONDS):
+                    await self._is_requested.wait()
+            is_requested = self._is_requested.is_set()
+            self._is_requested.clear()
+            before, self._stamps = self._stamps, await asyncio.to_thread(self._take_stamps)
+            if is_requested or self._stamps != before:
+                return is_requested
 
-    def _stamp(self) -> Stamp:
+    def _take_stamps(self) -> tuple[Stamp, ...]:
         return tuple(_stamp_of(name) for name in self._files())
 
 
-def _stamp_of(path: str) -> tuple[int, int, int]:
+def _stamp_of(path: str) -> Stamp:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return (0, 0, 0)
-    return (found.st_ino, found.st_mtime_ns, found.st_size)
+    return (status.st_ino, status.st_mtime_ns, status.st_size)

@@ -1,19 +1,25 @@
-"""Logging of the services: structured events on stderr, as JSON lines for machines or coloured text on a terminal.
+"""Logging of the services: structured events on stderr, as JSON lines or as coloured text on a terminal.
 
-Records of libraries that use the standard library come out in the same form. Called once, by the process; modules only
-take a logger.
+Log records of libraries have the same form. The process configures logging once; modules only get a logger. structlog
+is imported late, so that `--help` stays quick.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-import structlog
-from structlog.typing import Processor
+from tessera.services.settings_table import Group, Setting, Sources, rows_of
+from tessera.services.value_types import ValueType, choice, parse_whole
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+DEBUG_VERBOSITY = 5
+"""HAMi's chart runs at 4, which must not mean debug"""
 
 
 class LogFormat(Enum):
@@ -29,29 +35,51 @@ class LogLevel(Enum):
 
     @property
     def number(self) -> int:
-        """As the standard library counts."""
+        """The level of the standard library."""
         return {"debug": 10, "info": 20, "warning": 30, "error": 40}[self.value]
 
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    format: LogFormat | None = None
-    """None = console on a terminal, JSON elsewhere"""
-    level: LogLevel = LogLevel.INFO
+    # fmt: off
+    format: LogFormat | None = Group.OPERATION("log-format", choice(LogFormat), None,
+        "Form of log lines.", default_text="console on a terminal, json elsewhere")
+    level: LogLevel = Group.OPERATION("log-level", choice(LogLevel), LogLevel.INFO,
+        "Least important level that is logged.")
+    # fmt: on
+
+
+VERBOSITY = Setting(
+    "v",
+    ValueType("NUMBER", lambda text: parse_whole(text.removeprefix("="))),
+    None,
+    Group.OPERATION,
+    "HAMi's verbosity: 5 and above is --log-level debug.",
+    short="v",
+)
+LOG_SETTINGS = (*rows_of(LogOptions), VERBOSITY)
+
+
+def read_log_options(sources: Sources) -> LogOptions:
+    options = sources.load(LogOptions)
+    is_verbose = (sources.read(VERBOSITY) or 0) >= DEBUG_VERBOSITY
+    return replace(options, level=LogLevel.DEBUG) if is_verbose and "log-level" not in sources else options
 
 
 def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
-    """Send what this process logs to `stream`, stderr by default."""
+    """Send the log of this process to `stream`, by default stderr."""
+    import structlog
+
     stream = stream or sys.stderr
     chosen = options.format or (LogFormat.CONSOLE if stream.isatty() else LogFormat.JSON)
-    before: list[Processor] = [
+    common: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    last = _renderers(chosen, colors=stream.isatty())
+    renderers = _renderers(chosen, colors=stream.isatty())
     structlog.configure(
-        processors=[*before, *last],
+        processors=[*common, *renderers],
         wrapper_class=structlog.make_filtering_bound_logger(options.level.number),
         logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=True,
@@ -59,16 +87,18 @@ def configure_logs(options: LogOptions, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*before, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+            foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
-    # Libraries talk at info about what nobody asked; their debug output comes with ours.
+    # At info, libraries log too much; their debug output comes with ours.
     level = options.level.number if options.level is not LogLevel.INFO else logging.WARNING
     logging.basicConfig(handlers=[handler], level=level, force=True)
 
 
 def _renderers(chosen: LogFormat, *, colors: bool) -> list[Processor]:
+    import structlog
+
     if chosen is LogFormat.CONSOLE:
         return [structlog.dev.ConsoleRenderer(colors=colors)]
     return [

@@ -6,12 +6,12 @@ least one per grant. Only limits are read.
 
 from __future__ import annotations
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -78,7 +78,7 @@ class Amd(Vendor):
         return first_fit(self, ask, lambda card: self._judge(card, ask))
 
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        refusal = generic.refuse_identity(self, ask, card) or generic.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
         if refusal is not None:
             return refusal
         grant = self.grant(card, ask)
@@ -106,7 +106,7 @@ def compute_units(total: int, percent: int) -> int:
 
 def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
     device = card.device
-    short = generic.refuse_memory(card, grant.memory) or generic.refuse_cores(card, grant.cores)
+    short = card_checks.refuse_memory(card, grant.memory) or card_checks.refuse_cores(card, grant.cores)
     if short is not None:
         return short
     if card.used > 0 and grant.cores == device.cores:

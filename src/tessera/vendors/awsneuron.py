@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, verdict
-from tessera.core.cards import Card
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import (
     AnnotationKeys,
@@ -170,7 +170,7 @@ class Neuron(Vendor):
         return (fitting[0][1],) if fitting else verdict(self, ask, refused)
 
     def _judge_cores(self, card: Card, ask: Ask, cores: int) -> Grant | CardMisfit:
-        refusal = generic.refuse_identity(self, ask, card) or generic.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
         if refusal is not None:
             return refusal
         free = free_cores(card)
@@ -197,7 +197,7 @@ class Neuron(Vendor):
         return run
 
     def _judge_whole(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        refusal = generic.refuse_identity(self, ask, card) or refuse_used(card)
+        refusal = card_checks.refuse_identity(self, ask, card) or refuse_used(card)
         return refusal or self._granted(card, ask, card.device.cores)
 
     def _granted(self, card: Card, ask: Ask, mask: int) -> Grant:

@@ -6,10 +6,10 @@ share the cards of the first of them, because MThreads' node agent gets one list
 
 from __future__ import annotations
 
-from tessera.core.cards import Card
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.misfits import Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import (
     AnnotationKeys,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
-from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request, Role, Weights
+from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request, Role, Weights
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
@@ -78,7 +78,7 @@ class PodReader:
             requests = self._requests(container)
             if isinstance(requests, BadRequest):
                 return BadPod(container.name, requests.text)
-            asks.append(ContainerAsk(container.name, role, requests))
+            asks.append(ContainerRequest(container.name, role, requests))
         annotations = pod.annotations
         weights = _weights(annotations)
         if isinstance(weights, BadPod):

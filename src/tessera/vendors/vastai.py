@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.card_checks import Fitting
-from tessera.core.cards import Card, NodeView
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest
 from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
 from tessera.vendors.parts.card_choice import judge_all
@@ -45,10 +45,10 @@ class Vastai(Counted):
         if not dies(ask.cards):
             return super().fit(ask)
         # Under the mutex policy one die in use makes the whole physical card unavailable.
-        alone = "mutex" in ask.pod.device_words
+        alone = ask.policy.unused_cards_only
         busy = {physical_card(card.device) for card in ask.cards if card.used > 0} if alone else set()
         fitting, refused = judge_all(ask, lambda card: self._judge_die(card, ask, busy))
-        return generic.choose(self, ask, _card_by_card(fitting) if ask.request.count > 1 else fitting, refused)
+        return card_checks.choose(self, ask, _card_by_card(fitting) if ask.request.count > 1 else fitting, refused)
 
     def _judge_die(self, card: Card, ask: Ask, busy: set[str]) -> Grant | CardMisfit:
         found = self.judge(card, ask)
@@ -56,7 +56,7 @@ class Vastai(Counted):
             return CardMisfit(card.device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=1, free=0)
         return found
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """The fraction of each container's dies that is on one physical card."""
         own = {card.device.uuid: card.device for card in node.of_vendor(self.key)}
         used = [[own[grant.uuid] for grant in container] for container in grants if container]

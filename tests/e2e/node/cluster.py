@@ -21,9 +21,9 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import MUTATING_WEBHOOKS, NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.objects import containers_of, uid_of
-from tests.contract.speaking import client, read_kubeconfig
+from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent
 from tests.e2e.node.image import END
@@ -190,7 +190,7 @@ async def _cluster(node: Node, plugins: Path) -> AsyncIterator[NodeCluster]:
     try:
         async with KubeClient(access) as api, client(read_kubeconfig(plane.kubeconfig("tenant"))) as tenant:
             found = NodeCluster(
-                plane, api=api, tenant=tenant, fleet=Fleet(api, []), namespace=namespace, replica=replica
+                plane, api=api, tenant=tenant, fleet=SimulatedFleet(api, []), namespace=namespace, replica=replica
             )
             found.node, found.agent = node, agent
             await make_namespace(api, namespace)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.no_driver import NullHardware
 from tessera.node import agent as wiring
 from tessera.node import process as module
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.null import NullHardware
-from tessera.node.modes.base import Refused
-from tessera.services import file_watch as noticing
+from tessera.node.modes.base import AllocationRefused
+from tessera.services import file_watch
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.agent import SPLIT, agent_node
 from tests.support.logs import captured
@@ -55,7 +55,7 @@ async def test_an_agent_whose_state_folder_is_in_the_way_serves_all_the_same(tmp
 async def test_another_driver_root_needs_another_process_and_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
     with captured() as logs:
         async with agent_node(tmp_path) as node:
             del node.flags["driver-root-ctr-path"]
@@ -80,6 +80,8 @@ async def test_a_sharing_mode_that_does_not_end_is_left_behind(tmp_path: Path, m
     monkeypatch.setattr(wiring, "STOP_S", 0.01)
     with captured() as logs:
         async with agent_node(tmp_path) as node:
+            # A mode that was never started is not stopped.
+            await node.kubelet.listed()
             assert node.process.agent is not None
             monkeypatch.setattr(node.process.agent.mode, "stop", asyncio.Event().wait)
             assert await node.stop() == 0
@@ -89,8 +91,8 @@ async def test_a_sharing_mode_that_does_not_end_is_left_behind(tmp_path: Path, m
 async def test_while_there_is_no_sharing_mode_nobody_gets_anything() -> None:
     mode = wiring.NotStarted()
     claim = Claim(PodKey("default", "p", "u"), 0, "main", (DeviceEntry("GPU-a", "NVIDIA", 1000, 10),))
-    for asked in (mode.hand_over(claim, ["GPU-a-0"]), mode.welcome(["GPU-a-0"])):
-        with pytest.raises(Refused, match="starting"):
+    for asked in (mode.hand_over(claim, ["GPU-a-0"]), mode.hand_over_downward_api(["GPU-a-0"])):
+        with pytest.raises(AllocationRefused, match="starting"):
             await asked
 
 

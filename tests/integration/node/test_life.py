@@ -31,7 +31,7 @@ async def test_a_signal_ends_the_command_well_and_the_socket_is_gone(tmp_path: P
     async with agent_node(tmp_path, start=False) as node:
         flags = [f"--{name}={value}" for name, value in node.flags.items()]
         async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}") as command:
-            await node.kubelet.listed(lambda health: len(health) == 2 * SPLIT)
+            await command.until(node.kubelet.listed(lambda health: len(health) == 2 * SPLIT))
             command.send(number)
             assert await command.end() == 0
         assert not os.path.lexists(node.kubelet.socket.parent / "nvidia-gpu.sock")
@@ -43,7 +43,7 @@ async def test_a_command_that_cannot_reach_any_apiserver_says_so(tmp_path: Path)
     arguments = ("--node-name=n1", "--inventory=null", ADDRESS, f"--node-config-file={tmp_path}/c.json")
     async with started("device-plugin", *arguments) as command:
         assert await command.end() == 2
-    assert "no way to the apiserver" in command.events[-1]["error"]
+    assert "no access to an apiserver" in command.events[-1]["error"]
 
 
 async def test_simulated_cards_that_cannot_be_understood_are_one_message(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ async def test_an_agent_without_kubelet_and_apiserver_waits_for_both(tmp_path: P
         assert status == 503
         assert text.startswith(("no cards: ", "the first list of this node's pods is not complete"))
         await node.plane.server.start()
-        await node.until(lambda: "kubelet is not there" in node.process.missing())
+        await node.until(lambda: "kubelet is not running" in node.process.missing())
         await node.kubelet.start()
         await node.kubelet.registered()
         await node.until(lambda: not node.process.missing())

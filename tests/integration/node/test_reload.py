@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
-from tessera.services import file_watch as noticing
+from tessera.services import file_watch
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured
 
@@ -22,7 +22,7 @@ NOT_READ = "configuration not read again, the old one stays"
 @pytest.fixture
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are looked at all the time."""
-    monkeypatch.setattr(noticing, "LOOK_AT_FILES_S", 0.02)
+    monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
 
 
 def hang_up() -> None:
@@ -140,7 +140,7 @@ async def test_a_fault_of_one_part_makes_all_parts_start_anew(tmp_path: Path, mo
     monkeypatch.setattr(module, "PAUSES", Backoff(initial=0.01, cap=0.01, floor=0.01))
     with captured() as logs:
         async with agent_node(tmp_path) as node:
-            assert len(logs.of("a part of the agent failed; all start anew")) == 2
+            assert len(logs.of("a part of the agent failed; restarting all parts")) == 2
             await node.bound_pod("p", [[node.slice(0, memory=1000)]])
             await node.allocate(1, holder=("p", "c0"))
             await node.phase_is("p", "success")

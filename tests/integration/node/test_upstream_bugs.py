@@ -62,8 +62,8 @@ import grpc
 import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.cards import CardEvent
 from tessera.node.handover import assembly
-from tessera.node.inventory.cards import CardEvent
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tests.support.agent import NODE, AgentNode, agent_node

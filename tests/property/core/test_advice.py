@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tessera.core.advice import Change, advise
+from tessera.core.advice import RequestChange, advise
 from tessera.core.ledger import Ledger
 from tessera.core.near_misses import FewCards
 from tessera.core.requests import PodRequest
@@ -16,7 +16,7 @@ from tessera.core.selection import Refused, Selected, Selector
 from tests.support import strategies as some
 
 
-def with_value(pod: PodRequest, change: Change, value: int) -> PodRequest:
+def with_value(pod: PodRequest, change: RequestChange, value: int) -> PodRequest:
     """The pod with the changed field of that container set to `value`."""
     field: dict[str, Any] = {change.field: value}
     containers = tuple(

@@ -9,10 +9,10 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.quota import QuotaFacts
-from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
+from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support import strategies as some
-from tests.support.oracle import agreed
+from tests.support.oracle import select_and_check
 
 PLAIN = Device("plain", "NVIDIA", slots=10, memory=8192, mode=HAMI_CORE)
 CUT = Device(
@@ -35,13 +35,13 @@ def quota(**limits: int) -> QuotaFacts:
 def pod(*requests: Request, roles: tuple[Role, ...] = (), numa_bind: bool = False) -> PodRequest:
     """One container for every request, all apps unless `roles` say otherwise."""
     asks = zip(requests, roles or [Role.APP] * len(requests), strict=True)
-    containers = tuple(ContainerAsk(f"c{i}", role, (request,)) for i, (request, role) in enumerate(asks))
+    containers = tuple(ContainerRequest(f"c{i}", role, (request,)) for i, (request, role) in enumerate(asks))
     return PodRequest("pod", "team-a", "pod", containers, numa_bind=numa_bind)
 
 
 def decided(ledger: Ledger, asked: PodRequest) -> Selected | Refused:
     selector = Selector(ledger)
-    return agreed(selector, asked, selector.candidates(ledger.node_names()))
+    return select_and_check(selector, asked, selector.candidates(ledger.node_names()))
 
 
 def running(uid: str, grant: Grant, *more: Grant) -> PodFacts:

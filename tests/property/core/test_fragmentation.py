@@ -11,16 +11,17 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.cards import NodeView
-from tessera.core.demand_forecast import GRAIN, DemandForecast, Load, Slice
+from tessera.core.demand_forecast import GRAIN, DemandForecast, DemandSlice, HostLoad
 from tessera.core.devices import HAMI_CORE, MIG, Device, MigPlacement, MigProfile, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
-from tessera.core.policies.fragmentation import Remembered
-from tessera.core.policies.fragmentation_loss import GROUP, SCARCE, UNSERVED, growth
-from tessera.core.policies.fragmentation_waste import NOBODY
-from tessera.core.requests import ContainerAsk, HostAsk, PodRequest, Request, Role
+from tessera.core.node_info import NodeInfo
+from tessera.core.policies.fragmentation import CachedPreference
+from tessera.core.policies.fragmentation.array_growth import growth_by_column
+from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
+from tessera.core.policies.fragmentation.waste import NO_DEMAND
+from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selected, Selector
 from tests.support.builders import vendors
 
@@ -32,11 +33,11 @@ EIGHTHS = ((1, 12, 1, range(7)), (2, 25, 2, (0, 2, 4)), (3, 50, 4, (0, 4)), (7, 
 HALVES = ((1, 25, 1, range(4)), (2, 50, 2, (0, 2)), (4, 100, 4, (0,)))
 
 PARTS = st.sampled_from((1, 10, 20, 25, 47, 50, 81, 100))
-SLICES = st.builds(Slice, PARTS, PARTS, st.sampled_from((0.1, 0.5, 1.0)))
+SLICES = st.builds(DemandSlice, PARTS, PARTS, st.sampled_from((0.1, 0.5, 1.0)))
 LOADS = st.builds(
-    Load, st.sampled_from((0.25, 0.75)), st.sampled_from((500.0, 4000.0)), st.sampled_from((64.0, 9000.0))
+    HostLoad, st.sampled_from((0.25, 0.75)), st.sampled_from((500.0, 4000.0)), st.sampled_from((64.0, 9000.0))
 )
-OUTLOOKS = st.builds(
+FORECASTS = st.builds(
     DemandForecast,
     slices=st.lists(SLICES, max_size=4).map(tuple),
     loads=st.lists(LOADS, max_size=2).map(tuple),
@@ -47,7 +48,7 @@ OUTLOOKS = st.builds(
 
 
 @st.composite
-def nodes(draw: st.DrawFn) -> list[tuple[NodeFacts, HostAsk | None]]:
+def nodes(draw: st.DrawFn) -> list[tuple[NodeFacts, HostRequest | None]]:
     made = []
     for number in range(draw(st.integers(1, 4))):
         model, memory = draw(st.sampled_from(MODELS)), draw(st.sampled_from((1000, 1024, 24576)))
@@ -63,7 +64,7 @@ def nodes(draw: st.DrawFn) -> list[tuple[NodeFacts, HostAsk | None]]:
             )
             for i in range(draw(st.integers(1, 4)))
         )  # fmt: skip
-        host = draw(st.sampled_from((None, HostAsk(8_000, 32_768), HostAsk(64_000, 262_144))))
+        host = draw(st.sampled_from((None, HostRequest(8_000, 32_768), HostRequest(64_000, 262_144))))
         cordoned = frozenset(draw(st.sampled_from(((), (), (), (cards[0].uuid,)))))
         made.append((NodeFacts(f"n{number}", cards, cordoned), host))
     return made
@@ -75,30 +76,30 @@ def pods(draw: st.DrawFn) -> PodRequest:
     request = Request(
         NVIDIA, draw(st.sampled_from((1, 1, 1, 2, 4))), percent=part, cores=draw(st.sampled_from((0, part, 100)))
     )
-    host = draw(st.sampled_from((None, HostAsk(2_000, 4_096))))
+    host = draw(st.sampled_from((None, HostRequest(2_000, 4_096))))
     return PodRequest(
-        "", "default", "", (ContainerAsk("c", Role.APP, (request,)),), host=host,
+        "", "default", "", (ContainerRequest("c", Role.APP, (request,)),), host=host,
         node_policy="fragmentation", device_policy="fragmentation",
     )  # fmt: skip
 
 
-def ledger_of(made: list[tuple[NodeFacts, HostAsk | None]]) -> Ledger:
+def ledger_of(made: list[tuple[NodeFacts, HostRequest | None]]) -> Ledger:
     ledger = Ledger(vendors())
     for facts, host in made:
         ledger.observe_node(facts)
         if host is not None:
-            ledger.arrays.tell_host(facts.name, cpu=host.cpu, memory=host.memory)
+            ledger.arrays.set_host_free(facts.name, cpu=host.cpu, memory=host.memory)
     return ledger
 
 
-def plain_mig_waste(device: Device, taken: frozenset[int], outlook: DemandForecast) -> float:
+def plain_mig_waste(device: Device, taken: frozenset[int], forecast: DemandForecast) -> float:
     """What nobody will come for, from the definition: `taken` are the memory slices in use."""
     slices = max(place.start + place.size for profile in device.mig_profiles for place in profile.placements)
 
     @cache
     def waste(taken: frozenset[int]) -> float:
-        chance, later = NOBODY, NOBODY * (1.0 - len(taken) / slices)
-        for part in outlook.slices:
+        chance, later = NO_DEMAND, NO_DEMAND * (1.0 - len(taken) / slices)
+        for part in forecast.slices:
             for profile in sorted(device.mig_profiles, key=lambda profile: profile.memory):
                 spans = [frozenset(range(place.start, place.start + place.size)) for place in profile.placements]
                 free = [span for span in spans if not span & taken]
@@ -111,15 +112,15 @@ def plain_mig_waste(device: Device, taken: frozenset[int], outlook: DemandForeca
     return waste(taken)
 
 
-def plain_loss(view: NodeView, host: HostAsk | None, outlook: DemandForecast) -> float:
+def plain_loss(view: NodeInfo, host: HostRequest | None, forecast: DemandForecast) -> float:
     """The four parts, from their definitions."""
 
     @cache
     def waste(memory: int, cores: int) -> float:
-        fitting = [s for s in outlook.slices if s.memory <= memory and s.cores <= cores]
-        chance = NOBODY + sum(s.weight for s in fitting)
+        fitting = [s for s in forecast.slices if s.memory <= memory and s.cores <= cores]
+        chance = NO_DEMAND + sum(s.weight for s in fitting)
         later = sum(s.weight * waste(memory - s.memory, cores - s.cores) for s in fitting)
-        return (NOBODY * outlook.worth(memory, cores) + later) / chance
+        return (NO_DEMAND * forecast.worth(memory, cores) + later) / chance
 
     free = [
         (
@@ -130,73 +131,73 @@ def plain_loss(view: NodeView, host: HostAsk | None, outlook: DemandForecast) ->
         for c in view.cards
     ]
     usable = [card.device.healthy and not card.cordoned for card in view.cards]
-    idle = sum(outlook.worth(memory, cores) for (memory, cores, _), can in zip(free, usable, strict=True) if can)
+    idle = sum(forecast.worth(memory, cores) for (memory, cores, _), can in zip(free, usable, strict=True) if can)
     loss = 0.0
     for card, (memory, cores, _) in zip(view.cards, free, strict=True):
         if card.device.mode == MIG:
             spans = (range(p.start, p.start + p.size) for p in (slot.placement for slot in card.mig))
-            loss += plain_mig_waste(card.device, frozenset(i for span in spans for i in span), outlook)
+            loss += plain_mig_waste(card.device, frozenset(i for span in spans for i in span), forecast)
         else:
             loss += waste(memory, cores)
-    loss += SCARCE * sum(outlook.pressure.get(model, 0.0) * (1.0 - outlook.worth(m, c)) for m, c, model in free)
+    loss += SCARCE * sum(forecast.pressure.get(model, 0.0) * (1.0 - forecast.worth(m, c)) for m, c, model in free)
     if host is not None:
-        for load in outlook.loads:
+        for load in forecast.loads:
             served = min(host.cpu / load.cpu, host.memory / load.memory)
             loss += UNSERVED * load.weight * max(idle - served, 0.0)
     whole = sum(card.used == 0 for card, can in zip(view.cards, usable, strict=True) if can)
-    for size, part in outlook.groups:
+    for size, part in forecast.groups:
         if len(view.cards) >= size:
             loss -= GROUP * sqrt(part) * size * (whole // size)
     return loss
 
 
-def after(host: HostAsk | None, pod: PodRequest) -> HostAsk | None:
-    asked = pod.host or HostAsk()
-    return None if host is None else HostAsk(host.cpu - asked.cpu, host.memory - asked.memory)
+def after(host: HostRequest | None, pod: PodRequest) -> HostRequest | None:
+    asked = pod.host or HostRequest()
+    return None if host is None else HostRequest(host.cpu - asked.cpu, host.memory - asked.memory)
 
 
 @settings(max_examples=150, deadline=None)
-@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=6), outlook=OUTLOOKS)
+@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=6), forecast=FORECASTS)
 def test_the_growth_kept_up_to_date_is_the_growth_of_the_plain_loss(
-    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
+    made: list[tuple[NodeFacts, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast
 ) -> None:
     ledger = ledger_of(made)
     hosts = {facts.name: host for facts, host in made}
-    remembered = {place: Remembered(replace(pod, outlook=outlook)) for place, pod in enumerate(wanted)}
+    remembered = {place: CachedPreference(replace(pod, forecast=forecast)) for place, pod in enumerate(wanted)}
     for place, pod in enumerate(wanted):
-        asked = replace(pod, uid=f"u{place}", outlook=outlook)
+        asked = replace(pod, uid=f"u{place}", forecast=forecast)
         grown = -remembered[place].preference(ledger.arrays)
         for other in remembered.values():
             kept = other.preference(ledger.arrays)
-            assert kept.tolist() == Remembered(other.pod).preference(ledger.arrays).tolist()
+            assert kept.tolist() == CachedPreference(other.pod).preference(ledger.arrays).tolist()
             columns = np.flatnonzero(~ledger.arrays.odd[: len(kept)])
-            assert kept[columns].tolist() == (-growth(ledger.arrays, other.pod, columns)).tolist()
+            assert kept[columns].tolist() == (-growth_by_column(ledger.arrays, other.pod, columns)).tolist()
         answer = Selector(ledger).select(asked, ledger.node_names())
         if isinstance(answer, Refused):
             continue
         name = answer.placement.node
         before = ledger.node(name)
         assert before is not None
-        old = plain_loss(before, hosts[name], outlook)
+        old = plain_loss(before, hosts[name], forecast)
         ledger.reserve(asked, answer.placement, deadline=1.0)
         hosts[name] = after(hosts[name], asked)
         if (host := hosts[name]) is not None:
-            ledger.arrays.tell_host(name, cpu=max(host.cpu, 0), memory=max(host.memory, 0))
+            ledger.arrays.set_host_free(name, cpu=max(host.cpu, 0), memory=max(host.memory, 0))
         now = ledger.node(name)
         assert now is not None
         if host is None or min(host.cpu, host.memory) >= 0:
-            assert abs(float(grown[ledger.arrays.row(name)]) - (plain_loss(now, host, outlook) - old)) < 1e-5
+            assert abs(float(grown[ledger.arrays.row(name)]) - (plain_loss(now, host, forecast) - old)) < 1e-5
 
 
 @settings(max_examples=150, deadline=None)
-@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=8), outlook=OUTLOOKS)
+@given(made=nodes(), wanted=st.lists(pods(), min_size=1, max_size=8), forecast=FORECASTS)
 def test_no_pod_that_fits_somewhere_is_refused(
-    made: list[tuple[NodeFacts, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
+    made: list[tuple[NodeFacts, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast
 ) -> None:
     ledger = ledger_of(made)
     selector = Selector(ledger)
     for place, pod in enumerate(wanted):
-        asked = replace(pod, uid=f"u{place}", outlook=outlook)
+        asked = replace(pod, uid=f"u{place}", forecast=forecast)
         views = [view for name in ledger.node_names() if (view := ledger.node(name)) is not None]
         fits = any(isinstance(fit_pod(view, asked, ledger.rules, {}), Placement) for view in views)
         answer = selector.select(asked, ledger.node_names())
@@ -206,11 +207,11 @@ def test_no_pod_that_fits_somewhere_is_refused(
 
 
 @settings(max_examples=60, deadline=None)
-@given(made=nodes(), pod=pods(), outlook=OUTLOOKS, order=st.randoms(use_true_random=False))
+@given(made=nodes(), pod=pods(), forecast=FORECASTS, order=st.randoms(use_true_random=False))
 def test_the_order_of_registration_and_of_the_candidates_does_not_matter(
-    made: list[tuple[NodeFacts, HostAsk | None]], pod: PodRequest, outlook: DemandForecast, order: Random
+    made: list[tuple[NodeFacts, HostRequest | None]], pod: PodRequest, forecast: DemandForecast, order: Random
 ) -> None:
-    asked = replace(pod, outlook=outlook)
+    asked = replace(pod, forecast=forecast)
     shuffled = list(made)
     order.shuffle(shuffled)
     answers = [Selector(ledger_of(each)).select(asked, [facts.name for facts, _ in each]) for each in (made, shuffled)]

@@ -9,16 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.cards import NodeView
-from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, Load, Slice
+from tessera.core.demand_forecast import GRAIN, PRIOR, DemandForecast, DemandSlice, HostLoad
 from tessera.core.devices import HAMI_CORE, Device, NodeFacts
 from tessera.core.ledger import Ledger
+from tessera.core.node_info import NodeInfo
 from tessera.core.policies.base import Ranking
-from tessera.core.policies.fragmentation import rank
-from tessera.core.policies.fragmentation_loss import GROUP, SCARCE, UNSERVED
-from tessera.core.policies.fragmentation_parts import growths
-from tessera.core.policies.fragmentation_waste import NOBODY
-from tessera.core.requests import ContainerAsk, HostAsk, PodRequest, Request, Role
+from tessera.core.policies.fragmentation import growths, rank
+from tessera.core.policies.fragmentation.growth import GROUP, SCARCE, UNSERVED
+from tessera.core.policies.fragmentation.waste import NO_DEMAND
+from tessera.core.requests import ContainerRequest, HostRequest, PodRequest, Request, Role
 from tessera.core.selection import Refused, Selector
 from tests.support.builders import vendors
 
@@ -28,18 +27,20 @@ CLOSE = 1e-5
 """cards: every figure is rounded to six digits"""
 
 SIZES = st.sampled_from((10, 25, 50, 81, 100))
-OUTLOOKS = st.one_of(
+FORECASTS = st.one_of(
     st.just(PRIOR),
     st.builds(
         DemandForecast,
-        slices=st.lists(st.builds(Slice, SIZES, SIZES, st.sampled_from((0.2, 1.0))), max_size=3).map(tuple),
-        loads=st.sampled_from(((), (Load(1.0, 4_000.0, 9_000.0),), (Load(0.5, 500.0, 64.0), Load(0.5, 8e3, 1e3)))),
+        slices=st.lists(st.builds(DemandSlice, SIZES, SIZES, st.sampled_from((0.2, 1.0))), max_size=3).map(tuple),
+        loads=st.sampled_from(
+            ((), (HostLoad(1.0, 4_000.0, 9_000.0),), (HostLoad(0.5, 500.0, 64.0), HostLoad(0.5, 8e3, 1e3)))
+        ),
         groups=st.sampled_from(((), ((2, 0.3),), ((2, 0.1), (4, 0.5)))),
         pressure=st.sampled_from(({}, {"large": 0.7}, {"small": 0.2, "large": 1.0})),
         memory_part=st.sampled_from((0.0, 0.5, 0.8)),
     ),
 )
-HOSTS = st.sampled_from((None, HostAsk(8_000, 32_768), HostAsk(64_000, 262_144)))
+HOSTS = st.sampled_from((None, HostRequest(8_000, 32_768), HostRequest(64_000, 262_144)))
 NODES = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(("small", "large")), HOSTS), min_size=1, max_size=4)
 
 
@@ -47,59 +48,61 @@ NODES = st.lists(st.tuples(st.integers(1, 4), st.sampled_from(("small", "large")
 def pods(draw: st.DrawFn) -> PodRequest:
     part = draw(SIZES)
     request = Request("NVIDIA", draw(st.sampled_from((1, 1, 2, 4))), percent=part, cores=draw(SIZES))
-    host = draw(st.sampled_from((None, HostAsk(2_000, 4_096))))
-    asks = (ContainerAsk("c", Role.APP, (request,)),)
+    host = draw(st.sampled_from((None, HostRequest(2_000, 4_096))))
+    asks = (ContainerRequest("c", Role.APP, (request,)),)
     return PodRequest("", "default", "", asks, node_policy="fragmentation", device_policy="fragmentation", host=host)
 
 
-def asking(pod: PodRequest, outlook: DemandForecast, uid: str) -> PodRequest:
+def asking(pod: PodRequest, forecast: DemandForecast, uid: str) -> PodRequest:
     return PodRequest(
         uid, pod.namespace, uid, pod.containers, node_policy=pod.node_policy, device_policy=pod.device_policy,
-        host=pod.host, outlook=outlook,
+        host=pod.host, forecast=forecast,
     )  # fmt: skip
 
 
-def plain_parts(view: NodeView, host: HostAsk | None, outlook: DemandForecast) -> tuple[float, float, float, float]:
+def plain_parts(
+    view: NodeInfo, host: HostRequest | None, forecast: DemandForecast
+) -> tuple[float, float, float, float]:
     """Leftovers, unserved, groups and scarce of a node as it stands, each from its definition."""
 
     @cache
     def waste(memory: int, cores: int) -> float:
-        fitting = [s for s in outlook.slices if s.memory <= memory and s.cores <= cores]
+        fitting = [s for s in forecast.slices if s.memory <= memory and s.cores <= cores]
         later = sum(s.weight * waste(memory - s.memory, cores - s.cores) for s in fitting)
-        return (NOBODY * outlook.worth(memory, cores) + later) / (NOBODY + sum(s.weight for s in fitting))
+        return (NO_DEMAND * forecast.worth(memory, cores) + later) / (NO_DEMAND + sum(s.weight for s in fitting))
 
     free = [(card.free_memory * GRAIN // MEMORY, card.free_cores) for card in view.cards]
-    worth = [outlook.worth(*each) for each in free]
+    worth = [forecast.worth(*each) for each in free]
     model = view.cards[0].device.model
     whole, all_cards = sum(card.used == 0 for card in view.cards), len(view.cards)
     unserved = 0.0
     if host is not None:
-        served = [(load.weight, min(host.cpu / load.cpu, host.memory / load.memory)) for load in outlook.loads]
+        served = [(load.weight, min(host.cpu / load.cpu, host.memory / load.memory)) for load in forecast.loads]
         unserved = UNSERVED * sum(weight * max(sum(worth) - cards, 0.0) for weight, cards in served)
     return (
         sum(waste(*each) for each in free),
         unserved,
-        -sum(GROUP * sqrt(part) * size * (whole // size) for size, part in outlook.groups if all_cards >= size),
-        SCARCE * outlook.pressure.get(model, 0.0) * sum(1.0 - each for each in worth),
+        -sum(GROUP * sqrt(part) * size * (whole // size) for size, part in forecast.groups if all_cards >= size),
+        SCARCE * forecast.pressure.get(model, 0.0) * sum(1.0 - each for each in worth),
     )
 
 
 @settings(max_examples=150, deadline=None)
-@given(made=NODES, wanted=st.lists(pods(), min_size=1, max_size=5), outlook=OUTLOOKS)
+@given(made=NODES, wanted=st.lists(pods(), min_size=1, max_size=5), forecast=FORECASTS)
 def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
-    made: list[tuple[int, str, HostAsk | None]], wanted: list[PodRequest], outlook: DemandForecast
+    made: list[tuple[int, str, HostRequest | None]], wanted: list[PodRequest], forecast: DemandForecast
 ) -> None:
     ledger = Ledger(vendors())
-    hosts: dict[str, HostAsk | None] = {}
+    hosts: dict[str, HostRequest | None] = {}
     for number, (cards, model, host) in enumerate(made):
         name = f"n{number}"
         devices = [Device(f"{name}-{i}", "NVIDIA", i, 10, MEMORY, model=model, mode=HAMI_CORE) for i in range(cards)]
         ledger.observe_node(NodeFacts(name, tuple(devices)))
         hosts[name] = host
         if host is not None:
-            ledger.arrays.tell_host(name, cpu=host.cpu, memory=host.memory)
+            ledger.arrays.set_host_free(name, cpu=host.cpu, memory=host.memory)
     for place, pod in enumerate(wanted):
-        asked = asking(pod, outlook, f"u{place}")
+        asked = asking(pod, forecast, f"u{place}")
         rows = np.arange(len(ledger.arrays.names), dtype=np.intp)
         found = growths(ledger.arrays, asked, rows)
         ranked = rank(Ranking(asked, rows, np.zeros(len(rows)), ledger.arrays))
@@ -115,14 +118,14 @@ def test_the_parts_are_what_they_are_called_and_add_up_to_what_ranks_the_node(
         assert growth.is_weighed
         before, host = ledger.node(name), hosts[name]
         assert before is not None
-        old = plain_parts(before, host, outlook)
+        old = plain_parts(before, host, forecast)
         ledger.reserve(asked, answer.placement, deadline=1.0)
         if host is not None and asked.host is not None:
-            host = hosts[name] = HostAsk(max(host.cpu - asked.host.cpu, 0), max(host.memory - asked.host.memory, 0))
-            ledger.arrays.tell_host(name, cpu=host.cpu, memory=host.memory)
+            host = hosts[name] = HostRequest(max(host.cpu - asked.host.cpu, 0), max(host.memory - asked.host.memory, 0))
+            ledger.arrays.set_host_free(name, cpu=host.cpu, memory=host.memory)
         view = ledger.node(name)
         assert view is not None
-        new = plain_parts(view, host, outlook)
+        new = plain_parts(view, host, forecast)
         shown = (growth.leftovers, growth.unserved or 0.0, growth.groups, growth.scarce)
         for part, was, now in zip(shown, old, new, strict=True):
             assert abs(part - (now - was)) < CLOSE

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.core.ledger import Ledger
 from tessera.core.selection import Selected, Selector
 from tests.support import strategies as some
-from tests.support.oracle import agreed
+from tests.support.oracle import select_and_check
 
 PODS = 5
 
@@ -32,6 +32,6 @@ def test_selection_answers_as_the_plain_rule(pool: tuple[str, ...], data: st.Dat
         # The same wish in another namespace and with another policy: what is remembered of a shape must not leak.
         for policy, namespace in zip(("binpack", "spread"), some.NAMESPACES, strict=True):
             pod = replace(drawn, uid=f"{drawn.uid}-{policy}", node_policy=policy, namespace=namespace)
-            answer = agreed(selector, pod, candidates)
+            answer = select_and_check(selector, pod, candidates)
         if isinstance(answer, Selected):
             ledger.reserve(pod, answer.placement, deadline=1)

@@ -7,31 +7,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.lab.simulator.strategies.typical import Typical, whole_taken
-from tessera.lab.simulator.traces import WHOLE, Ask, Trace, TraceNode, TracePod
+from tessera.lab.simulator.strategies.fgd import TypicalPods, whole_taken
+from tessera.lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, TraceRequest
 
 MODELS = ("A10", "T4")
 CPU = st.integers(0, 8).map(lambda number: 1_000 * number)
 PARTS = st.integers(1, 10).map(lambda number: 100 * number)
 
 asks = st.one_of(
-    st.builds(Ask, CPU, st.just(0)),
-    st.builds(Ask, CPU, st.just(0), st.just(1), PARTS, st.sampled_from([(), ("A10",), MODELS])),
-    st.builds(Ask, CPU, st.just(0), st.integers(2, 4), st.just(WHOLE), st.sampled_from([(), ("T4",)])),
+    st.builds(TraceRequest, CPU, st.just(0)),
+    st.builds(TraceRequest, CPU, st.just(0), st.just(1), PARTS, st.sampled_from([(), ("A10",), MODELS])),
+    st.builds(TraceRequest, CPU, st.just(0), st.integers(2, 4), st.just(WHOLE), st.sampled_from([(), ("T4",)])),
 )
 frees = st.lists(st.integers(0, 10).map(lambda number: 100 * number), min_size=1, max_size=4)
 
 
-def typical(pods: list[Ask]) -> Typical:
+def typical(pods: list[TraceRequest]) -> TypicalPods:
     nodes = tuple(TraceNode(model, 8_000, 1, 4, model) for model in MODELS)
     # Each ask twenty times, so that every one of a few counts.
-    return Typical(Trace("made-up", nodes, tuple(TracePod("", ask) for ask in pods for _ in range(20))))
+    return TypicalPods(Trace("made-up", nodes, tuple(TracePod("", ask) for ask in pods for _ in range(20))))
 
 
-def lost(pods: list[Ask], free: list[int], cpu: int, model: str) -> float:
+def lost(pods: list[TraceRequest], free: list[int], cpu: int, model: str) -> float:
     """By definition, ask by ask."""
 
-    def of(ask: Ask) -> int:
+    def of(ask: TraceRequest) -> int:
         fits = [part for part in free if part >= ask.milli]
         runs = ask.cards and len(fits) >= ask.cards and ask.cpu <= cpu and (not ask.models or model in ask.models)
         return sum(part for part in free if part < ask.milli) if runs else sum(free)
@@ -39,7 +39,7 @@ def lost(pods: list[Ask], free: list[int], cpu: int, model: str) -> float:
     return sum(map(of, pods)) / len(pods)
 
 
-def by_tables(made: Typical, free: list[int], cpu: int, model: str) -> float:
+def by_tables(made: TypicalPods, free: list[int], cpu: int, model: str) -> float:
     rooms = made.rooms(np.array([[part] for part in free]))
     found = made.lost(rooms, np.array([sum(free)]), np.array([cpu]), np.array([made.model(model)]))
     return float(found[0])
@@ -49,13 +49,15 @@ some = st.lists(asks, min_size=1, max_size=5).filter(lambda pods: any(ask.cards 
 
 
 @given(pods=some, free=frees, cpu=CPU, model=st.sampled_from(MODELS))
-def test_the_lost_part_is_what_the_definition_says(pods: list[Ask], free: list[int], cpu: int, model: str) -> None:
+def test_the_lost_part_is_what_the_definition_says(
+    pods: list[TraceRequest], free: list[int], cpu: int, model: str
+) -> None:
     assert by_tables(typical(pods), free, cpu, model) == pytest.approx(lost(pods, free, cpu, model))
 
 
 @given(pods=some, free=frees, data=st.data())
 def test_taking_a_part_of_a_card_leaves_the_rooms_of_what_is_left(
-    pods: list[Ask], free: list[int], data: st.DataObject
+    pods: list[TraceRequest], free: list[int], data: st.DataObject
 ) -> None:
     made = typical(pods)
     card = data.draw(st.integers(0, len(free) - 1))
@@ -68,7 +70,9 @@ def test_taking_a_part_of_a_card_leaves_the_rooms_of_what_is_left(
 
 
 @given(pods=some, free=frees, number=st.integers(0, 3))
-def test_taking_whole_cards_leaves_the_rooms_of_the_others(pods: list[Ask], free: list[int], number: int) -> None:
+def test_taking_whole_cards_leaves_the_rooms_of_the_others(
+    pods: list[TraceRequest], free: list[int], number: int
+) -> None:
     made = typical(pods)
     found = whole_taken(made.rooms(np.array([[part] for part in free + [WHOLE] * number])), number)
     wanted = made.rooms(np.array([[part] for part in free]))

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.unit.node.handover.world import World, bound, view
 
@@ -60,7 +60,7 @@ class Kubelet:
             ids = self._choose(count, reusable)
             try:
                 answer = await self._world.ask(*ids)
-            except Refused as refusal:
+            except AllocationRefused as refusal:
                 self.refused.append(f"{plan.name}/c{position}: {refusal}")
                 gives_up = True
                 break

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.node.handover.allocator import WATCH_LAG_S
-from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
+from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import World
@@ -66,7 +66,7 @@ def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mi
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, patience=CARRIED_WAITS_S, behind=WATCH_LAG_S * 0.75)
+            node = Node(world, coming, rng, patience=DOWNWARD_API_WAIT_S, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
 

@@ -10,13 +10,13 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.cards import Card, NodeView, Tenant
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.node_info import Card, NodeInfo, Tenant
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.ascend import Ascend
 from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor
@@ -75,7 +75,7 @@ def cards(draw: st.DrawFn, vendor: Vendor) -> list[Card]:
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[Vendor, NodeView, PodRequest, Room]:
+def worlds(draw: st.DrawFn) -> tuple[Vendor, NodeInfo, PodRequest, QuotaRoom]:
     vendor = draw(st.sampled_from(VENDORS))
     asks = []
     for index in range(draw(st.integers(1, 3))):
@@ -88,7 +88,7 @@ def worlds(draw: st.DrawFn) -> tuple[Vendor, NodeView, PodRequest, Room]:
             percent=0 if memory else 100,
             cores=draw(st.sampled_from([0, 30, 100, 150])),
         )
-        asks.append(ContainerAsk(f"c{index}", requests=(request,)))
+        asks.append(ContainerRequest(f"c{index}", requests=(request,)))
     constraint = vendor.constraint(draw(SETTINGS))
     pod = PodRequest(
         "u",
@@ -100,13 +100,13 @@ def worlds(draw: st.DrawFn) -> tuple[Vendor, NodeView, PodRequest, Room]:
         node_policy=draw(st.sampled_from(["binpack", "spread"])),
         device_policy=draw(st.sampled_from(["binpack", "spread", "mutex", "topology-aware"])),
     )
-    room = draw(st.builds(Room, memory=st.none() | st.integers(0, 100_000), cores=st.none() | st.integers(0, 300)))
+    room = draw(st.builds(QuotaRoom, memory=st.none() | st.integers(0, 100_000), cores=st.none() | st.integers(0, 300)))
     view = draw(cards(vendor))
-    return vendor, NodeView(NodeFacts("n1", devices=tuple(c.device for c in view)), view), pod, room
+    return vendor, NodeInfo(NodeFacts("n1", devices=tuple(c.device for c in view)), view), pod, room
 
 
 @given(worlds())
-def test_grants_never_exceed_what_a_card_has(world: tuple[Vendor, NodeView, PodRequest, Room]) -> None:
+def test_grants_never_exceed_what_a_card_has(world: tuple[Vendor, NodeInfo, PodRequest, QuotaRoom]) -> None:
     vendor, node, pod, room = world
     before = [card.copy() for card in node.cards]
     answer = fit_pod(node, pod, {vendor.key: vendor}, {vendor.key: room})
@@ -135,7 +135,7 @@ def test_grants_never_exceed_what_a_card_has(world: tuple[Vendor, NodeView, PodR
 
 @given(worlds())
 def test_the_same_world_gives_the_same_answer_in_any_order_of_tenants(
-    world: tuple[Vendor, NodeView, PodRequest, Room],
+    world: tuple[Vendor, NodeInfo, PodRequest, QuotaRoom],
 ) -> None:
     vendor, node, pod, room = world
     first = fit_pod(node, pod, {vendor.key: vendor}, {vendor.key: room})
@@ -147,7 +147,7 @@ def test_the_same_world_gives_the_same_answer_in_any_order_of_tenants(
 
 
 @given(worlds())
-def test_modules_of_a_super_pod_are_never_torn(world: tuple[Vendor, NodeView, PodRequest, Room]) -> None:
+def test_modules_of_a_super_pod_are_never_torn(world: tuple[Vendor, NodeInfo, PodRequest, QuotaRoom]) -> None:
     _, node, pod, room = world
     paired = next(chip for chip in CHIPS if chip.pairs)
     view = [replace(card, device=replace(card.device, vendor=paired.key)) for card in node.cards]
@@ -156,7 +156,7 @@ def test_modules_of_a_super_pod_are_never_torn(world: tuple[Vendor, NodeView, Po
         for c in pod.containers
     )
     moved = replace(pod, containers=asks, constraints=())
-    answer = fit_pod(NodeView(NodeFacts("n1"), view), moved, {paired.key: paired}, {paired.key: room})
+    answer = fit_pod(NodeInfo(NodeFacts("n1"), view), moved, {paired.key: paired}, {paired.key: room})
     if isinstance(answer, Placement):
         for grants in answer.grants[paired.key]:
             indexes = {grant.index for grant in grants}
@@ -164,13 +164,15 @@ def test_modules_of_a_super_pod_are_never_torn(world: tuple[Vendor, NodeView, Po
 
 
 @given(worlds())
-def test_pods_of_different_kinds_never_share_a_slice_card(world: tuple[Vendor, NodeView, PodRequest, Room]) -> None:
+def test_pods_of_different_kinds_never_share_a_slice_card(
+    world: tuple[Vendor, NodeInfo, PodRequest, QuotaRoom],
+) -> None:
     _, node, pod, room = world
     view = [replace(card, device=replace(card.device, vendor=SGPU.key)) for card in node.cards]
     asks = tuple(replace(c, requests=tuple(replace(r, vendor=SGPU.key) for r in c.requests)) for c in pod.containers)
     constraints = tuple((SGPU.key, constraint) for _, constraint in pod.constraints)
     moved = replace(pod, containers=asks, constraints=constraints)
-    answer = fit_pod(NodeView(NodeFacts("n1"), view), moved, {SGPU.key: SGPU}, {SGPU.key: room})
+    answer = fit_pod(NodeInfo(NodeFacts("n1"), view), moved, {SGPU.key: SGPU}, {SGPU.key: room})
     if isinstance(answer, Misfit):
         return
     mine = moved.constraint(SGPU.key)

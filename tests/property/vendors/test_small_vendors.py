@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.amd import CHART as AMD_CHART
 from tessera.vendors.amd import Amd
@@ -25,7 +25,7 @@ from tessera.vendors.kunlun import Kunlun, Vxpu
 from tessera.vendors.kunlun.section import CHART as KUNLUN_CHART
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node
-from tests.support.asking import World, devices, node, taken
+from tests.support.vendor_cases import World, devices, node, taken
 
 GCU, DRS = ENFLAME.build(ENFLAME.chart, Switches())
 (VA,) = VASTAI.build(VASTAI.chart, Switches())

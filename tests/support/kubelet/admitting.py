@@ -16,7 +16,7 @@ from tessera.kube.client import STRATEGIC_PATCH
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes import pod_statuses
-from tessera.lab.sandbox.nodes.environments import environment_of
+from tessera.lab.sandbox.nodes.environments import container_environment
 from tessera.lab.sandbox.objects import containers_of, is_sidecar, name_of, uid_of
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import decode_mig_allocations
@@ -112,7 +112,7 @@ class Admission:
         pod = self.node.pod(name)
         given = self.checkpoint[uid_of(pod), container]
         spec = next(each for each in containers_of(pod) if each["name"] == container)
-        return environment_of(pod, spec, given.answer.envs)
+        return container_environment(pod, spec, given.answer.envs)
 
     def wrong_slices(self, *names: str) -> list[str]:
         """Containers of these pods, or of all, that would see anything but exactly what their pod was granted."""

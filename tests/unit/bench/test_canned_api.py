@@ -7,8 +7,8 @@ import pytest
 from aiohttp.test_utils import TestServer
 
 from bench import fleet
-from bench.asking import Asking
 from bench.canned_api import VERSION, CannedApi, collections
+from bench.filter_requests import FilterRequests
 from tessera.core.requests import PodRequest
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
@@ -86,7 +86,7 @@ async def test_what_is_not_canned_is_not_found(client: KubeClient) -> None:
 
 
 def test_a_filter_request_is_about_a_new_pod_that_passed_the_webhook_and_all_nodes_in_another_order() -> None:
-    asking = Asking(100)
+    asking = FilterRequests(100)
     first, second = (decode_filter_args(asking.repeated()) for _ in range(2))
     assert first.pod.metadata.uid != second.pod.metadata.uid
     request = pod_request(first.pod, VENDORS)
@@ -101,6 +101,6 @@ def test_a_filter_request_is_about_a_new_pod_that_passed_the_webhook_and_all_nod
 
 
 def test_a_listed_request_keeps_the_order_of_the_nodes() -> None:
-    args = decode_filter_args(Asking(3).repeated(shuffled=False))
+    args = decode_filter_args(FilterRequests(3).repeated(shuffled=False))
     assert args.node_names is not None
     assert decode_node_names(args.node_names) == [fleet.node_name(number) for number in range(3)]

@@ -31,7 +31,7 @@ def _ref(value: Any, said: str, schema: Any, root: Any, path: str) -> Iterator[s
 
 def _type(value: Any, said: str | list[str], schema: Any, root: Any, path: str) -> Iterator[str]:
     names = [said] if isinstance(said, str) else said
-    # To Python, and nobody else, a bool is an integer.
+    # Only to Python is a bool an integer.
     fits = "boolean" in names if isinstance(value, bool) else any(isinstance(value, TYPES[name]) for name in names)
     if not fits:
         yield f"{path}: {value!r} is no {' or '.join(names)}"

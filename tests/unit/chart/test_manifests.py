@@ -68,7 +68,7 @@ def test_the_rights_that_are_installed_are_those_that_are_tested(tested: str, na
     assert rules(documents(tested), name) == rules(OBJECTS, installed) != {}
 
 
-def test_nobody_else_gets_any_right() -> None:
+def test_no_other_account_gets_any_right() -> None:
     given = {
         (each["roleRef"]["name"], subject["name"], subject["namespace"])
         for each in OBJECTS

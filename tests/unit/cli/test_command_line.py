@@ -51,7 +51,7 @@ def test_an_unknown_command_fails_and_is_named() -> None:
 
 def test_the_module_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "tessera", "--version"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, f"tessera {__version__}\n")
+    assert (done.returncode, done.stdout) == (0, f"tessera {__version__}\n"), done.stderr
 
 
 def test_every_listed_command_loads_and_shows_its_help() -> None:

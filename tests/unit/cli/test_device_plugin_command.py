@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from tessera import __version__
 from tessera.cli import device_plugin as module
 from tessera.cli import main
-from tessera.node.configuration.agent import Configuration
-from tessera.node.configuration.flags import FLAGS, Group
+from tessera.node.settings import TABLE, Configuration
 
 
 class Service:
@@ -36,7 +35,7 @@ class Service:
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     stand_in = Service()
     monkeypatch.setitem(sys.modules, module.SERVICE, SimpleNamespace(run=stand_in.run))
-    for variable in {name for flag in FLAGS for name in flag.env}:
+    for variable in {name for row in TABLE for name in row.env}:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NODE_NAME", "n1")
     yield stand_in
@@ -141,7 +140,7 @@ def test_a_bad_configuration_is_one_message_and_nothing_is_started(service: Serv
     assert all(line.startswith("  ") for line in rest)
 
 
-def test_a_broken_node_file_stops_nobody_but_fails_a_check(
+def test_a_broken_node_file_does_not_stop_the_agent_but_fails_a_check(
     service: Service, files: tuple[str, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{")
@@ -160,7 +159,7 @@ def test_the_configuration_can_be_printed_instead_of_used(service: Service, file
     assert all(line.startswith("Warning: ") for line in result.stderr.splitlines())
 
 
-def test_a_flag_that_nobody_knows_is_answered_with_the_nearest(service: Service) -> None:
+def test_an_unknown_flag_is_answered_with_the_nearest(service: Service) -> None:
     result = agent("--hook-pth=/x")
     assert (result.exit_code, service.told) == (2, [])
     assert "--hook-path" in result.stderr
@@ -173,11 +172,10 @@ def test_the_version_is_one_line(service: Service) -> None:
 
 def test_the_help_has_headings_examples_and_every_flag() -> None:
     text = agent("--help").output
-    for group in Group:
-        assert f"\n{group.value}:\n" in text
-    for flag in FLAGS:
-        assert f"--{flag.name}" in text
-        assert all(variable in text for variable in flag.env)
+    for row in TABLE:
+        assert f"\n{row.group.value}:\n" in text
+        assert f"--{row.flag}" in text
+        assert all(variable in text for variable in row.env)
     assert "Examples:\n" in text
 
 

@@ -140,7 +140,7 @@ def test_without_a_file_the_snapshot_goes_to_standard_output(snapshot: str) -> N
     [
         (("top",), "/nonexistent/kubeconfig: no such file"),
         (("top", "--snapshot", "SNAPSHOT", "--context", "c"), "leave out --kubeconfig and --context"),
-        (("top", "--snapshot", "SNAPSHOT", "--scheduler-flag", "vmodule=x"), "no flag vmodule that decides placement"),
+        (("top", "--snapshot", "SNAPSHOT", "--scheduler-flag", "vmodule=x"), "no flag vmodule that affects placement"),
         (("simulate", "pod", "-f", "/nonexistent", "--snapshot", "SNAPSHOT"), "cannot read /nonexistent"),
     ],
 )
@@ -156,7 +156,7 @@ def test_a_device_configuration_of_ones_own_is_used_and_named(snapshot: str, tmp
     file.write_text("nvidia: {resourceCountName: example.com/gpu, resourceMemoryName: example.com/mem}\n")
     result = tessera("explain", "greedy", "--snapshot", snapshot, "--device-config-file", str(file))
     assert result.exit_code == 0
-    assert "asks for no devices" in result.output
+    assert "requests no devices" in result.output
     assert f"device configuration: {file}" in result.output
 
 

@@ -14,8 +14,7 @@ from click.testing import CliRunner, Result
 
 from tessera.cli import main
 from tessera.cli import scheduler as module
-from tessera.scheduler.configuration.flags import FLAGS, Group
-from tessera.scheduler.settings import Settings
+from tessera.scheduler.settings import TABLE, Settings
 
 
 class Service:
@@ -152,9 +151,7 @@ def test_a_file_of_anything_else_is_a_bad_configuration(service: Service, tmp_pa
         (["extra"], "unexpected extra argument"),
     ],
 )
-def test_a_flag_that_nobody_knows_is_answered_with_the_nearest(
-    service: Service, arguments: list[str], said: str
-) -> None:
+def test_an_unknown_flag_is_answered_with_the_nearest(service: Service, arguments: list[str], said: str) -> None:
     result = scheduler(*arguments)
     assert (result.exit_code, service.told) == (2, [])
     assert said in result.stderr
@@ -181,10 +178,9 @@ def test_print_config_can_be_switched_off(service: Service) -> None:
 
 def test_the_help_has_headings_examples_and_every_visible_flag() -> None:
     text = scheduler("--help").output
-    for group in Group:
-        assert f"\n{group.value}:\n" in text
-    for flag in FLAGS:
-        assert (f"--{flag.name}" in text) is not flag.hidden or flag.name == "logtostderr"
+    for row in TABLE:
+        assert f"\n{row.group.value}:\n" in text
+        assert (f"--{row.flag}" in text) is not row.hidden or row.flag == "logtostderr"
     assert "Examples:\n" in text
     assert "--profiling [BOOL]" in text
     assert "No effect" in text

@@ -94,12 +94,15 @@ def test_the_log_tells_each_changed_column_once_and_forgets_the_oldest(monkeypat
     assert len(log.log) <= 6
 
 
-def test_names_are_ranked_whatever_their_columns() -> None:
+def test_columns_are_put_in_the_order_of_their_names() -> None:
     world = cluster(node("c").gpus(1), node("a").gpus(1), node("b").gpus(1))
-    ranks = world.ledger.arrays.ranks
-    assert [int(ranks[world.ledger.arrays.row(name)]) for name in "abc"] == [0, 1, 2]
-    assert world.ledger.arrays.ranks is ranks
+    columns = world.ledger.arrays
+    order = columns.order
+    assert order.names == ("a", "b", "c")
+    assert [columns.row(name) for name in order.names] == order.rows.tolist()
+    assert order.places[order.rows].tolist() == [0, 1, 2]
+    assert columns.order is order
     world.ledger.forget_node("a")
     world.add(node("d").gpus(1))
-    again = world.ledger.arrays.ranks
-    assert sorted("bcd", key=lambda name: int(again[world.ledger.arrays.row(name)])) == list("bcd")
+    assert columns.order.names == ("b", "c", "d")
+    assert order.names == ("a", "b", "c")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding, audit
+from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding, audit
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, Cluster, cluster, gpu_pod, node, pod
 
 
@@ -38,7 +38,7 @@ def test_a_ledger_that_is_true_has_no_findings() -> None:
 )
 def test_more_than_a_card_has_is_overcommitted(allocated: str, text: str) -> None:
     one = world().observe(gpu_pod("foreign").on("n1", allocated))
-    assert audit(one.ledger) == [Finding(OVERCOMMITTED, "n1", "G", text)]
+    assert audit(one.ledger) == [AuditFinding(OVERCOMMITTED, "n1", "G", text)]
 
 
 def test_a_whole_card_that_is_shared_is_overcommitted() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core import event_text as wording
+from tessera.core import event_text
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
 from tessera.core.selection import Refused
 from tests.support.builders import cluster, gpu_pod, node, pod
 
-LIMIT = wording.NAMED_NODES
+LIMIT = event_text.NAMED_NODES
 
 
 def names(count: int) -> list[str]:
@@ -19,7 +19,7 @@ def names(count: int) -> list[str]:
 @pytest.mark.parametrize("count", [1, LIMIT, LIMIT + 1, 300])
 def test_a_success_names_the_best_nodes_and_counts_the_rest(count: int) -> None:
     world = cluster(*(node(name).gpus(1) for name in names(count)))
-    text = wording.success_text(world.chosen(gpu_pod(mem=1), [*names(count), "unknown"]))
+    text = event_text.success_text(world.chosen(gpu_pod(mem=1), [*names(count), "unknown"]))
     shown = [f"{name}:0.00" for name in reversed(names(min(count, LIMIT)))]
     if count > LIMIT:
         shown.insert(0, f"{count - LIMIT} more ...")
@@ -29,20 +29,20 @@ def test_a_success_names_the_best_nodes_and_counts_the_rest(count: int) -> None:
 def test_nodes_that_nobody_looked_at_are_neither_fit_nor_unfit() -> None:
     mig = [f"with-mig{i}" for i in range(3)]
     world = cluster(node("n1").gpus(1), node("n2").gpus(1), *(node(name).gpus(1, mode="mig") for name in mig))
-    text = wording.success_text(world.chosen(gpu_pod(mem=1), ["n1", "n2", *mig, "unknown"]))
+    text = event_text.success_text(world.chosen(gpu_pod(mem=1), ["n1", "n2", *mig, "unknown"]))
     assert text == "find fit node(n1), 1 nodes not fit, 2 nodes fit(n2:0.00,n1:0.00), 3 nodes not looked at"
 
 
 def test_where_only_a_look_decides_the_chosen_node_is_the_only_one_that_fits_for_sure() -> None:
     world = cluster(*(node(f"n{i}").gpus(2) for i in range(3)))
     several = pod().container(gpu=1, mem=1).container(gpu=1, mem=1)
-    text = wording.success_text(world.chosen(several, ["n0", "n1", "n2"]))
+    text = event_text.success_text(world.chosen(several, ["n0", "n1", "n2"]))
     assert text == "find fit node(n0), 0 nodes not fit, 1 nodes fit(n0:0.00), 2 nodes not looked at"
 
 
 def test_in_a_rush_a_success_names_the_chosen_node_alone() -> None:
     placement = cluster(node("n1").gpus(1)).chosen(gpu_pod(mem=1), ["n1"]).placement
-    assert wording.brief_success_text(placement) == "find fit node(n1), score 0.00"
+    assert event_text.brief_success_text(placement) == "find fit node(n1), score 0.00"
 
 
 @pytest.mark.parametrize("count", [1, LIMIT, LIMIT + 1, 300])
@@ -51,7 +51,7 @@ def test_a_failure_names_some_nodes_for_each_reason_and_counts_the_rest(count: i
     answer = world.select(gpu_pod(mem=1))
     assert isinstance(answer, Refused)
     shown = names(count)[:LIMIT] + ([f"... {count - LIMIT} more"] if count > LIMIT else [])
-    assert wording.failure_texts(answer) == [
+    assert event_text.failure_texts(answer) == [
         f"{count} nodes CardNotHealth({','.join(shown)})",
         f"no available node, {count} nodes do not meet",
     ]
@@ -59,7 +59,7 @@ def test_a_failure_names_some_nodes_for_each_reason_and_counts_the_rest(count: i
 
 def test_reasons_of_nodes_have_no_sentence_of_their_own() -> None:
     misfits = {"b": node_misfit(Reason.NODE_UNREGISTERED), "a": node_misfit(Reason.NODE_INSUFFICIENT_DEVICE)}
-    assert wording.failure_texts(Refused(misfits)) == ["no available node, 2 nodes do not meet"]
+    assert event_text.failure_texts(Refused(misfits)) == ["no available node, 2 nodes do not meet"]
 
 
 def test_reasons_are_sorted_and_a_node_may_have_several() -> None:
@@ -70,7 +70,7 @@ def test_reasons_are_sorted_and_a_node_may_have_several() -> None:
         taken=1,
     )
     two = cards_misfit([CardMisfit("u", Reason.CARD_NOT_HEALTHY)], total=1, vendor="V")
-    assert wording.failure_texts(Refused({"b": one, "a": two})) == [
+    assert event_text.failure_texts(Refused({"b": one, "a": two})) == [
         "1 nodes AllocatedCardsInsufficientRequest(b)",
         "1 nodes CardCordoned(b)",
         "2 nodes CardNotHealth(a,b)",

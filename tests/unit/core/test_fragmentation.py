@@ -4,20 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.demand_forecast import PRIOR, DemandForecast, Load, Slice
-from tessera.core.demand_history import FIRST, MEMORY, DemandHistory
-from tessera.core.policies.fragmentation_waste import waste_table
-from tessera.core.requests import HostAsk, PodRequest
+from tessera.core.demand_forecast import PRIOR, DemandForecast, DemandSlice, HostLoad
+from tessera.core.demand_history import FADE_AT, FIRST, DemandHistory
+from tessera.core.policies.fragmentation.waste import waste_table
+from tessera.core.requests import HostRequest, PodRequest
 from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node
 
 AHEAD = {"node": "fragmentation", "device": "fragmentation"}
 
 
 def chosen(
-    world: Cluster, pod: PodBuilder, outlook: DemandForecast = PRIOR, host: HostAsk | None = None
+    world: Cluster, pod: PodBuilder, forecast: DemandForecast = PRIOR, host: HostRequest | None = None
 ) -> tuple[str, list[str]]:
     """Node and cards."""
-    request = replace(pod.policy(**AHEAD).request(), outlook=outlook, host=host)
+    request = replace(pod.policy(**AHEAD).request(), forecast=forecast, host=host)
     answer = world.selector.select(request, world.ledger.node_names())
     placement = answer.placement  # type: ignore[union-attr]
     return placement.node, [grant.uuid for grant in placement.grants["NVIDIA"][0]]
@@ -26,8 +26,8 @@ def chosen(
 def test_a_slice_goes_into_the_gap_that_it_fills() -> None:
     world = cluster().add(node("n1").gpus(1, memory=100), node("n2").gpus(1, memory=100))
     world.place(gpu_pod("a", mem=81, cores=81), ["n1"])
-    outlook = DemandForecast(slices=(Slice(81, 81, 0.5), Slice(16, 16, 0.1), Slice(100, 100, 0.4)))
-    assert chosen(world, gpu_pod("b", mem=16, cores=16), outlook)[0] == "n1"
+    forecast = DemandForecast(slices=(DemandSlice(81, 81, 0.5), DemandSlice(16, 16, 0.1), DemandSlice(100, 100, 0.4)))
+    assert chosen(world, gpu_pod("b", mem=16, cores=16), forecast)[0] == "n1"
 
 
 def test_a_card_is_chosen_by_what_would_be_left_of_it() -> None:
@@ -35,26 +35,26 @@ def test_a_card_is_chosen_by_what_would_be_left_of_it() -> None:
     for name, mem in (("a", 30), ("b", 65)):
         world.place(gpu_pod(name, mem=mem, cores=mem).policy(device="spread"))
     used = {uuid: use[1] for uuid, use in world.cards().items()}
-    outlook = DemandForecast(slices=(Slice(100, 100, 0.5), Slice(65, 65, 0.3), Slice(32, 32, 0.2)))
-    _, cards = chosen(world, gpu_pod("c", mem=32, cores=32), outlook)
+    forecast = DemandForecast(slices=(DemandSlice(100, 100, 0.5), DemandSlice(65, 65, 0.3), DemandSlice(32, 32, 0.2)))
+    _, cards = chosen(world, gpu_pod("c", mem=32, cores=32), forecast)
     assert used[cards[0]] == 65
 
 
 def test_a_pod_that_takes_any_model_leaves_the_scarce_one_alone() -> None:
     world = cluster().add(node("a-scarce").gpus(1, model="T4"), node("b-plenty").gpus(1, model="A100"))
     assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a-scarce"
-    outlook = replace(PRIOR, pressure={"T4": 0.8, "A100": 0.1})
-    assert chosen(world, gpu_pod(percent=100, cores=100), outlook)[0] == "b-plenty"
+    forecast = replace(PRIOR, pressure={"T4": 0.8, "A100": 0.1})
+    assert chosen(world, gpu_pod(percent=100, cores=100), forecast)[0] == "b-plenty"
 
 
 def test_a_pod_with_much_cpu_goes_where_cards_do_not_need_it() -> None:
     world = cluster().add(node("a-lean").gpus(4), node("b-rich").gpus(4))
-    world.ledger.arrays.tell_host("a-lean", cpu=48_000, memory=400_000)
-    world.ledger.arrays.tell_host("b-rich", cpu=104_000, memory=400_000)
-    outlook = replace(PRIOR, loads=(Load(1.0, 12_000.0, 40_000.0),))
-    heavy = HostAsk(32_000, 40_000)
-    assert chosen(world, gpu_pod(percent=100, cores=100), outlook, heavy)[0] == "b-rich"
-    assert chosen(world, gpu_pod(percent=100, cores=100), outlook)[0] == "a-lean"
+    world.ledger.arrays.set_host_free("a-lean", cpu=48_000, memory=400_000)
+    world.ledger.arrays.set_host_free("b-rich", cpu=104_000, memory=400_000)
+    forecast = replace(PRIOR, loads=(HostLoad(1.0, 12_000.0, 40_000.0),))
+    heavy = HostRequest(32_000, 40_000)
+    assert chosen(world, gpu_pod(percent=100, cores=100), forecast, heavy)[0] == "b-rich"
+    assert chosen(world, gpu_pod(percent=100, cores=100), forecast)[0] == "a-lean"
 
 
 def test_whole_groups_are_broken_last() -> None:
@@ -73,23 +73,23 @@ def test_cores_count_beside_memory() -> None:
     world.place(gpu_pod("a", mem=50, cores=90).policy(device="binpack"))
     world.place(gpu_pod("b", mem=50, cores=50).policy(device="spread"))
     used = {uuid: use[2] for uuid, use in world.cards().items()}
-    outlook = DemandForecast(slices=(Slice(50, 50, 1.0), Slice(50, 10, 0.5)))
-    _, cards = chosen(world, gpu_pod("c", mem=50, cores=10), outlook)
+    forecast = DemandForecast(slices=(DemandSlice(50, 50, 1.0), DemandSlice(50, 10, 0.5)))
+    _, cards = chosen(world, gpu_pod("c", mem=50, cores=10), forecast)
     assert used[cards[0]] == 90
 
 
 class TestWaste:
     def test_a_part_that_nobody_fits_is_all_waste(self) -> None:
-        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),)))
+        table = waste_table(DemandForecast(slices=(DemandSlice(50, 50, 1.0),)))
         assert table[49, 49] == pytest.approx(0.49)
 
     def test_a_part_that_is_filled_exactly_is_hardly_waste(self) -> None:
-        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),)))
+        table = waste_table(DemandForecast(slices=(DemandSlice(50, 50, 1.0),)))
         assert table[50, 50] < 0.02
         assert table[100, 100] < 0.05
 
     def test_memory_without_cores_is_waste_by_its_worth(self) -> None:
-        table = waste_table(DemandForecast(slices=(Slice(50, 50, 1.0),), memory_part=0.25))
+        table = waste_table(DemandForecast(slices=(DemandSlice(50, 50, 1.0),), memory_part=0.25))
         assert table[80, 0] == pytest.approx(0.2)
 
     def test_nothing_free_is_no_waste(self) -> None:
@@ -100,59 +100,59 @@ def requests(count: int, **asks: int) -> list[PodRequest]:
     return [gpu_pod(f"p{i}", **asks).request() for i in range(count)]
 
 
-class TestWorkload:
-    def learn(self, world: Cluster, pods: list[PodRequest], workload: DemandHistory | None = None) -> DemandHistory:
-        workload = workload or DemandHistory()
+class TestDemandHistory:
+    def learn(self, world: Cluster, pods: list[PodRequest], history: DemandHistory | None = None) -> DemandHistory:
+        history = history or DemandHistory()
         for pod in pods:
-            workload.observe(pod, world.ledger.arrays, world.ledger.rules)
-        return workload
+            history.observe(pod, world.ledger.arrays, world.ledger.rules)
+        return history
 
     def test_the_prior_holds_until_enough_pods_came(self) -> None:
         world = cluster().add(node().gpus(1))
-        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).outlook_on(world.ledger.arrays) is PRIOR
+        assert self.learn(world, requests(FIRST - 1, percent=30, cores=30)).forecast(world.ledger.arrays) is PRIOR
 
     def test_before_much_is_known_rare_models_are_expected_to_be_needed_more(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"), node("b").gpus(6, model="T4"))
-        workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert (workload.outlook_on(world.ledger.arrays).slices, workload.outlook_on(world.ledger.arrays).groups) == (
+        history = self.learn(world, requests(1, percent=30, cores=30))
+        assert (history.forecast(world.ledger.arrays).slices, history.forecast(world.ledger.arrays).groups) == (
             PRIOR.slices,
             PRIOR.groups,
         )
-        assert workload.outlook_on(world.ledger.arrays).pressure == pytest.approx(
+        assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
             {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
         )
 
     def test_cards_that_come_change_what_is_expected_of_the_first_pods(self) -> None:
         world = cluster().add(node("a").gpus(2, model="P100"))
-        workload = self.learn(world, requests(1, percent=30, cores=30))
-        assert not workload.outlook_on(world.ledger.arrays).pressure
+        history = self.learn(world, requests(1, percent=30, cores=30))
+        assert not history.forecast(world.ledger.arrays).pressure
         world.add(node("b").gpus(6, model="T4"))
-        self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.outlook_on(world.ledger.arrays).pressure == pytest.approx(
+        self.learn(world, requests(1, percent=30, cores=30), history)
+        assert history.forecast(world.ledger.arrays).pressure == pytest.approx(
             {"P100": 0.05 * 8 / 2, "T4": 0.05 * 8 / 6}
         )
-        known = workload.outlook_on(world.ledger.arrays)
-        self.learn(world, requests(1, percent=30, cores=30), workload)
-        assert workload.outlook_on(world.ledger.arrays) is known
+        known = history.forecast(world.ledger.arrays)
+        self.learn(world, requests(1, percent=30, cores=30), history)
+        assert history.forecast(world.ledger.arrays) is known
 
     def test_the_first_pods_leave_rare_models_alone_whatever_their_nodes_are_called(self) -> None:
         world = cluster().add(
             node("a").gpus(2, model="P100"), node("b").gpus(2, model="T4"), node("c").gpus(2, model="T4")
         )
-        workload = self.learn(world, requests(1, percent=30, cores=30))
+        history = self.learn(world, requests(1, percent=30, cores=30))
         assert chosen(world, gpu_pod(percent=100, cores=100))[0] == "a"
-        assert chosen(world, gpu_pod(percent=100, cores=100), workload.outlook_on(world.ledger.arrays))[0] == "b"
+        assert chosen(world, gpu_pod(percent=100, cores=100), history.forecast(world.ledger.arrays))[0] == "b"
 
     def test_slices_are_parts_of_the_largest_card(self) -> None:
         world = cluster().add(node().gpus(1, memory=10_000))
-        outlook = self.learn(world, requests(FIRST, mem=2_500, cores=30)).outlook_on(world.ledger.arrays)
-        assert outlook.slices == (Slice(25, 30, 1.0),)
+        forecast = self.learn(world, requests(FIRST, mem=2_500, cores=30)).forecast(world.ledger.arrays)
+        assert forecast.slices == (DemandSlice(25, 30, 1.0),)
 
     def test_several_cards_are_a_group_and_no_slice(self) -> None:
         world = cluster().add(node().gpus(8))
-        outlook = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).outlook_on(world.ledger.arrays)
-        assert outlook.slices == ()
-        assert outlook.groups == ((4, 1.0),)
+        forecast = self.learn(world, requests(FIRST, gpu=4, percent=100, cores=100)).forecast(world.ledger.arrays)
+        assert forecast.slices == ()
+        assert forecast.groups == ((4, 1.0),)
 
     def test_pods_that_take_one_model_only_put_pressure_on_it(self) -> None:
         world = cluster().add(node("n1").gpus(1, model="T4"), node("n2").gpus(3, model="A100"))
@@ -160,52 +160,52 @@ class TestWorkload:
             gpu_pod(f"p{i}", percent=100, cores=100).annotate(("nvidia.com/use-gputype", "T4")).request()
             for i in range(FIRST // 2)
         ]
-        outlook = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).outlook_on(
+        forecast = self.learn(world, [*picky, *requests(FIRST // 2, percent=100, cores=100)]).forecast(
             world.ledger.arrays
         )
-        assert outlook.pressure == {"T4": 2.0}
+        assert forecast.pressure == {"T4": 2.0}
 
     def test_hosts_are_grouped_by_the_cpu_that_goes_with_a_card(self) -> None:
         world = cluster().add(node().gpus(1))
         pods = [
-            replace(pod, host=HostAsk(cpu, 8_000))
+            replace(pod, host=HostRequest(cpu, 8_000))
             for pod, cpu in zip(requests(FIRST, percent=50, cores=50), [1_000, 9_000] * (FIRST // 2), strict=True)
         ]
-        loads = self.learn(world, pods).outlook_on(world.ledger.arrays).loads
+        loads = self.learn(world, pods).forecast(world.ledger.arrays).loads
         assert [load.cpu for load in loads] == [2_000.0, 18_000.0]
         assert sum(load.weight for load in loads) == pytest.approx(1.0)
 
-    def test_the_outlook_stays_the_same_object_between_renewals(self) -> None:
+    def test_the_forecast_stays_the_same_object_between_renewals(self) -> None:
         world = cluster().add(node().gpus(1))
-        workload = self.learn(world, requests(FIRST, percent=30, cores=30))
-        first = workload.outlook_on(world.ledger.arrays)
-        self.learn(world, requests(FIRST - 1, percent=60, cores=60), workload)
-        assert workload.outlook_on(world.ledger.arrays) is first
-        self.learn(world, requests(1, percent=60, cores=60), workload)
-        assert workload.outlook_on(world.ledger.arrays) is not first
+        history = self.learn(world, requests(FIRST, percent=30, cores=30))
+        first = history.forecast(world.ledger.arrays)
+        self.learn(world, requests(FIRST - 1, percent=60, cores=60), history)
+        assert history.forecast(world.ledger.arrays) is first
+        self.learn(world, requests(1, percent=60, cores=60), history)
+        assert history.forecast(world.ledger.arrays) is not first
 
     def test_what_is_not_asked_for_any_more_fades(self) -> None:
         world = cluster().add(node().gpus(1))
         old, new = requests(1, percent=30, cores=30), requests(1, percent=60, cores=60)
-        workload = self.learn(world, old * MEMORY)
-        self.learn(world, new * (3 * MEMORY), workload)
-        weights = {part.memory: part.weight for part in workload.outlook_on(world.ledger.arrays).slices}
+        history = self.learn(world, old * FADE_AT)
+        self.learn(world, new * (3 * FADE_AT), history)
+        weights = {part.memory: part.weight for part in history.forecast(world.ledger.arrays).slices}
         assert weights[60] > 4 * weights[30]
 
     def test_pods_without_devices_teach_nothing(self) -> None:
         world = cluster().add(node().gpus(1))
         plain = PodRequest("u", "default", "p", ())
-        assert self.learn(world, [plain] * (2 * FIRST)).outlook_on(world.ledger.arrays) is PRIOR
+        assert self.learn(world, [plain] * (2 * FIRST)).forecast(world.ledger.arrays) is PRIOR
 
 
 def test_hosts_are_told_before_and_after_a_node_registers() -> None:
     world = cluster()
-    world.ledger.arrays.tell_host("n1", cpu=4_000, memory=100)
+    world.ledger.arrays.set_host_free("n1", cpu=4_000, memory=100)
     world.add(node("n1").gpus(1), node("n2").gpus(1))
     arrays = world.ledger.arrays
     rows = arrays.rows(["n1", "n2"])
     assert arrays.free_cpu[rows].tolist() == [4_000, -1]
-    arrays.tell_host("n2", cpu=5, memory=6)
+    arrays.set_host_free("n2", cpu=5, memory=6)
     assert arrays.free_memory[rows].tolist() == [100, 6]
     world.ledger.forget_node("n1")
     world.add(node("n1").gpus(1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.demand_forecast import DemandForecast, Slice
+from tessera.core.demand_forecast import DemandForecast, DemandSlice
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
@@ -18,8 +18,8 @@ ONE, HALF = 4_864, 20_096
 SIZES = {1: (ONE, 14), 2: (9_856, 29), 4: (HALF, 43)}
 """MiB and cores by memory slices"""
 
-SMALL_AND_HALF = DemandForecast(slices=(Slice(12, 14, 0.5), Slice(50, 43, 0.5)))
-ONLY_SMALL = DemandForecast(slices=(Slice(12, 14, 1.0),))
+SMALL_AND_HALF = DemandForecast(slices=(DemandSlice(12, 14, 0.5), DemandSlice(50, 43, 0.5)))
+ONLY_SMALL = DemandForecast(slices=(DemandSlice(12, 14, 1.0),))
 
 A30 = (
     mig_profile("1g.6gb", 5_952, 25, 1, 0, 1, 2, 3),
@@ -51,11 +51,11 @@ def hold(world: Cluster, on: str, taken: Taken) -> Cluster:
 
 
 def chosen(
-    world: Cluster, *, memory: int = ONE, count: int = 1, outlook: DemandForecast = SMALL_AND_HALF
+    world: Cluster, *, memory: int = ONE, count: int = 1, forecast: DemandForecast = SMALL_AND_HALF
 ) -> list[tuple[str, int]]:
     """Cards and where on them."""
     pod = gpu_pod("new", gpu=count, mem=memory, cores=0).policy(node="fragmentation", device="fragmentation")
-    answer = world.selector.select(replace(pod.request(), outlook=outlook), world.ledger.node_names())
+    answer = world.selector.select(replace(pod.request(), forecast=forecast), world.ledger.node_names())
     grants = answer.placement.grants["NVIDIA"][0]  # type: ignore[union-attr]
     return [(grant.uuid, grant.mig.placement.start) for grant in grants if grant.mig is not None]
 
@@ -95,7 +95,7 @@ def test_the_half_with_the_slice_that_only_halves_can_use_is_kept_for_them() -> 
 
 def test_without_demand_for_larger_ones_places_are_taken_as_ever() -> None:
     world = hold(cluster(mig_cards("n1", "A")), "n1", {"A": [(0, 2)]})
-    assert chosen(world, outlook=ONLY_SMALL) == [("A", 6)]
+    assert chosen(world, forecast=ONLY_SMALL) == [("A", 6)]
 
 
 def test_other_policies_take_places_as_ever() -> None:
@@ -124,8 +124,8 @@ def test_cards_that_offer_other_instances_are_weighed_by_their_own() -> None:
     world = cluster(node("n1").gpu("A", memory=24_576, mode="mig", slots=4, profiles=A30))
     grant = Grant("A", "NVIDIA", 5_952, 25, mig=MigSlot("1g.6gb", MigPlacement(0, 1)))
     world.ledger.observe_pod(PodFacts("u", "default", "p", "n1", (Span(Role.APP),), {"NVIDIA": ((grant,),)}))
-    outlook = DemandForecast(slices=(Slice(25, 25, 0.5), Slice(49, 50, 0.5)))
-    assert chosen(world, memory=5_952, outlook=outlook) == [("A", 1)]
+    forecast = DemandForecast(slices=(DemandSlice(25, 25, 0.5), DemandSlice(49, 50, 0.5)))
+    assert chosen(world, memory=5_952, forecast=forecast) == [("A", 1)]
 
 
 def test_a_card_whose_places_are_beyond_all_reason_still_takes_pods() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import State, replay
+from tessera.core.ledger import GrantState, replay
 from tessera.vendors.node_reader import node_facts
 from tests.support.builders import A100_40GB, Cluster, PodBuilder, cluster, gpu_pod, node, pod, vendors
 
@@ -19,7 +19,7 @@ def world() -> Cluster:
     return cluster(node().gpu("G"), node("n2").gpu("H"))
 
 
-def state_of(one: Cluster, uid: str = UID) -> State | None:
+def state_of(one: Cluster, uid: str = UID) -> GrantState | None:
     entry = one.ledger.pod(uid)
     return entry.state if entry else None
 
@@ -30,9 +30,9 @@ def state_of(one: Cluster, uid: str = UID) -> State | None:
 def test_a_pod_goes_from_reserved_to_bound_to_gone() -> None:
     one = world()
     one.place(gpu_pod(mem=100, cores=10))
-    assert (state_of(one), one.cards()) == (State.RESERVED, {"G": (1, 100, 10)})
+    assert (state_of(one), one.cards()) == (GrantState.RESERVED, {"G": (1, 100, 10)})
     assert one.ledger.bind(UID)
-    assert (state_of(one), one.cards()) == (State.BOUND, {"G": (1, 100, 10)})
+    assert (state_of(one), one.cards()) == (GrantState.BOUND, {"G": (1, 100, 10)})
     assert one.ledger.release(UID)
     assert (state_of(one), one.cards()) == (None, {"G": (0, 0, 0)})
 
@@ -67,7 +67,7 @@ def test_a_bind_that_failed_is_a_reservation_again() -> None:
     one.place(gpu_pod(mem=100), deadline=60.0)
     one.ledger.bind(UID)
     assert one.ledger.unbind(UID, deadline=90.0)
-    assert state_of(one) is State.RESERVED
+    assert state_of(one) is GrantState.RESERVED
     assert one.ledger.expire(89.0) == []
     assert one.ledger.expire(90.0) == [UID]
 
@@ -135,7 +135,7 @@ def test_a_reservation_that_the_api_shows_unchanged_no_longer_expires() -> None:
     placement = one.place(asking, deadline=60.0)
     one.observe(asking.annotate(*one.written(asking, placement).items()).on("n1"))
     assert one.ledger.expire(1e9) == []
-    assert state_of(one) is State.BOUND
+    assert state_of(one) is GrantState.BOUND
 
 
 def test_a_changed_allocation_is_read_again() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.core import policies
-from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import PodRequest
 from tessera.vendors.pod_reader import PolicyDefaults, pod_request
 from tests.support.builders import cluster, gpu_pod, node, uuids, vendors
@@ -17,7 +17,7 @@ def card(name: str, *, numa: int = 0, score: int = 0, used: int = 0, index: int 
 
 
 def order(cards: list[Card], policy: str, *, numa_bind: bool = False) -> str:
-    found = policies.order_cards(cards, [card.used_memory for card in cards], policy, numa_bind=numa_bind)
+    found = policies.device_policy(policy).order(cards, [card.used_memory for card in cards], numa_bind=numa_bind)
     return "".join(card.device.uuid for card in found)
 
 
@@ -27,6 +27,42 @@ CARDS = [
     card("c", numa=1, score=1, used=1, index=2),
     card("d", numa=1, score=2, used=0, index=3),
 ]
+
+
+def test_every_policy_says_what_it_is_for() -> None:
+    for name, policy in policies.POLICIES.items():
+        assert policy.name == name
+        assert policy.summary
+        assert "\n" not in policy.summary
+        assert policy.is_node_policy or policy.is_device_policy
+    assert [name for name, policy in policies.POLICIES.items() if policy.is_node_policy] == [
+        "binpack",
+        "spread",
+        "fragmentation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "unused_only", "by_links", "forecast"),
+    [
+        ("spread", False, False, False),
+        ("mutex", True, False, False),
+        (" mutex ,numa", True, False, False),
+        ("topology-aware", False, True, False),
+        ("mutex,topology-aware", True, True, False),
+        ("fragmentation", False, False, True),
+        ("fragmentation,numa", False, False, False),
+        ("nonsense", False, False, False),
+    ],
+)
+def test_what_a_device_policy_changes_in_fitting(text: str, unused_only: bool, by_links: bool, forecast: bool) -> None:
+    policy = policies.device_policy(text)
+    assert (policy.unused_cards_only, policy.chooses_by_links, policy.uses_forecast) == (
+        unused_only,
+        by_links,
+        forecast,
+    )
+    assert policies.uses_forecast("binpack", text) is forecast
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.device_rules import UNLIMITED, Room
+from tessera.core.device_rules import UNLIMITED, QuotaRoom
 from tessera.core.grants import Use
 from tessera.core.misfits import Misfit
 from tessera.core.quota import bounds, payable, shortage
@@ -13,7 +13,7 @@ from tests.support.builders import A100_40GB, PodBuilder, cluster, gpu_pod, node
 NVIDIA = vendors()["NVIDIA"]
 
 
-def room(world_quota: dict[str, dict[str, int]], *drop: str) -> Room:
+def room(world_quota: dict[str, dict[str, int]], *drop: str) -> QuotaRoom:
     world = cluster()
     for name, hard in world_quota.items():
         world.quota(name, memory=hard.get("memory"), cores=hard.get("cores"))
@@ -26,24 +26,24 @@ def room(world_quota: dict[str, dict[str, int]], *drop: str) -> Room:
     ("quotas", "dropped", "left"),
     [
         ({}, [], UNLIMITED),
-        ({"a": {"memory": 100}}, [], Room(100, None)),
-        ({"a": {"cores": 100}}, [], Room(None, 100)),
-        ({"a": {"memory": 0}}, [], Room(0, None)),
-        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, [], Room(50, 9)),
-        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, ["b"], Room(100, None)),
-        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, ["a"], Room(50, 9)),
+        ({"a": {"memory": 100}}, [], QuotaRoom(100, None)),
+        ({"a": {"cores": 100}}, [], QuotaRoom(None, 100)),
+        ({"a": {"memory": 0}}, [], QuotaRoom(0, None)),
+        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, [], QuotaRoom(50, 9)),
+        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, ["b"], QuotaRoom(100, None)),
+        ({"a": {"memory": 100}, "b": {"memory": 50, "cores": 9}}, ["a"], QuotaRoom(50, 9)),
         ({"a": {"memory": 100}}, ["a", "a", "unknown"], UNLIMITED),
     ],
 )
 def test_the_strictest_of_several_quotas_holds(
-    quotas: dict[str, dict[str, int]], dropped: list[str], left: Room
+    quotas: dict[str, dict[str, int]], dropped: list[str], left: QuotaRoom
 ) -> None:
     assert room(quotas, *dropped) == left
 
 
 def test_a_changed_quota_replaces_all_its_old_limits() -> None:
     world = cluster().quota("a", memory=100, cores=5).quota("a", cores=7)
-    assert world.ledger.quotas.room("default", NVIDIA) == Room(None, 7)
+    assert world.ledger.quotas.room("default", NVIDIA) == QuotaRoom(None, 7)
 
 
 def test_quotas_hold_in_their_namespace_only() -> None:
@@ -55,11 +55,11 @@ def test_quotas_hold_in_their_namespace_only() -> None:
 def test_what_pods_use_counts_until_they_end() -> None:
     world = cluster(node().gpus(2)).quota(memory=1000, cores=50)
     first = world.start(gpu_pod("first", mem=600, cores=20))
-    assert world.ledger.quotas.room("default", NVIDIA) == Room(400, 30)
+    assert world.ledger.quotas.room("default", NVIDIA) == QuotaRoom(400, 30)
     assert world.refused(gpu_pod("second", mem=600)) == {"n1": "2/2 ResourceQuotaNotFit"}
     assert world.refused(gpu_pod("second", mem=10, cores=31)) == {"n1": "2/2 ResourceQuotaNotFit"}
     world.observe(first.ended())
-    assert world.ledger.quotas.room("default", NVIDIA) == Room(1000, 50)
+    assert world.ledger.quotas.room("default", NVIDIA) == QuotaRoom(1000, 50)
     assert world.chosen(gpu_pod("second", mem=600)).placement.node == "n1"
 
 
@@ -73,7 +73,7 @@ def test_reservations_count_and_are_given_back() -> None:
 
 def test_quota_counts_on_a_node_that_is_not_registered() -> None:
     world = cluster().quota(memory=1000).observe(gpu_pod().on("elsewhere", "G,NVIDIA,900,0:;"))
-    assert world.ledger.quotas.room("default", NVIDIA) == Room(100, None)
+    assert world.ledger.quotas.room("default", NVIDIA) == QuotaRoom(100, None)
 
 
 def test_a_quota_below_what_is_used_blocks_and_lets_run() -> None:
@@ -87,7 +87,7 @@ def test_a_quota_below_what_is_used_blocks_and_lets_run() -> None:
 def test_the_factor_of_a_vendor_scales_the_limit() -> None:
     memory, cores = "cambricon.com/mlu.smlu.vmemory", "cambricon.com/mlu.smlu.vcore"
     world = cluster(node().capacity(**{memory: 100, cores: 100})).quota(hard={f"limits.{memory}": 10})
-    assert world.ledger.quotas.room("default", vendors()["MLU"]) == Room(2560, None)
+    assert world.ledger.quotas.room("default", vendors()["MLU"]) == QuotaRoom(2560, None)
 
     def asking(units: int) -> PodBuilder:
         return pod().container(limits={"cambricon.com/vmlu": 1, memory: units, cores: 1})
@@ -114,7 +114,7 @@ def test_the_factor_of_a_vendor_scales_the_limit() -> None:
 def test_a_pod_counts_its_effective_use(one: PodBuilder, least: Use) -> None:
     request = one.request()
     assert bounds(request, "NVIDIA")[0] == least
-    assert shortage(request, "NVIDIA", Room(least.memory, least.cores)) is None
+    assert shortage(request, "NVIDIA", QuotaRoom(least.memory, least.cores)) is None
     world = cluster(node().gpus(8)).quota(memory=100000)
     placement = world.place(one)
     assert placement.node == "n1"
@@ -143,16 +143,16 @@ def test_mig_counts_at_most_whole_cards_for_every_container() -> None:
     ("left", "memory", "cores", "cards"),
     [
         (UNLIMITED, 10, 10, None),
-        (Room(25, None), 10, 0, 2),
-        (Room(None, 25), 0, 10, 2),
-        (Room(25, 5), 10, 10, 0),
-        (Room(-5, None), 10, 0, 0),
-        (Room(-5, None), 0, 0, 0),
-        (Room(5, None), 0, 0, None),
-        (Room(5, 100), 0, 10, 10),
+        (QuotaRoom(25, None), 10, 0, 2),
+        (QuotaRoom(None, 25), 0, 10, 2),
+        (QuotaRoom(25, 5), 10, 10, 0),
+        (QuotaRoom(-5, None), 10, 0, 0),
+        (QuotaRoom(-5, None), 0, 0, 0),
+        (QuotaRoom(5, None), 0, 0, None),
+        (QuotaRoom(5, 100), 0, 10, 10),
     ],
 )
-def test_how_many_cards_a_quota_pays_for(left: Room, memory: int, cores: int, cards: int | None) -> None:
+def test_how_many_cards_a_quota_pays_for(left: QuotaRoom, memory: int, cores: int, cards: int | None) -> None:
     assert payable(left, memory=memory, cores=cores) == cards
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import Request, Weights
 from tessera.core.scores import device_scores, node_score
 

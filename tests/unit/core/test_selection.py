@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core import arrays, evaluation, glancing, selection
+from tessera.core import arrays, evaluation, selection
 from tessera.core.audit import audit
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.core.selection import Refused, Selected
 from tests.support.builders import (
     A100_40GB,
@@ -81,7 +81,7 @@ def test_unknown_candidates_beside_known_ones_are_unregistered() -> None:
 
 def test_an_unknown_vendor_is_refused_everywhere() -> None:
     world = cluster(node().gpus(1), node("n2").gpus(1).annotate(("hami.io/node-dcu-register", "nonsense")))
-    request = PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(Request("Acme", 1),)),))
+    request = PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(Request("Acme", 1),)),))
     expected = {"n1": "Device type not found", "n2": "Device type not found", "nX": "node unregistered"}
     assert texts(world.select(request, list(expected))) == expected
     for name in ("n1", "n2"):
@@ -143,7 +143,7 @@ def test_a_refusal_that_changes_its_words_is_told_anew() -> None:
     assert isinstance(world.selector.select(asking, kept), Selected)
 
 
-def test_two_pods_of_one_shape_with_different_node_policies_are_told_apart() -> None:
+def test_two_pods_of_one_shape_with_different_node_policies_are_with_unique_uuids() -> None:
     world = many(3)
     world.start(gpu_pod("old", mem=10), ["n01"])
     asking = gpu_pod(mem=10)
@@ -191,7 +191,7 @@ def test_a_reader_that_the_log_has_left_behind_starts_afresh(monkeypatch: pytest
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
 def test_judging_afresh_or_by_column_gives_the_same(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    monkeypatch.setattr(evaluation, "AFRESH", share)
+    monkeypatch.setattr(evaluation, "REBUILD_SHARE", share)
     world = many(6)
     asking = gpu_pod("asking", gpu=2, mem=40000)
     seen = []
@@ -328,128 +328,11 @@ def test_a_ledger_of_its_own_has_a_memory_of_its_own() -> None:
     assert selection.Selector(first).all_nodes().names == ()
 
 
-# -- glancing
+# -- order
 
 
-def test_the_best_node_of_all_is_taken_where_it_is_allowed_and_the_next_best_where_not() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    found = world.selector.glance(gpu_pod(mem=1).request(), {"n2", "n3"}.__contains__)
-    assert found is not None
-    assert found.placement.node == "n2"
-    seen = found.among(world.selector.candidates(["n2", "n3", "unknown"]))
-    assert [name for name, _ in seen.fits] == ["n3", "n2"]
-    assert len(seen.candidates.names) == 3
-
-
-def test_a_glance_that_finds_nothing_soon_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(glancing, "GLANCES", 2)
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    assert world.selector.glance(gpu_pod(mem=1).request(), {"n3"}.__contains__) is None
-    # By now it is known which ones are not there.
-    assert world.selector.glance(gpu_pod(mem=1).request(), {"n3"}.__contains__) is not None
-
-
-def test_a_node_that_was_not_allowed_is_taken_when_it_is_allowed_again() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    for allowed, chosen in (({"n2", "n3"}, "n2"), ({"n1", "n2"}, "n1"), ({"n0", "n1", "n3"}, "n0"), ({"n3"}, "n3")):
-        found = world.selector.glance(gpu_pod(mem=1).request(), allowed.__contains__)
-        assert found is not None
-        assert found.placement.node == chosen
-
-
-class Asked:
-    """Candidates that count how often somebody looks for one."""
-
-    def __init__(self, *names: str) -> None:
-        self.names = set(names)
-        self.looks: list[str] = []
-
-    def __call__(self, name: str) -> bool:
-        self.looks.append(name)
-        return name in self.names
-
-
-def glimpsed(world: Cluster, allowed: Asked, likeness: int = 1) -> str | None:
-    found = world.selector.glimpse(gpu_pod(mem=1).request(), allowed, likeness)
-    return None if found is None else found.node
-
-
-def test_a_glimpse_says_nothing_before_the_first_glance_and_then_looks_for_one_node_alone() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    allowed = Asked("n1", "n2", "n3")
-    assert glimpsed(world, allowed) is None
-    found = world.selector.glance(gpu_pod(mem=1).request(), Asked("n0", "n1", "n2", "n3"), 1)
-    assert found is not None
-    assert found.placement.node == "n0"
-    allowed = Asked("n0", "n1", "n2", "n3")
-    for number in range(3):
-        assert glimpsed(world, allowed) == "n0"
-        world.place(gpu_pod(f"p{number}", mem=1), ["n0"])
-    assert allowed.looks == ["n0"] * 3
-
-
-def test_a_glimpse_sees_a_node_that_became_better_and_not_one_that_did_not() -> None:
-    world = cluster(*(node(f"n{i}").gpus(2, slots=4) for i in range(4)))
-    allowed = Asked("n0", "n1", "n2", "n3")
-    world.selector.glance(gpu_pod(mem=1).request(), allowed, 1)
-    world.place(gpu_pod("a", mem=1), ["n2"])
-    assert glimpsed(world, allowed) == "n2"
-    world.place(gpu_pod("b", mem=1), ["n3"])
-    assert glimpsed(world, allowed) == "n2"
-    world.ledger.release("uid-a")
-    # Nobody knows any more who is second: that takes a look at all.
-    assert glimpsed(world, allowed) is None
-    found = world.selector.glance(gpu_pod(mem=1).request(), allowed, 1)
-    assert found is not None
-    assert found.placement.node == "n3"
-
-
-def test_absent_nodes_are_believed_to_be_absent_for_a_while_only() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(8)))
-    for name in ("n0", "n1", "n2"):
-        world.place(gpu_pod(f"on-{name}", mem=1), [name])
-    without = Asked("n3", "n4", "n5")
-    found = world.selector.glance(gpu_pod(mem=1).request(), without, 1)
-    assert found is not None
-    assert found.placement.node == "n3"
-    without.looks.clear()
-    assert glimpsed(world, without) == "n3"
-    assert len(without.looks) == 2  # the chosen one, and one of three
-    # Other candidates: whoever was absent is looked for.
-    assert glimpsed(world, Asked("n1", "n3", "n4", "n5"), 2) is None
-    # Alike, but one is back: found in turn.
-    back = Asked("n1", "n3", "n4", "n5")
-    answers = [glimpsed(world, back) for _ in range(3)]
-    assert None in answers
-    assert set(answers) <= {None, "n3"}
-
-
-def test_an_absent_node_that_another_shape_found_again_is_absent_for_nobody() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    world.place(gpu_pod("a", mem=1), ["n0"])
-    assert world.selector.glance(gpu_pod(mem=1).request(), Asked("n1", "n2"), 1) is not None
-    everybody = Asked("n0", "n1", "n2", "n3")
-    found = world.selector.glance(gpu_pod(mem=2).request(), everybody, 2)
-    assert found is not None
-    assert found.placement.node == "n0"
-    assert glimpsed(world, everybody) is None
-
-
-def test_an_absent_node_that_changes_is_looked_for() -> None:
-    world = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
-    world.place(gpu_pod("a", mem=1), ["n0"])
-    assert world.selector.glance(gpu_pod(mem=1).request(), Asked("n1", "n2"), 1) is not None
-    assert glimpsed(world, Asked("n1", "n2")) == "n1"
-    world.ledger.release("uid-a")
-    assert glimpsed(world, Asked("n0", "n1", "n2")) is None
-
-
-@given(
-    values=st.lists(st.sampled_from([0.0, 1.0, 2.5, -np.inf]), max_size=12),
-    seed=st.randoms(use_true_random=False),
-)
-def test_nodes_are_tried_from_the_best_and_each_once(values: list[float], seed: random.Random) -> None:
+@given(values=st.lists(st.sampled_from([0.0, 1.0, 2.5, -np.inf]), max_size=12))
+def test_nodes_are_tried_from_the_best_and_each_once(values: list[float]) -> None:
     preference = np.array(values, dtype=np.float64)
-    ranks = np.array(seed.sample(range(len(values)), len(values)), dtype=np.int64)
-    order = list(glancing.best_first(preference, ranks))
-    assert order == sorted(range(len(values)), key=lambda i: (-preference[i], ranks[i]))
+    order = list(selection.best_first(preference))
+    assert order == sorted(range(len(values)), key=lambda i: (-preference[i], i))

@@ -10,13 +10,13 @@ import trustme
 
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
-from tessera.inspect.checks.ledger import check_accounting
+from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.webhook import DAY, check_registration
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.diagnosis import diagnosed
+from tessera.inspect.render.diagnosis import diagnosis_lines
 from tessera.wire.handshake import encode_requesting
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
 from tests.support.inspected import state_of
@@ -95,9 +95,9 @@ extenders:
 
 def configured(text: str) -> list[Finding]:
     config_map = {"metadata": {"namespace": "kube-system", "name": "tessera-scheduler"}, "data": {"config.yaml": text}}
-    world = OfflineCluster(state_of([]))
+    cluster = OfflineCluster(state_of([]))
     installation = Installation(scheduler_config=config_map)
-    return bad(check_kube_scheduler(installation, settings=world.settings, vendors=vendors(), present=NVIDIA))
+    return bad(check_kube_scheduler(installation, settings=cluster.settings, vendors=vendors(), present=NVIDIA))
 
 
 async def test_the_documented_configuration_is_fine() -> None:
@@ -109,7 +109,7 @@ async def test_the_documented_configuration_is_fine() -> None:
     [
         ("percentageOfNodesToScore: 100", "", "percentageOfNodesToScore is not set"),
         ("hami-scheduler", "other", "has no profile hami-scheduler (it has other)"),
-        ("filterVerb: filter", "weight: 1", "has not filterVerb: filter"),
+        ("filterVerb: filter", "weight: 1", "lacks filterVerb: filter"),
         ("nodeCacheCapable: true", "weight: 1", "not nodeCacheCapable"),
         ("{name: nvidia.com/gpumem, ignoredByScheduler: true}", "{name: x}", "lacks nvidia.com/gpumem"),
         ("gpucores, ignoredByScheduler: true", "gpucores", "nvidia.com/gpucores without ignoredByScheduler"),
@@ -124,8 +124,8 @@ async def test_what_kube_scheduler_must_know_is_checked(old: str, new: str, word
 
 
 async def test_a_configuration_that_cannot_be_seen_is_said_so() -> None:
-    world = OfflineCluster(state_of([]))
-    [found] = check_kube_scheduler(Installation(), settings=world.settings, vendors=vendors(), present=NVIDIA)
+    cluster = OfflineCluster(state_of([]))
+    [found] = check_kube_scheduler(Installation(), settings=cluster.settings, vendors=vendors(), present=NVIDIA)
     assert found.severity is Severity.UNSEEN
 
 
@@ -162,7 +162,7 @@ async def test_a_node_whose_plugin_and_kubelet_agree_is_fine() -> None:
         (
             GOOD_NODE.annotate(("hami.io/mutex.lock", "2020-01-01T00:00:00Z,ns,p")),
             Severity.WARNING,
-            "is locked by ns/p since",
+            "has been locked by ns/p for",
         ),
     ],
 )
@@ -179,12 +179,12 @@ async def test_a_plugin_that_is_silent_for_too_long_is_named_with_the_time() -> 
     assert "has not answered the scheduler for 10 minutes" in kept.what
     gone = node("n1").gpus(2).annotate(("hami.io/node-handshake", asked))
     [lost] = await found_on(gone, node("n2").gpus(1).capacity(**{GPU: 10}))
-    assert "asked 600 s ago without an answer" in lost.what
+    assert "asked 600 s ago and has not answered" in lost.what
 
 
 async def test_a_cluster_without_cards_is_broken() -> None:
     [found] = await found_on(node("n1"))
-    assert "none of 1 nodes has registered cards" in found.what
+    assert "no cards are registered on any of the 1 node(s)" in found.what
 
 
 async def test_a_node_that_is_not_ready_is_a_warning() -> None:
@@ -198,7 +198,7 @@ async def test_a_node_that_is_not_ready_is_a_warning() -> None:
 
 
 async def accounted(*pods: Any) -> list[Finding]:
-    return bad(check_accounting(OfflineCluster(state_of([node("n1").gpus(1)], pods))))
+    return bad(check_ledger(OfflineCluster(state_of([node("n1").gpus(1)], pods))))
 
 
 async def test_a_ledger_that_adds_up_is_fine() -> None:
@@ -210,7 +210,7 @@ async def test_a_ledger_that_adds_up_is_fine() -> None:
     [
         (gpu_pod("a").on("n1", "n1-0,NVIDIA,99999,0:;"), Severity.BROKEN, "99999 of 81920 MiB granted"),
         (gpu_pod("a").on("n1", "n1-0,NVIDIA,many,0:;"), Severity.BROKEN, "cannot be read"),
-        (gpu_pod("a").on("n1"), Severity.WARNING, "without an allocation"),
+        (gpu_pod("a").on("n1"), Severity.WARNING, "has no allocation"),
         (
             gpu_pod("a")
             .on("n1", "n1-0,NVIDIA,1,0:;")
@@ -229,7 +229,7 @@ async def test_what_does_not_add_up_is_found(held: Any, severity: Severity, word
 
 def test_the_worst_comes_first_and_is_counted() -> None:
     findings = [Finding(Severity.FINE, "a", "x"), Finding(Severity.BROKEN, "b", "y", "why", "fix it")]
-    lines = [line.text for line in diagnosed(findings)]
+    lines = [line.text for line in diagnosis_lines(findings)]
     assert lines[0] == "broken   b: y"
     assert lines[-1] == "1 broken, 0 warnings, 0 not checked, 1 fine"
     assert is_broken(findings)

@@ -12,8 +12,8 @@ from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.documents import document
-from tessera.inspect.render.explanation import explained
+from tessera.inspect.render.documents import make_document
+from tessera.inspect.render.explanation import explanation_lines
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
@@ -48,7 +48,7 @@ def fits(found: Explanation) -> Fits:
 
 
 def told(found: Explanation) -> str:
-    return "\n".join(line.text for line in explained(found))
+    return "\n".join(line.text for line in explanation_lines(found))
 
 
 def hosts(ledger: Ledger) -> list[int]:
@@ -72,7 +72,7 @@ async def test_the_winner_comes_first_with_the_least_growth_and_its_parts_and_th
 async def test_programs_get_the_same_figures() -> None:
     state = state_of([hosting(node("one").gpus(1))], [asking()], setup=BY_FLAG)
     found = explain(OfflineCluster(state), "default/p")
-    shown = document("Explanation", state, found)
+    shown = make_document("Explanation", state, found)
     growth = fits(found).best[0].growth
     assert shown["verdict"]["best"][0]["growth"] == msgspec.to_builtins(growth)
     assert growth is not None
@@ -86,7 +86,7 @@ async def test_by_annotation_alone_nobody_follows_the_hosts() -> None:
     [one] = fits(found).best
     assert one.growth is not None
     assert one.growth.unserved is None
-    assert "the card policy may take others" in told(found)
+    assert "the card policy may choose others" in told(found)
     assert "n1 is the only node that fits" in told(found)
 
 
@@ -94,14 +94,14 @@ async def test_other_policies_show_scores_and_expect_nothing() -> None:
     found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking()])), "default/p")
     assert [one.growth for one in fits(found).best] == [None]
     assert found.expected is None
-    assert "with their scores: n1 (0.00)" in told(found)
+    assert "with scores: n1 (0.00)" in told(found)
 
 
 async def test_nodes_that_lose_alike_are_decided_by_name() -> None:
     state = state_of([node("n2").gpus(1), node("n1").gpus(1)], [asking()], setup=BY_FLAG)
     found = explain(OfflineCluster(state), "default/p")
     assert fits(found).node == "n1"
-    assert "n1 and n2 lose alike: the first by name is taken" in told(found)
+    assert "n1 and n2 lose the same: the first by name is chosen" in told(found)
 
 
 async def test_cards_show_what_the_card_policy_orders_them_by() -> None:
@@ -122,8 +122,8 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
     assert guessed.expected is not None
     assert learned.expected is not None
     assert (guessed.expected.learned_from, learned.expected.learned_from) == (0, LEARN)
-    assert "the pods to come, as 32 pods of this cluster tell: slices of 10 %" in told(learned)
-    assert "31 of the 32 pods that it takes to learn are known" in told(guessed)
+    assert "expected pods (learned from 32 pods of this cluster): slices of 10 %" in told(learned)
+    assert "31 of the 32 pods needed to learn from have been seen" in told(guessed)
     first, second = fits(guessed).best[0].growth, fits(learned).best[0].growth
     assert first is not None
     assert second is not None
@@ -138,7 +138,7 @@ async def test_what_the_pods_of_the_cluster_teach_decides() -> None:
         (asking("z", size=10), False),
         (asking("z", size=10).on("a"), False),
     ],
-    ids=["runs", "has ended", "nobody was asked about it yet", "another scheduler placed it"],
+    ids=["runs", "has ended", "the scheduler was not asked about it yet", "another scheduler placed it"],
 )
 async def test_pods_teach_once_somebody_was_asked_about_them(last: PodBuilder, counts: bool) -> None:
     pods = [*tenths("a", 4)[: LEARN - 1], last, asking()]
@@ -178,25 +178,25 @@ async def test_a_placed_pod_is_judged_without_what_it_uses_itself_and_looking_ch
     nodes = [hosting(node("n1").gpus(2)), hosting(node("n2").gpus(2))]
     waiting = state_of(nodes, [*tenths("n2", 2)[:4], asking(cpu="9")], setup=BY_FLAG)
     placed = state_of(nodes, [*tenths("n2", 2)[:4], on("p", 50, "n1-1", cpu="9")], setup=BY_FLAG)
-    world = OfflineCluster(placed)
-    before = world.ledger.state(), hosts(world.ledger)
-    assert fits(explain(world, "default/p")).best == fits(explain(OfflineCluster(waiting), "default/p")).best
-    assert (world.ledger.state(), hosts(world.ledger)) == before
+    cluster = OfflineCluster(placed)
+    before = cluster.ledger.state(), hosts(cluster.ledger)
+    assert fits(explain(cluster, "default/p")).best == fits(explain(OfflineCluster(waiting), "default/p")).best
+    assert (cluster.ledger.state(), hosts(cluster.ledger)) == before
 
 
 async def test_simulated_copies_use_their_hosts_and_the_counted_ones_give_them_back() -> None:
-    world = OfflineCluster(state_of([hosting(node("n1").gpus(4))], setup=BY_FLAG))
-    found = simulate(world, Manifest("default", "p", plain(asking(cpu="2")), 3))
+    cluster = OfflineCluster(state_of([hosting(node("n1").gpus(4))], setup=BY_FLAG))
+    found = simulate(cluster, Manifest("default", "p", plain(asking(cpu="2")), 3))
     assert (len(found.placed), found.fits_in_all) == (3, 8)
-    assert hosts(world.ledger) == [16_000 - 3 * 2_000]
+    assert hosts(cluster.ledger) == [16_000 - 3 * 2_000]
     assert found.why is not None
     assert found.why.best[0].growth is not None
 
 
 async def test_simulated_copies_teach_the_next_ones() -> None:
-    world = OfflineCluster(state_of([node("n1").gpus(8)], setup=BY_FLAG))
-    first = simulate(world, Manifest("default", "p", plain(asking(size=10)), LEARN))
-    second = simulate(world, Manifest("default", "q", plain(asking("q", size=10)), 1))
+    cluster = OfflineCluster(state_of([node("n1").gpus(8)], setup=BY_FLAG))
+    first = simulate(cluster, Manifest("default", "p", plain(asking(size=10)), LEARN))
+    second = simulate(cluster, Manifest("default", "q", plain(asking("q", size=10)), 1))
     assert first.expected is not None
     assert second.expected is not None
     assert (first.expected.learned_from, second.expected.learned_from) == (0, LEARN)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tessera.inspect.description import describe
+from tessera.inspect.description import read_description
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.simulation import simulated
-from tessera.inspect.scheduler_settings import given_flags
+from tessera.inspect.render.simulation import simulation_lines
+from tessera.inspect.scheduler_settings import parse_scheduler_flags
 from tessera.inspect.simulation import simulate
 from tessera.inspect.state import Setup
 from tests.support.builders import CORES, GPU, MEMORY, NOW, PERCENT
@@ -38,14 +38,16 @@ async def test_the_described_cluster_gives_the_shown_answer(command: str, shown:
     [description] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     words = command.split()
     options = list(zip(words[::2], words[1::2], strict=True))
-    flags = given_flags([value for name, value in options if name == "--scheduler-flag"])
+    flags = parse_scheduler_flags([value for name, value in options if name == "--scheduler-flag"])
     name, limits = MANIFESTS[dict(options)["-f"]]
     pod = {
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"containers": [{"name": "main", "image": "x", "resources": {"limits": limits}}]},
     }
-    world = OfflineCluster(describe(description, file="nodes.yaml", now=NOW, setup=Setup(flags=flags or None)))
-    found = simulate(world, Manifest("default", name, pod, int(dict(options).get("--count", 1))))
-    text = "\n".join(line.text for line in simulated(found))
+    cluster = OfflineCluster(
+        read_description(description, file="nodes.yaml", now=NOW, setup=Setup(flags=flags or None))
+    )
+    found = simulate(cluster, Manifest("default", name, pod, int(dict(options).get("--count", 1))))
+    text = "\n".join(line.text for line in simulation_lines(found))
     for part in shown.split(f"{LEFT_OUT}\n"):
         assert part.strip("\n") in text

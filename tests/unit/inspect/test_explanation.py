@@ -6,29 +6,29 @@ from dataclasses import replace
 import pytest
 
 from tessera.inspect.choice import Fits
-from tessera.inspect.explanation import Explanation, Status, explain, find
+from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.explanation import explained, made_from
+from tessera.inspect.render.explanation import explanation_lines, source_lines
 from tessera.inspect.state import InspectionError
 from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
 from tests.support.inspected import quota, state_of
 from tests.support.scheduling import World as SchedulerWorld
-from tests.support.scheduling import by_environment, carrying
+from tests.support.scheduling import serving_downward_api, using_downward_api
 
 HELD = "n1-0,NVIDIA,60000,30:;"
 
 
 def told(found: Explanation) -> str:
-    return "\n".join(line.text for line in explained(found))
+    return "\n".join(line.text for line in explanation_lines(found))
 
 
 async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_would_fit() -> None:
     big, small = node("n1").gpus(1, memory=80000), node("n2").gpus(1, memory=16000)
     holder = gpu_pod("holder", mem=60000, cores=30).on("n1", HELD)
-    world = OfflineCluster(state_of([big, small], [holder, gpu_pod("p", mem=30000)]))
-    found = explain(world, "default/p", cards=True)
-    assert (found.status, found.is_good) == (Status.REFUSED, False)
+    cluster = OfflineCluster(state_of([big, small], [holder, gpu_pod("p", mem=30000)]))
+    found = explain(cluster, "default/p", cards=True)
+    assert (found.status, found.is_good) == (PodVerdict.REFUSED, False)
     assert isinstance(found.verdict, FitsNowhere)
     near = "needs 30000 MiB on one card; best is n1 / n1-0 with 20000 MiB free of 80000"
     assert found.verdict.near_miss == near
@@ -49,40 +49,40 @@ async def test_a_pending_pod_is_told_the_nearest_card_who_holds_it_and_what_woul
 
 async def test_a_placed_pod_is_shown_with_its_slices_and_the_scores_of_its_choice() -> None:
     holder = gpu_pod("p", mem=60000, cores=30).on("n1", HELD)
-    world = OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder]))
-    before = world.ledger.state()
-    found = explain(world, "default/p")
-    assert (found.status, found.node) == (Status.PLACED, "n1")
+    cluster = OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder]))
+    before = cluster.ledger.state()
+    found = explain(cluster, "default/p")
+    assert (found.status, found.node) == (PodVerdict.PLACED, "n1")
     assert [(one.container, one.card, one.memory_mib, one.cores) for one in found.slices] == [("c0", "n1-0", 60000, 30)]
     assert isinstance(found.verdict, Fits)
     assert [one.node for one in found.verdict.best] == ["n1", "n2"]
     assert [one.card for one in found.verdict.cards] == ["n1-1", "n1-0"]
-    assert world.ledger.state() == before, "looking changes nothing"
+    assert cluster.ledger.state() == before, "looking changes nothing"
 
 
 async def test_a_pod_that_would_go_elsewhere_today_is_said_so() -> None:
     holder = gpu_pod("p", mem=60000, cores=30).on("n2", "n2-0,NVIDIA,60000,30:;")
     found = explain(OfflineCluster(state_of([node("n1").gpus(2), node("n2").gpus(2)], [holder])), "default/p")
-    assert "today it would go to n1 instead" in told(found)
+    assert "today it would go to n1:" in told(found)
 
 
 async def test_a_pod_that_fits_but_has_not_been_placed_is_told_where_it_would_go() -> None:
     found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem=100)])), "default/p")
-    assert found.status is Status.FITS
+    assert found.status is PodVerdict.FITS
     assert "not placed yet; it fits on n1" in told(found)
 
 
 @pytest.mark.parametrize(
     ("asking", "status", "words"),
     [
-        (gpu_pod("p", mem="2Gi"), Status.INVALID, "cannot be honoured"),
-        (pod("p").container(), Status.NO_DEVICES, "asks for no devices"),
-        (gpu_pod("p").on("n1").ended(), Status.ENDED, "it holds nothing"),
-        (gpu_pod("p").on("n1"), Status.UNACCOUNTED, "another scheduler put it there"),
-        (gpu_pod("p", mem=100).terminating(), Status.FITS, "it is being deleted"),
+        (gpu_pod("p", mem="2Gi"), PodVerdict.INVALID, "its request is invalid"),
+        (pod("p").container(), PodVerdict.NO_DEVICES, "requests no devices"),
+        (gpu_pod("p").on("n1").ended(), PodVerdict.ENDED, "it holds no devices"),
+        (gpu_pod("p").on("n1"), PodVerdict.UNACCOUNTED, "another scheduler placed it"),
+        (gpu_pod("p", mem=100).terminating(), PodVerdict.FITS, "it is being deleted"),
     ],
 )
-async def test_every_other_state_of_a_pod_is_named(asking: PodBuilder, status: Status, words: str) -> None:
+async def test_every_other_state_of_a_pod_is_named(asking: PodBuilder, status: PodVerdict, words: str) -> None:
     found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
     assert found.status is status
     assert words in told(found)
@@ -107,7 +107,7 @@ async def test_nodes_that_kube_scheduler_rules_out_are_no_candidates() -> None:
 async def test_a_namespace_over_its_quota_is_the_reason() -> None:
     state = state_of([node("n1").gpus(1)], [gpu_pod("p", mem=3000)], quotas=[quota("default", {MEMORY: 1000})])
     found = explain(OfflineCluster(state), "default/p")
-    assert "the namespace's quota does not leave enough" in told(found)
+    assert "the namespace's quota has too little left" in told(found)
 
 
 async def test_a_node_whose_registration_cannot_be_read_says_so() -> None:
@@ -117,25 +117,25 @@ async def test_a_node_whose_registration_cannot_be_read_says_so() -> None:
 
 
 async def test_the_page_ends_with_what_it_was_made_from() -> None:
-    lines = [line.text for line in made_from(replace(state_of([]), unseen=("quotas",)))]
+    lines = [line.text for line in source_lines(replace(state_of([]), unseen=("quotas",)))]
     assert lines[1:] == [
-        "from a test; device configuration: the chart's defaults; the scheduler's flags are not known",
-        "not seen: quotas",
+        "from a test; device configuration: the chart's defaults; the scheduler's flags are unknown",
+        "not readable: quotas",
     ]
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("p", "there is team-a/p: name one of them"),
+        ("p", "did you mean team-a/p"),
         ("team-a/q", 'did you mean "team-a/p"'),
     ],
 )
 async def test_a_pod_that_is_not_there_gets_a_hint(name: str, words: str) -> None:
-    world = OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod().called("p", namespace="team-a")]))
+    cluster = OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod().called("p", namespace="team-a")]))
     with pytest.raises(InspectionError, match=words):
-        find(world, name, "default")
-    assert find(world, "p", "team-a") == "team-a/p"
+        find_pod(cluster, name, "default")
+    assert find_pod(cluster, "p", "team-a") == "team-a/p"
 
 
 def some_pod(name: str, rng: random.Random) -> PodBuilder:
@@ -157,15 +157,15 @@ def some_pod(name: str, rng: random.Random) -> PodBuilder:
 async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> None:
     rng = random.Random(seed)
     nodes = [
-        by_environment(node("n1").gpus(4, numas=[0, 0, 1, 1])),
-        by_environment(node("n2").gpus(2, memory=23000, model="NVIDIA L4")),
-        by_environment(node("n3").gpus(2, slots=2).cordon("n3-0")),
+        serving_downward_api(node("n1").gpus(4, numas=[0, 0, 1, 1])),
+        serving_downward_api(node("n2").gpus(2, memory=23000, model="NVIDIA L4")),
+        serving_downward_api(node("n3").gpus(2, slots=2).cordon("n3-0")),
         node("n4").capacity(**{GPU: 4}),
     ]
     scheduler = SchedulerWorld(*nodes)
     placed: list[PodBuilder] = []
     for number in range(15):
-        asking = carrying(some_pod(f"p{number:02}", rng))
+        asking = using_downward_api(some_pod(f"p{number:02}", rng))
         found = explain(OfflineCluster(state_of(nodes, [*placed, asking])), f"{asking.namespace}/{asking.name}")
         scheduler.create(asking)
         answer = scheduler.filtered(asking)
@@ -180,7 +180,7 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
             stored = scheduler.api.pods[f"{asking.namespace}/{asking.name}"]
             placed.append(asking.annotate(*stored.annotations.items()).on(found.verdict.node))
             again = explain(OfflineCluster(state_of(nodes, placed)), f"{asking.namespace}/{asking.name}")
-            assert (again.status, again.slices) == (Status.PLACED, found.verdict.slices)
+            assert (again.status, again.slices) == (PodVerdict.PLACED, found.verdict.slices)
         else:
             assert isinstance(found.verdict, FitsNowhere)
             texts = {name: group.reason for group in found.verdict.groups for name in group.nodes}

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from tessera.inspect.description import describe
+from tessera.inspect.description import read_description
 from tessera.inspect.manifests import Manifest, read_manifests
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.simulation import simulated
+from tessera.inspect.render.simulation import simulation_lines
 from tessera.inspect.simulation import Simulation, simulate
 from tessera.inspect.state import InspectionError, Setup
 from tests.support.builders import NOW, cluster, gpu_pod, node
@@ -38,11 +38,11 @@ def manifest(count: int = 1, namespace: str = "default", name: str = "p", **limi
 
 
 def world() -> OfflineCluster:
-    return OfflineCluster(describe(CLUSTER, file="cluster.yaml", now=NOW, setup=Setup()))
+    return OfflineCluster(read_description(CLUSTER, file="cluster.yaml", now=NOW, setup=Setup()))
 
 
 def told(found: Simulation) -> str:
-    return "\n".join(line.text for line in simulated(found))
+    return "\n".join(line.text for line in simulation_lines(found))
 
 
 async def test_one_pod_is_told_where_it_would_go_and_how_many_more_fit() -> None:
@@ -52,7 +52,7 @@ async def test_one_pod_is_told_where_it_would_go_and_how_many_more_fit() -> None
     assert found.fits_in_all == 8
     assert found.stop is not None
     assert "needs 30000 MiB on one card" in found.stop.text
-    assert "8 in all, so 7 more than asked for" in told(found)
+    assert "8 in all: 7 more than requested" in told(found)
 
 
 async def test_copies_that_do_not_all_fit_are_counted_and_the_first_failure_is_explained() -> None:
@@ -60,7 +60,7 @@ async def test_copies_that_do_not_all_fit_are_counted_and_the_first_failure_is_e
     assert not found.all_fit
     assert (len(found.placed), found.fits_in_all) == (8, 8)
     assert found.by_node == {"a100-1": 4, "a100-2": 4}
-    assert "What stops number 9" in told(found)
+    assert "What stops copy 9" in told(found)
     assert "node(s) had untolerated taint(s)" in told(found)
 
 
@@ -80,7 +80,7 @@ async def test_a_quota_stops_copies_as_the_webhook_would() -> None:
 async def test_a_pod_without_devices_is_none_of_our_business() -> None:
     found = simulate(world(), manifest(3))
     assert found.all_fit
-    assert "asks for no devices" in told(found)
+    assert "requests no devices" in told(found)
 
 
 async def test_a_request_that_cannot_be_meant_is_refused_with_the_webhooks_words() -> None:
@@ -143,7 +143,7 @@ def test_a_count_wins_over_replicas() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no pod"),
+        ("", "contains no pod"),
         ("[", "not YAML"),
         ("kind: Pod", "expected a Pod"),
         ("kind: Pod\nspec: {}", "has no containers"),

@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.core.requests import HostAsk
-from tessera.inspect import sanitize as reducing
-from tessera.inspect.anonymize import hash_names
+from tessera.core.requests import HostRequest
+from tessera.inspect import sanitize
+from tessera.inspect.anonymize import anonymize
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import explain
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.scheduler_settings import deciding_flags, given_flags, settings_of
+from tessera.inspect.scheduler_settings import build_offline_settings, parse_scheduler_flags, select_placement_flags
 from tessera.inspect.snapshots import decode_snapshot, encode_snapshot
-from tessera.inspect.state import InspectionError, Setup, State
+from tessera.inspect.state import ClusterState, InspectionError, Setup
 from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import MEMORY, gpu_pod, node, pod, vendors
 from tests.support.inspected import plain, quota, state_of
@@ -22,7 +22,7 @@ KEY = b"key"
 LOCK = "2026-01-01T00:00:00Z,team-secret,holder-pod"
 
 
-def busy() -> State:
+def busy() -> ClusterState:
     """Names that stand in every kind of place."""
     nodes = [
         node("alpha-host").gpus(1).annotate(("hami.io/mutex.lock", LOCK)),
@@ -35,7 +35,7 @@ def busy() -> State:
     small = gpu_pod(mem=1000).called("small-pod", namespace="other-team", uid="5555-6666")
     quotas = [quota("team-secret", {MEMORY: 200000}, name="secret-limit")]
     state = state_of(nodes, [holder, waiting, small], quotas=quotas)
-    return replace(state, others={"alpha-host": HostAsk(1500, 2048), "left-host": HostAsk(100, 0)})
+    return replace(state, others={"alpha-host": HostRequest(1500, 2048), "left-host": HostRequest(100, 0)})
 
 
 def test_a_snapshot_reads_back_as_it_was() -> None:
@@ -71,9 +71,9 @@ def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes()
         pod("waits").container(**asks),
     ]
     documents = [plain(one) for one in pods]
-    assert reducing.host_asks([*documents, {"spec": {"nodeName": 7}}]) == {
-        "n1": HostAsk(2500, 2048),
-        "n2": HostAsk(250, 512),
+    assert sanitize.sum_host_asks([*documents, {"spec": {"nodeName": 7}}]) == {
+        "n1": HostRequest(2500, 2048),
+        "n2": HostRequest(250, 512),
     }
 
 
@@ -82,7 +82,7 @@ def test_pods_without_devices_are_held_as_sums_of_what_they_ask_of_their_nodes()
     [
         (b"", "not a snapshot"),
         (b"{}", "kind is '', not TesseraSnapshot"),
-        (b'{"kind": "TesseraSnapshot", "version": 3}', "this tessera reads up to 2"),
+        (b'{"kind": "TesseraSnapshot", "version": 3}', "this tessera reads versions up to 2"),
         (b'{"kind": "TesseraSnapshot", "version": 1, "taken": "yesterday"}', "not a readable snapshot"),
     ],
 )
@@ -96,12 +96,12 @@ def test_nothing_secret_gets_into_a_snapshot() -> None:
     secret["spec"]["containers"][0] |= {"env": [{"name": "TOKEN", "value": "s3cret"}], "image": "registry/s3cret"}
     secret["spec"]["volumes"] = [{"name": "s3cret"}]
     secret["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"] = "s3cret"
-    reduced = reducing.reduce_pod(secret, reducing.domains(vendors()))
+    reduced = sanitize.sanitize_pod(secret, sanitize.deciding_domains(vendors()))
     assert "s3cret" not in json.dumps(reduced)
 
 
 def test_hashing_leaves_no_name_anywhere() -> None:
-    text = encode_snapshot(hash_names(busy(), KEY), hashed=True).decode()
+    text = encode_snapshot(anonymize(busy(), KEY), hashed=True).decode()
     for name in (
         "alpha",
         "beta",
@@ -118,19 +118,19 @@ def test_hashing_leaves_no_name_anywhere() -> None:
 
 
 def test_the_same_key_gives_the_same_hashes_and_another_key_others() -> None:
-    once, twice = hash_names(busy(), KEY), hash_names(busy(), KEY)
+    once, twice = anonymize(busy(), KEY), anonymize(busy(), KEY)
     assert once == twice
-    assert hash_names(busy(), b"other").nodes != once.nodes
+    assert anonymize(busy(), b"other").nodes != once.nodes
 
 
 async def test_a_hashed_snapshot_decides_as_the_cluster_does() -> None:
     state = busy()
-    hashed = hash_names(state, KEY)
-    world, other = OfflineCluster(state), OfflineCluster(hashed)
-    node_names = dict(zip(sorted(world.nodes), sorted(other.nodes), strict=True))
-    assert {node_names[name] for name in world.ledger.node_names()} == set(other.ledger.node_names())
-    for key, new in zip(world.pods, other.pods, strict=True):
-        one, two = explain(world, key), explain(other, new)
+    hashed = anonymize(state, KEY)
+    cluster, other = OfflineCluster(state), OfflineCluster(hashed)
+    node_names = dict(zip(sorted(cluster.nodes), sorted(other.nodes), strict=True))
+    assert {node_names[name] for name in cluster.ledger.node_names()} == set(other.ledger.node_names())
+    for key, new in zip(cluster.pods, other.pods, strict=True):
+        one, two = explain(cluster, key), explain(other, new)
         assert one.status is two.status
         match one.verdict, two.verdict:
             case Fits() as first, Fits() as second:
@@ -144,13 +144,13 @@ async def test_a_hashed_snapshot_decides_as_the_cluster_does() -> None:
 
 
 def test_what_others_ask_follows_the_name_of_its_node() -> None:
-    hashed = hash_names(busy(), KEY)
+    hashed = anonymize(busy(), KEY)
     alpha = sorted(node["metadata"]["name"] for node in hashed.nodes)[0]
-    assert hashed.others[alpha] == HostAsk(1500, 2048)
+    assert hashed.others[alpha] == HostRequest(1500, 2048)
 
 
 async def test_cards_that_are_named_after_their_node_follow_it() -> None:
-    hashed = OfflineCluster(hash_names(busy(), KEY))
+    hashed = OfflineCluster(anonymize(busy(), KEY))
     gamma = sorted(hashed.nodes)[2]
     view = hashed.ledger.node(gamma)
     assert view is not None
@@ -162,23 +162,23 @@ async def test_cards_that_are_named_after_their_node_follow_it() -> None:
 
 def test_the_flags_of_a_running_scheduler_are_read_as_it_reads_them() -> None:
     arguments = ["scheduler", "--http_bind=0.0.0.0:443", "--node-scheduler-policy", "spread", "--enable-ascend", "-v=4"]
-    assert deciding_flags(arguments) == {"node-scheduler-policy": "spread", "enable-ascend": "true"}
-    settings = settings_of(Setup(flags=deciding_flags(arguments)))
+    assert select_placement_flags(arguments) == {"node-scheduler-policy": "spread", "enable-ascend": "true"}
+    settings = build_offline_settings(Setup(flags=select_placement_flags(arguments)))
     assert (settings.policies.node, settings.switches.ascend) == ("spread", True)
 
 
 def test_where_nobody_knows_the_flags_every_vendor_is_looked_at() -> None:
-    settings = settings_of(Setup())
+    settings = build_offline_settings(Setup())
     assert settings.switches.ascend
     assert settings.switches.iluvatar
 
 
 def test_a_configuration_that_the_scheduler_refuses_is_refused_here_with_its_place() -> None:
     with pytest.raises(InspectionError, match="ConfigMap a/b:1: unknown section"):
-        settings_of(Setup("nvdia: {}\n", "ConfigMap a/b"))
+        build_offline_settings(Setup("nvdia: {}\n", "ConfigMap a/b"))
 
 
 def test_a_flag_that_decides_nothing_cannot_be_given() -> None:
-    with pytest.raises(InspectionError, match="no flag metrics-bind-address that decides placement"):
-        given_flags(["metrics-bind-address=:1"])
-    assert given_flags(["enable-ascend=false"]) == {"enable-ascend": "false"}
+    with pytest.raises(InspectionError, match="no flag metrics-bind-address that affects placement"):
+        parse_scheduler_flags(["metrics-bind-address=:1"])
+    assert parse_scheduler_flags(["enable-ascend=false"]) == {"enable-ascend": "false"}

@@ -3,14 +3,14 @@ from __future__ import annotations
 import pytest
 
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.lines import Column, Style, bar, counted, listed, table
+from tessera.inspect.render.lines import Style, TableColumn, bar, count_of, join_names, table
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
-from tessera.inspect.usage import Wanted, cards_in_use, nodes_in_use, ordered, pods_in_use, pods_ordered
+from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_pods, sort_usage
 from tests.support.builders import gpu_pod, node
 from tests.support.inspected import state_of
 
 
-def world() -> OfflineCluster:
+def cluster() -> OfflineCluster:
     nodes = [node("n1").gpus(2), node("n2").gpus(1, memory=23034, model="NVIDIA L4").cordon("n2-0")]
     pods = [
         gpu_pod("a", mem=40000, cores=50).on("n1", "n1-0,NVIDIA,40000,50:;"),
@@ -20,7 +20,7 @@ def world() -> OfflineCluster:
 
 
 async def test_cards_show_what_is_granted_and_to_whom() -> None:
-    first, second, third = cards_in_use(world())
+    first, second, third = card_usage(cluster())
     assert (first.memory_mib.used, first.cores.used, first.slots.used) == (49000, 50, 2)
     assert [(pod.namespace, pod.name, pod.memory_mib) for pod in first.pods] == [
         ("default", "a", 40000),
@@ -31,7 +31,7 @@ async def test_cards_show_what_is_granted_and_to_whom() -> None:
 
 
 async def test_nodes_are_the_sums_of_their_cards() -> None:
-    first, second = nodes_in_use(world())
+    first, second = node_usage(cluster())
     assert (first.cards, first.memory_mib.used, first.memory_mib.total, first.pods) == (2, 49000, 163840, 2)
     assert second.state == "1 of 1 cards closed"
 
@@ -39,38 +39,38 @@ async def test_nodes_are_the_sums_of_their_cards() -> None:
 @pytest.mark.parametrize(
     ("wanted", "cards", "pods"),
     [
-        (Wanted(nodes=frozenset({"n2"})), ["n2-0"], []),
-        (Wanted(model="l4"), ["n2-0"], []),
-        (Wanted(vendors=frozenset({"nvidia"})), ["n1-0", "n1-1", "n2-0"], ["a", "b"]),
-        (Wanted(namespace="team"), ["n1-0"], ["b"]),
+        (UsageFilter(nodes=frozenset({"n2"})), ["n2-0"], []),
+        (UsageFilter(model="l4"), ["n2-0"], []),
+        (UsageFilter(vendors=frozenset({"nvidia"})), ["n1-0", "n1-1", "n2-0"], ["a", "b"]),
+        (UsageFilter(namespace="team"), ["n1-0"], ["b"]),
     ],
 )
-async def test_what_is_wanted_is_shown(wanted: Wanted, cards: list[str], pods: list[str]) -> None:
-    one = world()
-    assert [use.card for use in cards_in_use(one, wanted)] == cards
-    assert [use.name for use in pods_in_use(one, wanted)] == pods
+async def test_what_is_wanted_is_shown(wanted: UsageFilter, cards: list[str], pods: list[str]) -> None:
+    one = cluster()
+    assert [use.card for use in card_usage(one, wanted)] == cards
+    assert [use.name for use in pod_usage(one, wanted)] == pods
 
 
 async def test_orders_put_the_fullest_or_the_freest_first() -> None:
-    one = world()
-    assert [use.card for use in ordered(cards_in_use(one), "memory")] == ["n1-0", "n1-1", "n2-0"]
-    assert [use.card for use in ordered(cards_in_use(one), "free")] == ["n1-1", "n1-0", "n2-0"]
-    assert [use.name for use in pods_ordered(pods_in_use(one), "memory")] == ["a", "b"]
+    one = cluster()
+    assert [use.card for use in sort_usage(card_usage(one), "memory")] == ["n1-0", "n1-1", "n2-0"]
+    assert [use.card for use in sort_usage(card_usage(one), "free")] == ["n1-1", "n1-0", "n2-0"]
+    assert [use.name for use in sort_pods(pod_usage(one), "memory")] == ["a", "b"]
 
 
 async def test_tables_have_bars_and_say_who() -> None:
-    one = world()
-    lines = [line.text for line in cards_table(cards_in_use(one), width=None, wide=False, ascii_only=True)]
+    one = cluster()
+    lines = [line.text for line in cards_table(card_usage(one), width=None, wide=False, ascii_only=True)]
     assert lines[0].split() == ["NODE", "CARD", "MODEL", "MEMORY", "MIB", "CORES", "SLOTS", "PODS"]
     assert "######...." in lines[1]
     assert lines[1].endswith("default/a 40000, team/b 9000")
     assert lines[3].endswith("(cordoned)")
-    assert len(nodes_table(nodes_in_use(one), width=None, ascii_only=False)) == 3
-    assert pods_table(pods_in_use(one), width=None)[1].text.endswith("c0: card 0 40000 MiB")
+    assert len(nodes_table(node_usage(one), width=None, ascii_only=False)) == 3
+    assert pods_table(pod_usage(one), width=None)[1].text.endswith("c0: card 0 40000 MiB")
 
 
 async def test_a_table_fits_a_terminal_by_cutting_its_last_column() -> None:
-    lines = cards_table(cards_in_use(world()), width=80, wide=False, ascii_only=False)
+    lines = cards_table(card_usage(cluster()), width=80, wide=False, ascii_only=False)
     assert all(len(line.text) <= 80 for line in lines)
     assert lines[1].text.endswith("...")
 
@@ -78,9 +78,11 @@ async def test_a_table_fits_a_terminal_by_cutting_its_last_column() -> None:
 def test_small_pieces() -> None:
     assert bar(0.001, cells=4, ascii_only=True) == "#..."
     assert bar(2.0, cells=4, ascii_only=True) == "####"
-    assert listed(["a", "b", "c"], 2) == "a, b and 1 more"
-    assert (counted(1, "node"), counted(2, "node")) == ("1 node", "2 nodes")
-    assert [line.text for line in table([Column("A"), Column("B", right=True)], [(("x", "1"), Style.PLAIN)])] == [
+    assert join_names(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert (count_of(1, "node"), count_of(2, "node")) == ("1 node", "2 nodes")
+    assert [
+        line.text for line in table([TableColumn("A"), TableColumn("B", right=True)], [(("x", "1"), Style.PLAIN)])
+    ] == [
         "A  B",
         "x  1",
     ]

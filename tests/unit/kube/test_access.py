@@ -95,7 +95,7 @@ def test_nothing_to_go_by_says_what_was_tried(environ: dict[str, str], said: str
 
 
 def test_a_context_that_is_named_needs_a_file() -> None:
-    with pytest.raises(AccessError, match="no way to the apiserver"):
+    with pytest.raises(AccessError, match="no access to an apiserver"):
         load_access(kubeconfig=None, context="x", environ={}, service_account=Path("/nopod"))
 
 
@@ -196,7 +196,7 @@ def test_other_settings_of_a_cluster_are_kept(tmp_path: Path) -> None:
 async def test_a_user_is_known_by_its_headers(tmp_path: Path, user: Any, headers: dict[str, str]) -> None:
     access = load_access(kubeconfig=written(tmp_path / "c", config(user=user)), context=None, environ={})
     assert await access.headers() == headers
-    access.refused()
+    access.on_unauthorized()
     assert await access.headers() == headers
 
 
@@ -208,7 +208,7 @@ async def test_a_token_file_wins_over_a_token(tmp_path: Path) -> None:
     assert await access.headers() == {"Authorization": "Bearer from-file"}
 
 
-def test_a_context_without_a_user_is_nobody(tmp_path: Path) -> None:
+def test_a_context_without_a_user_has_no_credentials(tmp_path: Path) -> None:
     content = config()
     del content["contexts"][0]["context"]["user"]
     assert load_access(kubeconfig=written(tmp_path / "c", content), context=None, environ={}).namespace == "default"
@@ -236,7 +236,7 @@ HTTPS = {"server": "https://h"}
         (changed(clusters=[{"cluster": {}}]), r"clusters\[0\]: Object missing required field `name`"),
         (config({"server": ["x"]}), r"clusters\[0\].cluster.server: Expected `str \| null`, got `array`"),
         (config(user={"token": 123}), r"users\[0\].user.token: Expected `str \| null`, got `int`"),
-        (changed(clusters=[{"name": "a"}, {"name": "a"}]), r"clusters\[1\].name: 'a' is given twice"),
+        (changed(clusters=[{"name": "a"}, {"name": "a"}]), r"clusters\[1\].name: 'a' appears twice"),
         (config(current=None), r"current-context: not set; name a context \(there are: main\)"),
         (config(current="nope"), "current-context: no context 'nope'"),
         (changed(contexts=[{"name": "main"}]), r"contexts\[0\].context.cluster: not set"),
@@ -247,8 +247,8 @@ HTTPS = {"server": "https://h"}
         (config({"server": "https://h:99999"}), "is not an address"),
         (config({"server": "https://[::1"}), "is not an address"),
         (config({"server": "https://"}), "is not an address"),
-        (config({"server": "https://me:pw@h"}), "got more than that"),
-        (config({"server": "https://h?x=y"}), "got more than that"),
+        (config({"server": "https://me:pw@h"}), "and an optional path"),
+        (config({"server": "https://h?x=y"}), "and an optional path"),
         (config({"server": "http://h", "proxy-url": "socks5://p:1"}), "cluster.proxy-url: 'socks5://p:1'"),
         (config(HTTPS | {"certificate-authority": "nope.crt"}), "certificate-authority: cannot read .*nope.crt"),
         (config(HTTPS | {"certificate-authority-data": "%%%"}), "certificate-authority-data: not base64"),
@@ -259,7 +259,7 @@ HTTPS = {"server": "https://h"}
         ),
         (
             config(HTTPS | {"certificate-authority": "x", "insecure-skip-tls-verify": True}),
-            "insecure-skip-tls-verify: makes no sense beside certificate-authority",
+            "insecure-skip-tls-verify: cannot be combined with certificate-authority",
         ),
         (config(HTTPS, {"client-certificate": "x"}), "user.client-key: not set"),
         (config(HTTPS, {"client-key": "x"}), "user.client-certificate: not set"),
@@ -267,10 +267,10 @@ HTTPS = {"server": "https://h"}
         (config(HTTPS, PAIR | {"client-certificate-data": base64ed(b"x")}), "not a usable certificate and key"),
         (config(user={"token": "a b"}), r"users\[0\].user.token: not a token"),
         (config(user={"token": "a\r\nX: y"}), "not a token"),
-        (config(user={"token": "a", "username": "b"}), "user.username: more than one way .* token is given too"),
+        (config(user={"token": "a", "username": "b"}), "user.username: more than one way .* token is set too"),
         (config(user={"auth-provider": {"name": "gcp"}}), "user.auth-provider: removed from Kubernetes"),
-        (config(user={"as": "root"}), "user.as: acting as somebody else is not supported"),
-        (config(user={"as-groups": ["system:masters"]}), "user.as: acting as somebody else"),
+        (config(user={"as": "root"}), "user.as: impersonation is not supported"),
+        (config(user={"as-groups": ["system:masters"]}), "user.as: impersonation"),
         (config(user={"exec": {"command": "x"}}), "user.exec.apiVersion: '', expected client.authentication"),
         (
             config(user={"exec": {"apiVersion": "client.authentication.k8s.io/v1alpha1", "command": "x"}}),

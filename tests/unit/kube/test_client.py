@@ -10,10 +10,10 @@ import pytest
 from tessera import __version__
 from tessera.kube.access import Access
 from tessera.kube.client import JSON_PATCH, KubeClient
-from tessera.kube.errors import ApiError, BadAnswer, BadName, Unreachable
+from tessera.kube.errors import ApiError, BadName, BadResponse, Unreachable
 from tessera.kube.resources import NODES, PODS
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import (
+from tests.support.raw_server import (
     Answer,
     Exchange,
     RawServer,
@@ -236,8 +236,8 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
             ("team", "b", "u", "4"),
             ("", "", "", ""),
         ]
-        assert "team/b (uid u) cannot be read: Expected `object | null`, got `str`" in str(found[0])
-        with pytest.raises(BadAnswer, match="the list cannot be read"):
+        assert "team/b (uid u) cannot be decoded: Expected `object | null`, got `str`" in str(found[0])
+        with pytest.raises(BadResponse, match="the list cannot be decoded"):
             await client.list("/api/v1/pods", Thing)
 
 
@@ -255,10 +255,10 @@ async def test_an_unreadable_object_does_not_spoil_the_list() -> None:
     ],
 )
 @in_fake_time
-async def test_an_answer_that_makes_no_sense_is_an_answer_lost(body: bytes) -> None:
+async def test_a_response_that_makes_no_sense_counts_as_lost(body: bytes) -> None:
     async with RawServer(reply(200, body)) as server, client_of(server) as client:
         for ask in (client.get(POD, Thing), client.list("/api/v1/pods", Thing, on_unreadable=lambda _: None)):
-            with pytest.raises(BadAnswer) as caught:
+            with pytest.raises(BadResponse) as caught:
                 await ask
             assert caught.value.maybe_done
 
@@ -330,7 +330,7 @@ WRITES: list[Call] = [
     [close_at_once, reset_at_once, silence, half_a_body, half_a_body_and_silence, raw(b"SSH-2.0-OpenSSH\r\n\r\n")],
 )
 @in_fake_time
-async def test_a_write_without_a_complete_answer_may_be_done_and_is_sent_once(fault: Answer, call: Call) -> None:
+async def test_a_write_without_a_complete_response_may_be_done_and_is_sent_once(fault: Answer, call: Call) -> None:
     async with RawServer(fault) as server, client_of(server) as client:
         with pytest.raises(Unreachable) as caught:
             await call(client)

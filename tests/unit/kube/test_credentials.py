@@ -11,7 +11,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.credentials import TokenFile
 from tessera.kube.errors import AccessError, ApiError
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import RawServer, refusal, reply
+from tests.support.raw_server import RawServer, refusal, reply
 
 
 class Thing(msgspec.Struct):
@@ -33,7 +33,7 @@ async def test_a_token_that_rotates_is_followed_within_a_minute(tmp_path: Path) 
     assert await tokens.headers() == bearer("first")
     await asyncio.sleep(1)
     assert await tokens.headers() == bearer("second")
-    assert tokens.issued() is None
+    assert tokens.issued_pair() is None
 
 
 @in_fake_time

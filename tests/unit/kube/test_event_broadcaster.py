@@ -10,9 +10,9 @@ import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef, cut
+from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef, truncate
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import Answer, RawServer, close_at_once, refusal, reply, silence
+from tests.support.raw_server import Answer, RawServer, close_at_once, refusal, reply, silence
 
 EPOCH = 1_793_880_000.0
 """2026-11-05T12:00:00Z"""
@@ -282,7 +282,7 @@ async def test_what_is_remembered_for_counting_is_bounded() -> None:
     ],
 )
 def test_a_message_is_cut_at_a_whole_character(message: str, kept: str) -> None:
-    assert cut(message) == kept
+    assert truncate(message) == kept
 
 
 @in_fake_time

@@ -126,7 +126,7 @@ async def test_credentials_without_an_end_are_kept_until_they_are_refused(tmp_pa
     await source.headers()
     assert runs(path) == 1
     source.forget()
-    assert source.issued() is None
+    assert source.issued_pair() is None
     await source.headers()
     assert runs(path) == 2
 
@@ -156,7 +156,7 @@ async def test_a_plugin_may_issue_a_client_certificate(tmp_path: Path) -> None:
     ("lines", "said"),
     [
         (["echo 'no such profile' >&2", "exit 3"], "failed with exit status 3: no such profile"),
-        (["exit 1"], "failed with exit status 1: it said nothing"),
+        (["exit 1"], "failed with exit status 1: it wrote no message"),
         (["kill -9 $$"], "failed with exit status -9"),
         (["echo nonsense"], "gave no ExecCredential"),
         (["true"], "gave no ExecCredential"),
@@ -192,7 +192,7 @@ async def test_a_plugin_that_is_not_there_says_how_to_get_it() -> None:
 async def test_a_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exec_plugin, "RUN_SECONDS", 0.2)
     path = script(tmp_path / "plugin.sh", 'echo $$ > "$0.pid"', "exec sleep 1000")
-    with pytest.raises(AccessError, match=r"did not answer within 0.2 s"):
+    with pytest.raises(AccessError, match=r"did not finish within 0.2 s"):
         await plugin(path, env=ENVIRON).headers()
     pid = int((tmp_path / "plugin.sh.pid").read_text())
     with pytest.raises(ProcessLookupError):

@@ -15,9 +15,9 @@ from tessera.kube.access import Access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import Reflector, SinkError, UnreadableObject
+from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import (
+from tests.support.raw_server import (
     Answer,
     Exchange,
     RawServer,
@@ -376,7 +376,7 @@ async def test_an_object_that_cannot_be_read_is_neither_lost_nor_in_the_way() ->
         "put c", "drop b", "drop z", "synced",
         "drop a", "put d",
     ]  # fmt: skip
-    found = [error.found.name for error in world.errors if isinstance(error, UnreadableObject)]
+    found = [error.found.name for error in world.errors if isinstance(error, UnreadableObjectError)]
     assert found == ["a", "a", "a"]
     assert kinds(server) == ["list", "watch 10", "list", "watch 20", "watch 22"]
 
@@ -389,7 +389,7 @@ async def test_a_report_that_fails_stops_nothing(caplog: pytest.LogCaptureFixtur
     world = World()
     await reflected(refusal(500), page(pod("a")), HOLD, world=world, on_error=fail)
     assert list(world.pods) == ["a"]
-    assert "the report of an error failed" in caplog.text
+    assert "on_error failed" in caplog.text
 
 
 @in_fake_time
@@ -422,7 +422,7 @@ async def test_a_slow_list_of_80_000_pods_comes_through_and_leaves_the_loop_to_o
         return bool(await page(*pods, version="80000", more=more)(exchange))
 
     async def others() -> int:
-        """How often somebody else has a turn between the first put and the end of the list."""
+        """How often another task runs between the first put and the end of the list."""
         await world.begun.wait()
         turns = 0
         while world.story[-1] != "synced":

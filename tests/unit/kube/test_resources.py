@@ -32,14 +32,14 @@ def test_a_resource_has_a_path(resource: Resource, where: tuple[str, ...], path:
 @pytest.mark.parametrize(
     ("resource", "where", "message"),
     [
-        (PODS, ("team", ""), "'' is no name"),
-        (PODS, ("team", ".."), "'..' is no name"),
-        (PODS, (".", "x"), "'.' is no namespace"),
-        (PODS, ("", "x"), "'' is no namespace"),
+        (PODS, ("team", ""), "'' is not a name"),
+        (PODS, ("team", ".."), "'..' is not a name"),
+        (PODS, (".", "x"), "'.' is not a namespace"),
+        (PODS, ("", "x"), "'' is not a namespace"),
         (PODS, (None, "x"), "needs a namespace"),
-        (PODS, ("team", "\ud800"), "is no name"),
+        (PODS, ("team", "\ud800"), "is not a name"),
         (PODS, ("team", None, "binding"), "pods/binding needs a name"),
-        (PODS, ("team", "x", ""), "'' is no subresource"),
+        (PODS, ("team", "x", ""), "'' is not a subresource"),
         (NODES, ("team", "x"), "nodes have no namespace"),
     ],
 )

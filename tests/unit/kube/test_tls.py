@@ -23,7 +23,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError, Unreachable
 from tessera.kube.tls import ClientPair, Pem, TlsSettings
 from tests.support.looping import in_fake_time, in_real_time
-from tests.support.rawserver import RawServer, reply
+from tests.support.raw_server import RawServer, reply
 
 CA = trustme.CA()
 OTHER_CA = trustme.CA()
@@ -143,7 +143,7 @@ async def test_an_authority_that_is_replaced_is_followed_within_a_minute(tmp_pat
     assert access.ssl is not second
 
 
-def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_a_passphrase() -> None:
+def test_an_encrypted_key_is_refused_without_asking_for_a_passphrase() -> None:
     issued = CA.issue_cert("client")
     key = load_pem_private_key(issued.private_key_pem.bytes(), None)
     locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))

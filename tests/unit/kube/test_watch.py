@@ -9,11 +9,11 @@ import pytest
 
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.errors import ApiError, BadAnswer, Unreachable
-from tessera.kube.responses import Unreadable, WatchEvent
-from tessera.kube.transport import BREAK_SECONDS, RUSH
+from tessera.kube.decoder import UnreadableObject, WatchEvent
+from tessera.kube.errors import ApiError, BadResponse, Unreachable
+from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS
 from tests.support.looping import in_fake_time
-from tests.support.rawserver import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
+from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
@@ -36,7 +36,7 @@ def event(type: str, name: str, version: str = "1") -> WatchEvent[Thing]:
 
 
 async def watched(
-    *script: Answer, seen: list[WatchEvent[Thing]] | None = None, unreadable: list[Unreadable] | None = None
+    *script: Answer, seen: list[WatchEvent[Thing]] | None = None, unreadable: list[UnreadableObject] | None = None
 ) -> list[WatchEvent[Thing]]:
     """All events; those before a fault are in `seen`."""
     events = [] if seen is None else seen
@@ -59,7 +59,7 @@ TEXT = line("ADDED", "a", "8") + line("MODIFIED", "b", "9") + line("DELETED", "c
 
 
 MANY = 200
-APART_S = 0.5 / RUSH
+APART_S = 0.5 / BATCH_FROM_LINES_PER_SECOND
 
 
 async def one_then_many_then_one(exchange: Exchange) -> None:
@@ -72,7 +72,7 @@ async def one_then_many_then_one(exchange: Exchange) -> None:
 
 
 @in_fake_time
-async def test_events_of_a_rush_come_together_and_others_at_once() -> None:
+async def test_events_are_read_in_batches_while_many_come_and_at_once_otherwise() -> None:
     clock = asyncio.get_running_loop().time
     late: list[float] = []
     moments: set[float] = set()
@@ -85,7 +85,7 @@ async def test_events_of_a_rush_come_together_and_others_at_once() -> None:
                 if len(late) == MANY + 2:
                     break
     assert max(late[0], late[-1]) < APART_S
-    assert BREAK_SECONDS / 2 < max(late) < 2 * BREAK_SECONDS
+    assert BATCH_SECONDS / 2 < max(late) < 2 * BATCH_SECONDS
     assert len(moments) < MANY / 2
 
 
@@ -207,7 +207,7 @@ async def test_a_refused_watch_says_why(answer: Answer, status: int, expired: bo
 
 
 @in_fake_time
-async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
+async def test_a_response_that_is_not_a_watch_is_a_fault() -> None:
     with pytest.raises(Unreachable, match="answered with status 204"):
         await watched(reply(204))
 
@@ -216,9 +216,9 @@ async def test_an_answer_that_is_no_watch_is_a_fault() -> None:
     "text", [b"nonsense\n", b'{"type":"ADDED"}\n', b"[]\n", b"<html>\n", b'{"type":5,"object":{}}\n', b"\xff\xfe\n"]
 )
 @in_fake_time
-async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
+async def test_a_line_that_is_not_an_event_is_a_bad_response(text: bytes) -> None:
     seen: list[WatchEvent[Thing]] = []
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         await watched(stream(TEXT, text), seen=seen, unreadable=[])
     assert seen == ABC
 
@@ -226,11 +226,11 @@ async def test_a_line_that_is_no_event_is_nonsense(text: bytes) -> None:
 @in_fake_time
 async def test_an_unreadable_object_does_not_end_the_watch() -> None:
     bad = b'{"type":"MODIFIED","object":{"metadata":{"name":["x"]}}}\n'
-    unreadable: list[Unreadable] = []
+    unreadable: list[UnreadableObject] = []
     assert await watched(stream(line("ADDED", "a", "8"), bad, line("ADDED", "b", "9")), unreadable=unreadable) == [
         event("ADDED", "a", "8"),
         event("ADDED", "b", "9"),
     ]
     assert [(found.type, found.name) for found in unreadable] == [("MODIFIED", "")]
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadResponse):
         await watched(stream(bad))

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tessera.monitor.options import OptionsError, build_settings, log_options
-from tessera.monitor.settings import Settings
+from tessera.monitor.settings import MonitorSettings, build_settings
 from tessera.services.addresses import Address
-from tessera.services.logs import LogFormat, LogLevel
+from tessera.services.logs import LogFormat, LogLevel, read_log_options
+from tessera.services.settings_table import SettingsError, Sources
 
 NEEDED = {"NODE_NAME": "n1", "HOOK_PATH": "/usr/local/vgpu"}
 
 
 def test_the_variables_of_hamis_monitor_are_enough() -> None:
     found = build_settings({}, NEEDED)
-    assert found == Settings(node_name="n1", base=Path("/usr/local/vgpu"))
+    assert found == MonitorSettings(node_name="n1", base=Path("/usr/local/vgpu"))
     assert (found.metrics, found.resync, found.legacy_metrics) == (Address("", 9394), 300.0, False)
 
 
@@ -31,7 +31,7 @@ def test_flags_win_over_variables() -> None:
         "kubeconfig": "file",
         "context": "c",
     }
-    assert build_settings(flags, {**NEEDED, "HAMI_RESYNC_INTERVAL": "nonsense"}) == Settings(
+    assert build_settings(flags, {**NEEDED, "HAMI_RESYNC_INTERVAL": "nonsense"}) == MonitorSettings(
         node_name="n2",
         base=Path("/x"),
         metrics=Address("127.0.0.1", 1),
@@ -54,7 +54,7 @@ def test_a_bad_resync_interval_is_a_warning(text: str, seconds: float, warned: b
 
 
 def test_everything_that_is_wrong_comes_in_one_message() -> None:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         build_settings({"metrics-bind-address": "none", "log-level": "loud", "resync-interval": "5"}, {})
     for name in ("NODE_NAME", "HOOK_PATH", "--metrics-bind-address", "--log-level", "--resync-interval"):
         assert name in str(caught.value)
@@ -62,5 +62,5 @@ def test_everything_that_is_wrong_comes_in_one_message() -> None:
 
 @pytest.mark.parametrize(("verbosity", "level"), [("4", LogLevel.INFO), ("=5", LogLevel.DEBUG)])
 def test_hamis_verbosity_is_understood(verbosity: str, level: LogLevel) -> None:
-    assert log_options({"v": verbosity, "log-format": "json"}).level is level
-    assert log_options({"log-format": "json"}).format is LogFormat.JSON
+    assert read_log_options(Sources({"v": verbosity, "log-format": "json"}, {})).level is level
+    assert read_log_options(Sources({"log-format": "json"}, {})).format is LogFormat.JSON

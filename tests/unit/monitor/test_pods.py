@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.kube.decoder import UnreadableObject
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import UnreadableObject
-from tessera.kube.responses import Unreadable
+from tessera.kube.reflector import UnreadableObjectError
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.pods import Pods, SeenPod
 from tessera.wire.objects import Container, Metadata, Pod, PodSpec
 
 
-def unreadable(uid: str) -> Unreadable:
-    return Unreadable(type="", namespace="team", name="x", uid=uid, resource_version="1", problem="nonsense")
+def unreadable(uid: str) -> UnreadableObject:
+    return UnreadableObject(type="", namespace="team", name="x", uid=uid, resource_version="1", problem="nonsense")
 
 
 def pod(name: str, uid: str) -> Pod:
@@ -41,9 +41,9 @@ async def test_pods_come_with_their_containers_and_go() -> None:
 
 async def test_a_pod_that_cannot_be_read_is_known_to_exist() -> None:
     pods = Pods()
-    pods.hear(UnreadableObject(unreadable("uid-x")))
-    pods.hear(UnreadableObject(unreadable("")))
-    pods.hear(KubeError("away"))
+    pods.on_error(UnreadableObjectError(unreadable("uid-x")))
+    pods.on_error(UnreadableObjectError(unreadable("")))
+    pods.on_error(KubeError("away"))
     assert pods.uids() == {"uid-x"}
     assert pods.all() == ()
 

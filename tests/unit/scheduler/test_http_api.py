@@ -13,19 +13,20 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from tessera.http11.server import MAX_BODY_BYTES
 from tessera.scheduler.http_api import (
     Routes,
+    aiohttp_extender_routes,
     extender_routes,
+    find_refusal,
     health_routes,
-    lean_routes,
-    may_decide,
+    may_call_extender,
     metrics_routes,
-    refusal_of,
     webhook_routes,
 )
 from tessera.services.addresses import Address
 from tessera.services.http_listener import HttpListener
-from tessera.services.listener import MAX_BODY, Listener
+from tessera.services.listener import Listener
 from tests.support.looping import in_real_time
 
 AT = Address("127.0.0.1", 0)
@@ -74,7 +75,7 @@ class Service:
 
     def everything(self) -> list[web.RouteDef]:
         routes = self.routes()
-        made = (extender_routes, webhook_routes, health_routes, metrics_routes)
+        made = (aiohttp_extender_routes, webhook_routes, health_routes, metrics_routes)
         return [route for make in made for route in make(routes)]
 
 
@@ -84,7 +85,7 @@ def single(service: Service) -> Listener:
 
 def lean(service: Service) -> HttpListener:
     """The extender's own listener: filter, bind and health."""
-    return HttpListener(AT, lean_routes(service.routes()), guard=refusal_of, grace=GRACE)
+    return HttpListener(AT, extender_routes(service.routes()), guard=find_refusal, grace=GRACE)
 
 
 Make = Callable[[Service], Listener | HttpListener]
@@ -140,16 +141,16 @@ class Transport:
 )
 def test_only_this_machine_and_holders_of_a_certificate_may_decide(transport: Transport | None, allowed: bool) -> None:
     seen = cast("asyncio.BaseTransport | None", transport)
-    assert may_decide(seen) is allowed
+    assert may_call_extender(seen) is allowed
     if seen is not None:
-        assert (refusal_of(seen) is None) is allowed
+        assert (find_refusal(seen) is None) is allowed
 
 
 @pytest.mark.parametrize("verb", ["filter", "bind"])
 @in_real_time
 async def test_others_are_refused_before_their_body_is_read(verb: str) -> None:
     service = Service()
-    [handler] = [route.handler for route in extender_routes(service.routes()) if route.path == f"/{verb}"]
+    [handler] = [route.handler for route in aiohttp_extender_routes(service.routes()) if route.path == f"/{verb}"]
     headers = {"X-Forwarded-For": "127.0.0.1", "Host": "localhost"}
     transport = cast("asyncio.Transport", Transport(peername=("10.1.2.3", 4711)))
     request = make_mocked_request("POST", f"/{verb}", headers=headers, transport=transport)
@@ -250,10 +251,10 @@ async def test_twenty_thousand_of_the_longest_node_names_are_read_and_larger_bod
     names = json.dumps({"NodeNames": [f"{i:0253}" for i in range(20_000)]}).encode()
     service = Service()
     async with serving(service, make) as (_, client):
-        for size, status in ((len(names), 200), (MAX_BODY, 200), (MAX_BODY + 1, 413)):
+        for size, status in ((len(names), 200), (MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413)):
             async with client.post("/filter", data=BytesIO(names.ljust(size))) as answer:
                 assert answer.status == status
-    assert service.asked == [("filter", len(names)), ("filter", MAX_BODY)]
+    assert service.asked == [("filter", len(names)), ("filter", MAX_BODY_BYTES)]
 
 
 # -- listening

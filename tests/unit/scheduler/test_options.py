@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tessera.scheduler.configuration.flags import FLAGS, Group
-from tessera.scheduler.configuration.options import Flags, build_settings, flags_of, log_options, wants_print
+from tessera.cli.grouped import wants_print
+from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.settings import (
+    TABLE,
     Leadership,
     Listeners,
     NodeLockMode,
@@ -17,9 +18,9 @@ from tessera.scheduler.settings import (
     TlsFiles,
 )
 from tessera.services.addresses import Address
-from tessera.services.flags import Kind
-from tessera.services.logs import LogFormat, LogLevel, LogOptions
-from tessera.services.option_sources import MAX_PROBLEMS, OptionsError
+from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
+from tessera.services.settings_table import MAX_PROBLEMS, Flags, Group, SettingsError, Sources, given_in
+from tessera.services.value_types import FlagKind
 from tessera.vendors.base import Switches
 from tessera.vendors.pod_reader import PolicyDefaults
 
@@ -38,7 +39,7 @@ def settings(flags: Flags, environ: Mapping[str, str] | None = None) -> Settings
 
 
 def problems(flags: Flags, environ: Mapping[str, str] | None = None) -> list[str]:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         settings(flags, environ)
     return list(caught.value.problems)
 
@@ -79,7 +80,7 @@ def test_in_a_cluster_the_webhook_has_certificates_of_our_own() -> None:
         ({"node-lock": "always"}, "node_lock", NodeLockMode.ALWAYS),
         ({"node-lock-timeout": "90s"}, "node_lock_seconds", 90.0),
         ({"privileged": "deny"}, "privileged", PrivilegedMode.DENY),
-        ({"inject-identity": "false"}, "injects_identity", False),
+        ({"inject-identity": "false"}, "injects_downward_api", False),
         ({"hook-path": "/opt"}, "hook_path", "/opt"),
         ({"allow-disable-control": "true"}, "allow_disable_control", True),
         ({"legacy-metrics": "true"}, "legacy_metrics", True),
@@ -322,7 +323,7 @@ def test_all_problems_come_at_once() -> None:
 
 
 def test_a_message_does_not_grow_without_bound() -> None:
-    error = OptionsError(f"problem {i}" for i in range(MAX_PROBLEMS + 7))
+    error = SettingsError(f"problem {i}" for i in range(MAX_PROBLEMS + 7))
     assert str(error).splitlines()[-1] == "and 7 more problems"
     assert len(str(error).splitlines()) == MAX_PROBLEMS + 1
 
@@ -339,13 +340,13 @@ def test_a_message_does_not_grow_without_bound() -> None:
     ],
 )
 def test_verbosity_of_hami_and_our_own_flags_set_the_log(flags: Flags, options: LogOptions) -> None:
-    assert log_options(flags) == options
+    assert read_log_options(Sources(flags, {})) == options
 
 
 def test_flags_can_be_listed_by_their_group() -> None:
     flags = {"debug": "true", "logtostderr": "true", "kube-qps": "5", "resource-name": "a.b/c"}
-    assert flags_of(Group.IGNORED, flags) == ["--debug", "--logtostderr"]
-    assert flags_of(Group.OVERRIDES, flags) == ["--resource-name"]
+    assert given_in(Group.IGNORED, TABLE, flags) == ["--debug", "--logtostderr"]
+    assert given_in(Group.OVERRIDES, TABLE, flags) == ["--resource-name"]
 
 
 @pytest.mark.parametrize(("text", "wanted"), [("true", True), ("false", False), ("?", False)])
@@ -354,17 +355,16 @@ def test_printing_is_asked_for_by_a_switch(text: str, wanted: bool) -> None:
 
 
 def test_no_flag_has_the_name_of_another() -> None:
-    names = [name for flag in FLAGS for name in (flag.name, *flag.aliases)]
+    names = [name for row in TABLE for name in row.names]
     assert len(names) == len(set(names))
-    assert len({flag.dest for flag in FLAGS}) == len(FLAGS)
+    assert len({row.dest for row in TABLE}) == len(TABLE)
 
 
 def test_every_flag_is_known_by_the_reader_of_its_value() -> None:
     """Nonsense behind any flag that has an effect is noticed, unless any text will do."""
     free = {"kubeconfig", "context", "client-ca-file", "cert_file", "key_file", "leader-elect-resource-name"}
     free |= {"leader-elect-resource-namespace", "device-config-file", "scheduler-name", "trusted-user"}
-    # For webhook-service and its like it takes certificates of our own before a name is looked at.
-    for flag in FLAGS:
-        if flag.group is not Group.IGNORED and flag.name not in free:
-            value = ("~?",) if flag.kind is Kind.REPEATED else "~?"
-            assert any(f"--{flag.name}:" in text for text in problems({flag.name: value}, POD)), flag.name
+    for row in TABLE:
+        if row.group is not Group.IGNORED and row.flag not in free:
+            value = ("~?",) if row.type.kind in (FlagKind.LIST, FlagKind.SET) else "~?"
+            assert any(f"--{row.flag}:" in text for text in problems({row.flag: value}, POD)), row.flag

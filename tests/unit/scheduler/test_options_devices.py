@@ -9,12 +9,12 @@ import pytest
 
 from tessera.cli.grouped import flags_of_params
 from tessera.cli.scheduler import command
-from tessera.scheduler.configuration.flags import FLAGS
-from tessera.scheduler.configuration.legacy_flags import OVERRIDES, Value
-from tessera.scheduler.configuration.options import Flags, build_settings
-from tessera.scheduler.settings import Leadership, Listeners, Settings, TlsFiles
+from tessera.scheduler.configuration.legacy_flags import OVERRIDES
+from tessera.scheduler.configuration.options import build_settings
+from tessera.scheduler.settings import TABLE, Leadership, Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
-from tessera.services.option_sources import OptionsError
+from tessera.services.settings_table import Flags, SettingsError
+from tessera.services.value_types import AMOUNT, RESOURCE, SWITCH
 from tessera.vendors.ascend.templates import CHART as VNPUS
 from tessera.vendors.base import Vendor
 from tessera.vendors.nvidia.section import CHART as NVIDIA
@@ -145,7 +145,7 @@ def settings(flags: Flags, text: str = "") -> Settings:
 def started(arguments: list[str], text: str = "") -> Settings:
     """What a container with these arguments is told."""
     with command.make_context("scheduler", list(arguments)) as context:
-        return settings(flags_of_params(FLAGS, context.params), text)
+        return settings(flags_of_params(TABLE, context.params), text)
 
 
 def vendors(settings: Settings) -> dict[str, Vendor]:
@@ -153,7 +153,7 @@ def vendors(settings: Settings) -> dict[str, Vendor]:
 
 
 def problems(flags: Flags, text: str) -> list[str]:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         settings(flags, text)
     return list(caught.value.problems)
 
@@ -204,7 +204,7 @@ def test_without_file_and_flags_the_charts_values_stand_as_they_are() -> None:
 
 @pytest.mark.parametrize("override", OVERRIDES, ids=lambda override: override.flag)
 def test_every_old_flag_changes_its_one_key_of_the_charts_values(override: Any) -> None:
-    text: str = {Value.RESOURCE: "example.com/x", Value.AMOUNT: "7", Value.SWITCH: "true"}[override.value]
+    text: str = {RESOURCE: "example.com/x", AMOUNT: "7", SWITCH: "true"}[override.type]
     found = settings({override.flag: text}).device_sections
     assert found is not None
     section = found[override.section]
@@ -307,7 +307,7 @@ def test_flags_may_repair_what_is_wrong_in_the_file() -> None:
 
 
 def test_names_in_flags_that_clash_with_the_chart_are_blamed_on_the_flags() -> None:
-    with pytest.raises(OptionsError, match="the chart as overridden by --resource-name: the vendors"):
+    with pytest.raises(SettingsError, match="the chart as overridden by --resource-name: the vendors"):
         settings({"resource-name": "hygon.com/dcunum"})
 
 
@@ -323,12 +323,12 @@ def test_a_file_that_cannot_be_read_is_named(error: Exception, said: str) -> Non
     def read(_path: str) -> str:
         raise error
 
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         build_settings({"device-config-file": "/f"}, {}, read)
     assert caught.value.problems == (f"--device-config-file: {said}",)
 
 
-def test_a_deployment_with_a_flag_that_nobody_knows_is_told_the_nearest() -> None:
+def test_a_deployment_with_an_unknown_flag_is_told_the_nearest() -> None:
     with pytest.raises(click.NoSuchOption) as caught:
         command.make_context("scheduler", ["--resource-men=a.com/b"])
     assert "'--resource-mem'" in caught.value.format_message()

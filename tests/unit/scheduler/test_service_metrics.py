@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
+from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
 from tessera.scheduler.metrics.service_metrics import BuildInfo, Levels, Metrics, reasons_of
@@ -81,12 +81,12 @@ def test_writes_events_leadership_and_the_certificate_are_shown() -> None:
     assert values(metrics)["tessera_leader",] == 0
 
 
-def over(node: str, card: str) -> Finding:
-    return Finding(OVERCOMMITTED, node, card, "11 of 10 slots granted")
+def over(node: str, card: str) -> AuditFinding:
+    return AuditFinding(OVERCOMMITTED, node, card, "11 of 10 slots granted")
 
 
-def drift(node: str) -> Finding:
-    return Finding(BROKEN, node, "", "score 1, not 2")
+def drift(node: str) -> AuditFinding:
+    return AuditFinding(BROKEN, node, "", "score 1, not 2")
 
 
 def alarms(metrics: Metrics) -> tuple[float, float]:

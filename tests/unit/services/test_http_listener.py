@@ -1,4 +1,4 @@
-"""The lean listener, byte for byte on raw sockets."""
+"""The listener on httptools, byte for byte on raw sockets."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 import pytest
 import trustme
 
+from tessera.http11.router import Response, Route
+from tessera.http11.server import KEEP_ALIVE_SECONDS, LINGER_SECONDS, MAX_BODY_BYTES, REQUEST_SECONDS
 from tessera.services.addresses import Address
-from tessera.services.http_connection import LINGER_SECONDS, REQUEST_SECONDS
-from tessera.services.http_listener import SWEEP_SECONDS, HttpListener
-from tessera.services.http_parser import Route
-from tessera.services.listener import KEEP_ALIVE, MAX_BODY
-from tessera.services.responses import Answer
+from tessera.services.http_listener import EXPIRE_EVERY_SECONDS, HttpListener
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time, in_real_time, on_uvloop
 from tests.support.serving import LOOPBACK, trusting, until
@@ -81,7 +79,7 @@ class Service:
     ended: list[bytes] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     guarded: list[object] = field(default_factory=list)
-    refusal: Answer | None = None
+    refusal: Response | None = None
     size: int = 0
 
     def routes(self) -> list[Route]:
@@ -92,30 +90,30 @@ class Service:
             Route("POST", "/fails", self._fails),
             Route("POST", "/fails-later", self._fails_later),
             Route("POST", "/gives-up", self._gives_up),
-            Route("GET", "/large", lambda _body: Answer(200, b"x" * self.size)),
+            Route("GET", "/large", lambda _body: Response(200, b"x" * self.size)),
         ]
 
-    def guard(self, transport: asyncio.BaseTransport) -> Answer | None:
+    def guard(self, transport: asyncio.BaseTransport) -> Response | None:
         self.guarded.append(transport)
         return self.refusal
 
-    def _echo(self, body: bytes) -> Answer:
+    def _echo(self, body: bytes) -> Response:
         self.asked.append(body)
-        return Answer(200, body + b"x" * self.size, "application/json")
+        return Response(200, body + b"x" * self.size, "application/json")
 
-    async def _later(self, body: bytes) -> Answer:
+    async def _later(self, body: bytes) -> Response:
         self.asked.append(body)
         await self.gate.wait()
         self.ended.append(body)
-        return Answer(200, body)
+        return Response(200, body)
 
-    def _fails(self, _body: bytes) -> Answer:
+    def _fails(self, _body: bytes) -> Response:
         raise RuntimeError("a bug")
 
-    async def _fails_later(self, _body: bytes) -> Answer:
+    async def _fails_later(self, _body: bytes) -> Response:
         raise RuntimeError("a bug")
 
-    async def _gives_up(self, _body: bytes) -> Answer:
+    async def _gives_up(self, _body: bytes) -> Response:
         raise asyncio.CancelledError
 
 
@@ -204,7 +202,7 @@ async def test_requests_sent_ahead_wait_for_the_one_before() -> None:
 
 
 @on_uvloop
-async def test_a_client_that_does_not_read_is_not_worked_for() -> None:
+async def test_requests_of_a_client_that_does_not_read_wait() -> None:
     async with serving() as served:
         served.size = 8 * 2**20
         client = await served.connect()
@@ -223,10 +221,10 @@ async def test_nothing_more_is_read_while_requests_wait() -> None:
         client = await served.connect()
         client.send(post("/later", b"abc"))
         await until(lambda: served.asked)
-        client.send(*[post("/none", b"x" * MAX_BODY)] * 8)
+        client.send(*[post("/none", b"x" * MAX_BODY_BYTES)] * 8)
         for _ in range(TURNS):
             await asyncio.sleep(0)
-        assert client.writer.transport.get_write_buffer_size() > 4 * MAX_BODY
+        assert client.writer.transport.get_write_buffer_size() > 4 * MAX_BODY_BYTES
         served.gate.set()
         assert [(await client.answer())[0] for _ in range(9)] == [200, *[404] * 8]
 
@@ -298,18 +296,18 @@ async def test_what_is_not_http_is_told_so_after_the_answers_before_it(tls: bool
 async def test_a_body_that_is_too_large_is_refused_while_it_is_sent(chunked: bool, tls: bool) -> None:
     async with serving(tls=tls) as served:
         client = await served.connect()
-        client.send(post("/echo", b"x" * MAX_BODY))
+        client.send(post("/echo", b"x" * MAX_BODY_BYTES))
         status, body = await client.answer()
-        assert (status, len(body)) == (200, MAX_BODY)
+        assert (status, len(body)) == (200, MAX_BODY_BYTES)
         if chunked:
-            client.send(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (2 * MAX_BODY))
-            client.send(b"x" * (MAX_BODY + 1))
+            client.send(b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (2 * MAX_BODY_BYTES))
+            client.send(b"x" * (MAX_BODY_BYTES + 1))
         else:
-            client.send(post("/echo", b"x" * (MAX_BODY + 1)))
+            client.send(post("/echo", b"x" * (MAX_BODY_BYTES + 1)))
         status, headers, _ = await client.whole()
         assert (status, headers["Connection"]) == (413, "close")
         assert await client.ends()
-        assert [len(body) for body in served.asked] == [MAX_BODY]
+        assert [len(body) for body in served.asked] == [MAX_BODY_BYTES]
 
 
 @on_uvloop
@@ -326,19 +324,19 @@ async def test_a_client_that_asks_before_it_sends_is_answered_in_turn() -> None:
         served.gate.set()
         assert await client.answer() == (200, b"first")
         assert await client.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-        client.send(b"def", asking % (b"/echo", MAX_BODY + 1))
+        client.send(b"def", asking % (b"/echo", MAX_BODY_BYTES + 1))
         assert [await client.answer(), (await client.answer())[0]] == [(200, b"def"), 413]
         assert await client.ends()
 
 
 @either
 @on_uvloop
-async def test_guarded_routes_answer_only_whom_the_guard_lets_in(tls: bool) -> None:
+async def test_guarded_routes_serve_only_peers_that_the_guard_admits(tls: bool) -> None:
     async with serving(tls=tls) as served:
         allowed = await served.connect()
         allowed.send(post("/own", b"abc"))
         assert await allowed.answer() == (200, b"abc")
-        served.refusal = Answer(403, b"not you\n")
+        served.refusal = Response(403, b"not you\n")
         refused = await served.connect()
         refused.send(post("/own", b"abc"), post("/echo", b"abc"), post("/own", b"abc"))
         assert [await refused.answer() for _ in range(3)] == [(403, b"not you\n"), (200, b"abc"), (403, b"not you\n")]
@@ -360,7 +358,7 @@ async def test_a_handler_that_fails_is_logged_and_its_connection_goes_on(path: s
             assert await client.answer() == (500, b"internal error, see the log\n")
             assert await client.answer() == (200, b"abc")
     [event] = logs.events
-    assert (event["event"], event["level"], event["target"]) == ("a request failed", "error", path)
+    assert (event["event"], event["level"], event["target"]) == ("the handler of a request failed", "error", path)
     assert repr(event["exc_info"]) == "RuntimeError('a bug')"
 
 
@@ -408,10 +406,10 @@ async def test_an_idle_connection_is_closed_in_the_end(answered: bool) -> None:
     async with serving() as served:
         client = await served.connect()
         if answered:
-            await asyncio.sleep(KEEP_ALIVE - 1)
+            await asyncio.sleep(KEEP_ALIVE_SECONDS - 1)
             client.send(post("/echo", b"abc"))
             assert await client.answer() == (200, b"abc")
-        assert KEEP_ALIVE <= await ends_after(client) <= KEEP_ALIVE + SWEEP_SECONDS
+        assert KEEP_ALIVE_SECONDS <= await ends_after(client) <= KEEP_ALIVE_SECONDS + EXPIRE_EVERY_SECONDS
 
 
 @in_fake_time
@@ -423,7 +421,7 @@ async def test_a_request_must_be_complete_in_time_however_often_a_byte_comes() -
         client.send(b"POST /echo HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
         ended = asyncio.create_task(client.ends())
         while not ended.done():
-            assert time() - began <= REQUEST_SECONDS + SWEEP_SECONDS
+            assert time() - began <= REQUEST_SECONDS + EXPIRE_EVERY_SECONDS
             client.send(b"x")
             await asyncio.wait([ended], timeout=1)
         assert time() - began >= REQUEST_SECONDS
@@ -434,7 +432,7 @@ async def test_a_running_request_has_all_the_time_it_needs() -> None:
     async with serving() as served:
         client = await served.connect()
         client.send(post("/later", b"abc") + b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\n")
-        await asyncio.sleep(10 * KEEP_ALIVE)
+        await asyncio.sleep(10 * KEEP_ALIVE_SECONDS)
         served.gate.set()
         assert await client.answer() == (200, b"abc")
         client.send(b"def")
@@ -450,7 +448,7 @@ async def test_a_refused_client_that_goes_on_sending_is_cut_off() -> None:
         time = asyncio.get_running_loop().time
         began = time()
         while not client.writer.transport.is_closing():
-            assert time() - began <= LINGER_SECONDS + 2 * SWEEP_SECONDS
+            assert time() - began <= LINGER_SECONDS + 2 * EXPIRE_EVERY_SECONDS
             client.send(b"more nonsense\r\n\r\n")
             await asyncio.sleep(0.5)
         assert time() - began >= LINGER_SECONDS
@@ -465,7 +463,7 @@ async def test_a_client_that_never_reads_its_answer_is_cut_off(connection: str) 
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.send(post("/echo", Connection=connection))
         await until(lambda: served.asked)
-        await asyncio.sleep(KEEP_ALIVE + LINGER_SECONDS + 2 * SWEEP_SECONDS)
+        await asyncio.sleep(KEEP_ALIVE_SECONDS + LINGER_SECONDS + 2 * EXPIRE_EVERY_SECONDS)
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.answer()
@@ -541,7 +539,7 @@ async def test_a_request_without_its_client_is_waited_for_too() -> None:
 
 
 @on_uvloop
-async def test_after_a_cut_nothing_is_answered_and_nothing_runs() -> None:
+async def test_after_a_cut_no_response_is_sent_and_no_handler_runs() -> None:
     before = asyncio.all_tasks()
     async with serving() as served:
         client = await served.connect()

@@ -5,15 +5,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.amd import CHART, FAMILY, Amd, compute_units
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.wire.pod_devices import decode_pod_devices
-from tests.support.asking import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
 
 GPU, MEM, CORES = "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores"
 REGISTER = "hami.io/node-amd-register"
@@ -169,19 +169,19 @@ def test_the_mutex_policy_wants_unused_cards(vendor: Amd) -> None:
 @pytest.mark.parametrize(
     ("room", "numa_bind", "count", "expected"),
     [
-        (Room(memory=999), False, 1, "2/2 ResourceQuotaNotFit"),
-        (Room(memory=1999), False, 2, "1/2 AllocatedCardsInsufficientRequest, 1/2 ResourceQuotaNotFit"),
-        (Room(cores=5), False, 2, "2/2 ResourceQuotaNotFit"),
+        (QuotaRoom(memory=999), False, 1, "2/2 ResourceQuotaNotFit"),
+        (QuotaRoom(memory=1999), False, 2, "1/2 AllocatedCardsInsufficientRequest, 1/2 ResourceQuotaNotFit"),
+        (QuotaRoom(cores=5), False, 2, "2/2 ResourceQuotaNotFit"),
     ],
 )
-def test_quotas(vendor: Amd, room: Room, numa_bind: bool, count: int, expected: str) -> None:
+def test_quotas(vendor: Amd, room: QuotaRoom, numa_bind: bool, count: int, expected: str) -> None:
     world = World(vendor, [card(0), card(1)], numa_bind=numa_bind, room=room)
     assert world.refusal(**{GPU: count, MEM: 1000, CORES: 5}) == expected
 
 
 def test_a_quota_for_one_card_is_used_on_a_card_that_it_pays(vendor: Amd) -> None:
     large, small = card(0), Card(Device("G1", "AMD", 1, 4, 1000, 304))
-    assert World(vendor, [large, small], room=Room(memory=2000)).indexes(**{GPU: 1}) == [1]
+    assert World(vendor, [large, small], room=QuotaRoom(memory=2000)).indexes(**{GPU: 1}) == [1]
 
 
 def test_names_for_quotas(vendor: Amd) -> None:

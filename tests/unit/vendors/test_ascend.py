@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card, NodeView
-from tessera.core.device_rules import Ask, Room
+from tessera.core.device_rules import Ask, QuotaRoom
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
-from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
 from tessera.vendors.ascend import FAMILY, Ascend
 from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template, upgrade_vnpus
 from tessera.vendors.base import Bound, NodeProblem, Switches
@@ -52,18 +52,18 @@ def fit(
     cores: int = 0,
     annotations: dict[str, str] | None = None,
     traits: dict[str, str] | None = None,
-    room: Room | None = None,
+    room: QuotaRoom | None = None,
     **fields: Any,
 ) -> Grants | Misfit:
     asked = Request(vendor=backend.key, count=count, memory=memory, percent=0 if memory else 100, cores=cores)
     return backend.fit(
         Ask(
             request=asked,
-            pod=PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(asked,)),), **fields),
+            pod=PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(asked,)),), **fields),
             constraint=backend.constraint(annotations or {}),
             node=NodeFacts("n1", traits=traits or {}),
             cards=cards,
-            room=room or Room(),
+            room=room or QuotaRoom(),
         )
     )
 
@@ -436,7 +436,7 @@ def test_a_registration_that_cannot_be_read_is_a_problem_of_the_node(value: str)
         (card(0), {"annotations": {"hami.io/no-use-Ascend910B3-uuid": "U0"}}, "1/1 CardUuidMismatch"),
         (card(0, used=10), {}, "1/1 CardTimeSlicingExhausted"),
         (card(0, used=1), {"device_policy": "mutex", "memory": 16384}, "1/1 ExclusiveDeviceAllocateConflict"),
-        (card(0), {"room": Room(memory=100)}, "1/1 ResourceQuotaNotFit"),
+        (card(0), {"room": QuotaRoom(memory=100)}, "1/1 ResourceQuotaNotFit"),
         (card(0, used=1, memory=16384), {}, "1/1 CardInsufficientMemory"),
         (card(0, used=1, memory=16384), {"memory": 16384}, ["U0"]),
         (card(0, used=1, memory=50000), {"memory": 2000}, "1/1 CardInsufficientMemory"),
@@ -565,9 +565,11 @@ def test_a_pod_passes_the_common_path() -> None:
     asked = Request(vendor=backend.key, count=1, memory=16384)
     constraint = backend.constraint({"hami.io/no-use-Ascend910B3-uuid": "U1"})
     assert constraint != UNCONSTRAINED
-    pod = PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(asked,)),), constraints=((backend.key, constraint),))
+    pod = PodRequest(
+        "u", "ns", "p", (ContainerRequest("c", requests=(asked,)),), constraints=((backend.key, constraint),)
+    )
     cards = [card(0), card(1)]
-    answer = fit_pod(NodeView(NodeFacts("n1"), cards), pod, {backend.key: backend}, {})
+    answer = fit_pod(NodeInfo(NodeFacts("n1"), cards), pod, {backend.key: backend}, {})
     assert not isinstance(answer, Misfit)
     assert answer.grants[backend.key][0][0].uuid == "U0"
 
@@ -592,7 +594,7 @@ def test_a_node_scores_by_how_much_stays_in_one_network(
     backend = vendor(word)
     cards = [card(i, network=network, vendor=word) for i, network in enumerate(networks)]
     grants = tuple(tuple(Grant(f"U{i}", word, 1, 0) for i in container) for container in containers)
-    node_view = NodeView(NodeFacts("n1"), cards)
+    node_view = NodeInfo(NodeFacts("n1"), cards)
     assert backend.node_score(node_view, PodRequest("u", "ns", "p", ()), grants) == pytest.approx(expected)
     assert backend.scores_nodes is word.startswith("Ascend910")
 

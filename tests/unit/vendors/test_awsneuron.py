@@ -5,16 +5,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, NeuronSection
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tests.support import builders
-from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
 
 DEVICE, CORE = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
 LABEL = "node.kubernetes.io/instance-type"
@@ -243,9 +243,9 @@ def test_lists_of_uuids(vendor: Neuron) -> None:
 
 def test_quotas(vendor: Neuron) -> None:
     assert vendor.quota_cores == CORE
-    assert World(vendor, cards(2), room=Room(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=Room(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=Room(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
+    assert World(vendor, cards(2), room=QuotaRoom(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
+    assert World(vendor, cards(2), room=QuotaRoom(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
+    assert World(vendor, cards(2), room=QuotaRoom(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
 
 
 def test_a_plain_request_means_cores(vendor: Neuron) -> None:

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
+from tessera.core.node_info import Card
 from tessera.core.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.biren import FAMILY, Biren
 from tessera.vendors.drafts import BadRequest, Resources
-from tests.support.asking import World, devices, mutated, node, taken
+from tests.support.vendor_cases import World, devices, mutated, node, taken
 
 GPU = "birentech.com/gpu"
 

@@ -7,7 +7,7 @@ import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
-from tessera.core.requests import ContainerAsk, PodRequest, Request
+from tessera.core.requests import ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Switches
 from tessera.vendors.downward_api import container_env, read_references, slice_annotations
 from tessera.vendors.nvidia.downward_api import MAX_DEVICES, NvidiaDownwardApi
@@ -125,7 +125,7 @@ def container(entries: list[dict[str, Any]] | None) -> Container:
 
 def covered(*containers: tuple[list[dict[str, Any]] | None, tuple[Request, ...]], init: int = 0) -> bool:
     api = [container(entries) for entries, _ in containers]
-    asks = tuple(ContainerAsk("main", requests=requests) for _, requests in containers)
+    asks = tuple(ContainerRequest("main", requests=requests) for _, requests in containers)
     pod = Pod(spec=PodSpec(containers=api[init:], init_containers=api[:init] or None))
     return read_references(pod, VENDORS).cover(PodRequest("u", "ns", "p", asks), VENDORS)
 

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Use
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.vendors.enflame import FAMILY, Gcu
 from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
 from tessera.vendors.enflame.section import CHART, CORES_NAME, DRS_NAME, MEMORY_NAME
-from tests.support.asking import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
 PROFILES = {"1g.8gb": "0", "3g.24gb": "2", "6g.48gb": "5"}
@@ -274,7 +274,7 @@ def test_two_halves_fill_a_card(drs: Drs) -> None:
 def test_lists_of_uuids_and_quotas(drs: Drs) -> None:
     wishes = {"enflame.com/nouse-gpuuuid": "n1-enflame-drs-0"}
     assert World(drs, cards(2), annotations=wishes).indexes(**{DRS: 1}) == [1]
-    assert World(drs, cards(), room=Room(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
+    assert World(drs, cards(), room=QuotaRoom(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
     assert (drs.quota_memory, drs.quota_cores) == (MEM, CORES)
 
 

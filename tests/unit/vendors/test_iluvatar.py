@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants
+from tessera.core.node_info import Card
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources

@@ -6,18 +6,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
-from tessera.core.device_rules import Room
+from tessera.core.device_rules import QuotaRoom
 from tessera.core.devices import Device
 from tessera.core.grants import Grant
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.kunlun import FAMILY, Kunlun, Vxpu
 from tessera.vendors.kunlun.section import CHART
 from tessera.vendors.kunlun.together import CARD_MEMORY
-from tests.support.asking import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"
 QUARTER, HALF = 24576, 49152
@@ -303,6 +303,9 @@ def test_slices_are_written_down(sliced: Vxpu) -> None:
 def test_quotas_on_slices(sliced: Vxpu) -> None:
     assert sliced.quota_memory == MEM
     limits = {VXPU: 2, MEM: HALF}
-    assert World(sliced, sliced_cards(), room=Room(memory=HALF - 1)).refusal(**limits) == "8/8 ResourceQuotaNotFit"
-    assert World(sliced, sliced_cards(), room=Room(memory=2 * HALF - 1)).refusal(**limits) == "8/8 ResourceQuotaNotFit"
-    assert World(sliced, sliced_cards(), room=Room(memory=2 * HALF)).indexes(**limits) == [0, 1]
+    assert World(sliced, sliced_cards(), room=QuotaRoom(memory=HALF - 1)).refusal(**limits) == "8/8 ResourceQuotaNotFit"
+    assert (
+        World(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF - 1)).refusal(**limits)
+        == "8/8 ResourceQuotaNotFit"
+    )
+    assert World(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF)).indexes(**limits) == [0, 1]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants, Placement
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerAsk, PodRequest, Request, Role
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.metax import FAMILY, MetaxGpu
@@ -25,19 +25,19 @@ def node(capacity: dict[str, Any]) -> Node:
     return Node(metadata=Metadata(name="n1"), status=NodeStatus(capacity=capacity))
 
 
-def view(cards: int, traits: dict[str, str] | None = None) -> NodeView:
+def view(cards: int, traits: dict[str, str] | None = None) -> NodeInfo:
     devices = VENDOR.devices(node({"metax-tech.com/gpu": str(cards)}))
     assert isinstance(devices, tuple)
     facts = NodeFacts("n1", devices=devices, traits=traits or {})
-    return NodeView(facts, [Card(device) for device in devices])
+    return NodeInfo(facts, [Card(device) for device in devices])
 
 
 def pod(*roles: Role, node_policy: str = "binpack") -> PodRequest:
-    asks = tuple(ContainerAsk(f"c{i}", role, (WHOLE,)) for i, role in enumerate(roles))
+    asks = tuple(ContainerRequest(f"c{i}", role, (WHOLE,)) for i, role in enumerate(roles))
     return PodRequest("u", "ns", "p", asks, node_policy=node_policy)
 
 
-def place(node_view: NodeView, request: PodRequest) -> list[list[str]] | str:
+def place(node_view: NodeInfo, request: PodRequest) -> list[list[str]] | str:
     answer = fit_pod(node_view, request, {VENDOR.key: VENDOR}, {})
     if isinstance(answer, Misfit):
         return answer.text

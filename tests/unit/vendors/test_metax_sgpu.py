@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tessera.core.cards import Card, NodeView, Tenant
-from tessera.core.device_rules import Ask, Room
+from tessera.core.device_rules import Ask, QuotaRoom
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit
-from tessera.core.requests import UNCONSTRAINED, Constraint, ContainerAsk, PodRequest, Request
+from tessera.core.node_info import Card, NodeInfo, Tenant
+from tessera.core.requests import UNCONSTRAINED, Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, ResourceNames
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.sgpu import TOPOLOGY_AWARE, MetaxSgpu
@@ -59,7 +59,7 @@ def request(count: int = 1, memory: int = 4096, cores: int = 20) -> Request:
 def pod(asked: Request, settings: dict[str, str] | None = None, **fields: Any) -> PodRequest:
     constraint = VENDOR.constraint(settings or {})
     constraints = ((KEY, constraint),) if constraint != UNCONSTRAINED else ()
-    return PodRequest("u", "ns", "p", (ContainerAsk("c", requests=(asked,)),), constraints=constraints, **fields)
+    return PodRequest("u", "ns", "p", (ContainerRequest("c", requests=(asked,)),), constraints=constraints, **fields)
 
 
 def fit(
@@ -68,7 +68,7 @@ def fit(
     settings: dict[str, str] | None = None,
     *,
     earlier: tuple[Grants, ...] = (),
-    room: Room | None = None,
+    room: QuotaRoom | None = None,
     **fields: Any,
 ) -> Grants | Misfit:
     wanted = asked or request()
@@ -81,7 +81,7 @@ def fit(
             node=NodeFacts("n1"),
             cards=cards,
             earlier=earlier,
-            room=room or Room(),
+            room=room or QuotaRoom(),
         )
     )
 
@@ -445,11 +445,13 @@ def test_a_numa_bound_pod_stays_on_one_numa_node() -> None:
 
 def test_a_quota_refuses_cards_that_it_does_not_pay_for() -> None:
     cards = [card("a"), card("b"), card("c", healthy=False)]
-    assert chosen(fit(cards, request(count=2), room=Room(memory=8192))) == ["a", "b"]
-    assert chosen(fit(cards, request(count=2), room=Room(memory=8191))) == (
+    assert chosen(fit(cards, request(count=2), room=QuotaRoom(memory=8192))) == ["a", "b"]
+    assert chosen(fit(cards, request(count=2), room=QuotaRoom(memory=8191))) == (
         "1/3 AllocatedCardsInsufficientRequest, 1/3 CardUnhealthy, 1/3 ResourceQuotaNotFit"
     )
-    assert chosen(fit(cards, request(count=2), room=Room(cores=10))) == "1/3 CardUnhealthy, 2/3 ResourceQuotaNotFit"
+    assert (
+        chosen(fit(cards, request(count=2), room=QuotaRoom(cores=10))) == "1/3 CardUnhealthy, 2/3 ResourceQuotaNotFit"
+    )
 
 
 # -- node score
@@ -459,7 +461,7 @@ def score(
     cards: list[Card], grants: list[Grant], settings: dict[str, str], *, policy: str = "binpack", aware: bool = False
 ) -> float:
     vendor = MetaxSgpu(NAMES, topology_aware=aware)
-    node_view = NodeView(NodeFacts("n1"), cards)
+    node_view = NodeInfo(NodeFacts("n1"), cards)
     return vendor.node_score(node_view, pod(request(), settings, node_policy=policy), (tuple(grants), ()))
 
 
@@ -538,7 +540,7 @@ def test_the_pods_settings_are_part_of_its_constraint() -> None:
 
 def test_a_whole_pod_fits_through_the_common_path() -> None:
     cards = [card("a"), card("b", {QOS: "burst-share"})]
-    node_view = NodeView(NodeFacts("n1"), cards)
+    node_view = NodeInfo(NodeFacts("n1"), cards)
     placement = fit_pod(node_view, pod(request(cores=30), {QOS: "best-effort"}), {KEY: VENDOR}, {})
     assert not isinstance(placement, Misfit)
     assert [[g.uuid for g in c] for c in placement.grants[KEY]] == [["a"]]

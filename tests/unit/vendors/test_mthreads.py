@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
-from tessera.core.requests import UNCONSTRAINED, ContainerAsk, PodRequest, Request
+from tessera.core.node_info import Card
+from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import FAMILY, Nvidia
@@ -65,7 +65,7 @@ def node(**annotations: str) -> Node:
 
 
 def ask(request: Request, cards: list[Card]) -> Ask:
-    pod = PodRequest(uid="u", namespace="ns", name="p", containers=(ContainerAsk("main", requests=(request,)),))
+    pod = PodRequest(uid="u", namespace="ns", name="p", containers=(ContainerRequest("main", requests=(request,)),))
     return Ask(request=request, pod=pod, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=cards)
 
 

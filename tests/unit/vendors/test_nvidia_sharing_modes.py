@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.requests import Constraint, ContainerAsk, PodRequest, Request
+from tessera.core.requests import Constraint, ContainerRequest, PodRequest, Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
@@ -15,7 +15,7 @@ EVERYTHING_ELSE = "hami-core,mps,none"
 
 def request(*counts: int, vendor: str = "NVIDIA", mode: str | None = None) -> PodRequest:
     asks = tuple(
-        ContainerAsk(f"c{i}", requests=(Request(vendor=vendor, count=count, memory=1000),))
+        ContainerRequest(f"c{i}", requests=(Request(vendor=vendor, count=count, memory=1000),))
         for i, count in enumerate(counts)
     )
     constraints = ((vendor, Constraint(mode=mode)),) if mode is not None else ()

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.grants import Grant
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import Resources
 from tessera.vendors.vastai import FAMILY, Vastai
-from tests.support.asking import World, devices, node
+from tests.support.vendor_cases import World, devices, node
 
 VA = "vastaitech.com/va"
 

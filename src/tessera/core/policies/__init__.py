@@ -1,8 +1,8 @@
-"""The policies by name, and what the texts in annotations and flags mean.
+"""The table of policies, and what the texts in annotations and flags mean.
 
-A device policy may be a comma list: the words that order cards apply in the order written, the others act inside
-fitting. Words that nobody knows order nothing; without any ordering word cards are spread. Equal cards: the one
-registered later comes first, as HAMi has it.
+A device policy may be a comma list: the policies that order cards apply in the order written, the others add their
+rules of fitting. Unknown names order nothing; without any order cards are spread. As in HAMi, of equal cards the one
+that was registered last comes first.
 """
 
 from __future__ import annotations
@@ -11,61 +11,72 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
-from tessera.core.cards import Card
-from tessera.core.policies import binpack, fragmentation, mutex, numa, spread, topology_aware
-from tessera.core.policies.base import CardKeys, NodeRank, PlaceLossOf, Policy
+from tessera.core.node_info import Card
+from tessera.core.policies import fragmentation
+from tessera.core.policies.base import CardKeys, DevicePolicy, Floats, Policy, Ranking, by_score
+from tessera.core.policies.basic import BINPACK, MUTEX, NUMA, SPREAD, TOPOLOGY_AWARE
 from tessera.core.requests import PodRequest, Request
 from tessera.core.scores import device_scores
 
 POLICIES: Mapping[str, Policy] = MappingProxyType(
-    {module.POLICY.name: module.POLICY for module in (binpack, spread, fragmentation, mutex, numa, topology_aware)}
+    {policy.name: policy for policy in (BINPACK, SPREAD, fragmentation.POLICY, MUTEX, NUMA, TOPOLOGY_AWARE)}
 )
 
-CHAINABLE = ("binpack", "spread", "numa")
-"""words that order cards inside a comma list"""
+
+def node_policy(text: str) -> Policy:
+    """The policy that ranks nodes; a text that names no node policy means binpack, as in HAMi."""
+    policy = POLICIES.get(text, BINPACK)
+    return policy if policy.is_node_policy else BINPACK
 
 
-def node_rank(text: str) -> NodeRank:
-    """How nodes are ranked; what is not a node policy behaves as binpack."""
-    rank = _node_policy(text).nodes
+def rank_nodes(ranking: Ranking) -> Floats:
+    """By the pod's node policy: larger is better."""
+    rank = node_policy(ranking.pod.node_policy).nodes
     assert rank is not None  # it is a node policy
-    return rank
+    return rank(ranking)
 
 
-def sign_of_score(text: str) -> int | None:
-    """Whether nodes are ranked by their scores alone, and which come first."""
-    return _node_policy(text).sign_of_score
+@lru_cache(maxsize=256)
+def device_policy(text: str) -> DevicePolicy:
+    """What a pod's device policy means."""
+    alone = POLICIES.get(text)
+    named = [POLICIES[name] for part in text.split(",") if (name := part.strip()) in POLICIES]
+    return DevicePolicy(
+        keys=_card_keys(text, numa_bind=False),
+        numa_keys=_card_keys(text, numa_bind=True),
+        card_scores=alone.card_scores if alone else None,
+        place_loss=alone.place_loss if alone else None,
+        unused_cards_only=any(policy.unused_cards_only for policy in named),
+        chooses_by_links=any(policy.chooses_by_links for policy in named),
+        uses_forecast=alone is not None and alone.uses_forecast,
+    )
 
 
-def _node_policy(text: str) -> Policy:
-    policy = POLICIES.get(text, binpack.POLICY)
-    return policy if policy.nodes is not None else binpack.POLICY
-
-
-def looks_ahead(*texts: str) -> bool:
-    """Whether one of these policies wants to know the pods to come, and what hosts have free."""
-    for text in texts:
-        policy = POLICIES.get(text)
-        if policy is not None and policy.looks_ahead:
-            return True
-    return False
+def uses_forecast(node: str, device: str) -> bool:
+    """Whether one of a pod's policies wants a demand forecast, and what hosts have free."""
+    return node_policy(node).uses_forecast or device_policy(device).uses_forecast
 
 
 def card_scores(pod: PodRequest, request: Request, cards: Sequence[Card]) -> Sequence[float]:
     """What the pod's device policy orders cards by: their use, unless it has scores of its own."""
-    policy = POLICIES.get(pod.device_policy)
-    if policy is not None and policy.card_scores is not None:
-        return policy.card_scores(pod, request, cards)
-    return device_scores(cards, request, pod.weights)
+    own = device_policy(pod.device_policy).card_scores
+    return device_scores(cards, request, pod.weights) if own is None else own(pod, request, cards)
 
 
-def place_loss(pod: PodRequest) -> PlaceLossOf | None:
-    """How the pod's device policy weighs places on cards in MIG mode; None = it does not."""
-    policy = POLICIES.get(pod.device_policy)
-    return None if policy is None else policy.place_loss
+def _card_keys(text: str, *, numa_bind: bool) -> tuple[CardKeys, ...]:
+    policy = POLICIES.get(text, SPREAD)
+    if "," in text or policy.is_list:
+        named = [POLICIES[name] for part in text.split(",") if (name := part.strip()) in POLICIES]
+        chain = [policy for policy in named if policy.orders_in_lists] or [SPREAD]
+        keys = tuple(policy.cards for policy in chain if policy.cards is not None)
+        return (_by_high_numa, *keys, _by_index) if numa_bind else (*keys, _by_index)
+    key = policy.cards or by_score
+    if numa_bind and policy.numa_first:
+        return _by_low_numa if policy.low_numa_first else _by_high_numa, key
+    return key, _by_high_numa
 
 
-def _by_numa(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
+def _by_high_numa(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
     return [-card.device.numa for card in cards]
 
 
@@ -75,24 +86,3 @@ def _by_low_numa(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[fl
 
 def _by_index(cards: Sequence[Card], _scores: Sequence[float]) -> Sequence[float]:
     return [-card.device.index for card in cards]
-
-
-@lru_cache(maxsize=256)
-def _card_keys(text: str, numa_bind: bool) -> Sequence[CardKeys]:
-    if "," in text or text == "numa":
-        chain = [POLICIES[word] for part in text.split(",") if (word := part.strip()) in CHAINABLE]
-        keys = [policy.cards for policy in chain or [spread.POLICY] if policy.cards]
-        return [_by_numa, *keys, _by_index] if numa_bind else [*keys, _by_index]
-    policy = POLICIES.get(text, spread.POLICY)
-    key = policy.cards or spread.POLICY.cards
-    assert key is not None  # spread orders cards
-    if numa_bind and policy.numa_first:
-        return [_by_low_numa if policy.low_numa_first else _by_numa, key]
-    return [key, _by_numa]
-
-
-def order_cards(cards: Sequence[Card], scores: Sequence[float], text: str, *, numa_bind: bool) -> list[Card]:
-    """Cards of one vendor, best first. `cards` are in order of registration."""
-    columns = [key(cards, scores) for key in _card_keys(text, numa_bind)]
-    rows = sorted(zip(*columns, range(0, -len(cards), -1), strict=True))
-    return [cards[-row[-1]] for row in rows]

@@ -1,1 +1,1 @@
-"""Checks of an installation: each looks at one thing and answers with findings. Nothing is ever repaired here."""
+"""Checks of an installation. Each looks at one thing and returns findings; none repairs anything."""

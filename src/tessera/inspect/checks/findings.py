@@ -1,4 +1,4 @@
-"""What a check found: what is so, why it matters, and how to mend it."""
+"""What a check found: what is the case, why it matters, and how to fix it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How bad it is."""
+    """How serious a finding is."""
 
     BROKEN = "broken"
-    """pods cannot get what they ask for, or get what they should not"""
+    """pods do not get what they request, or get what they should not"""
     WARNING = "warning"
-    """works, but not as it should, or not for long"""
+    """it works, but not as it should, or not for long"""
     UNSEEN = "unseen"
-    """could not be looked at"""
+    """it could not be checked"""
     FINE = "fine"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of looking at one thing."""
 
     severity: Severity
     area: str

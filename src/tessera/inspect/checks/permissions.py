@@ -1,4 +1,7 @@
-"""May the scheduler do what it does? Asked of the apiserver, about its service account or about whoever runs this."""
+"""Checks that the scheduler has the permissions that it needs.
+
+The apiserver is asked about the scheduler's service account or, if that is forbidden, about the current user.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
 
-AREA = "rights"
+AREA = "permissions"
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class Permission:
     """One verb on one resource, and what fails without it."""
 
     verb: str
@@ -31,70 +34,75 @@ class Right:
 
 
 NEEDED = (
-    *(Right(verb, "pods", "the ledger cannot be kept") for verb in ("list", "watch")),
-    Right("get", "pods", "a bind whose answer was lost is never settled"),
-    Right("patch", "pods", "pending pods are not woken when room appears"),
-    Right("create", "pods", "no pod can be bound", "binding"),
-    *(Right(verb, "nodes", "no cards are known") for verb in ("list", "watch")),
-    *(Right(verb, "nodes", "HAMi's plugins are not served: handshake and node lock") for verb in ("get", "patch")),
-    *(Right(verb, "resourcequotas", "quotas are not kept") for verb in ("list", "watch")),
-    Right("create", "events", "nobody is told why a pod waits"),
+    *(Permission(verb, "pods", "the ledger cannot be kept up to date") for verb in ("list", "watch")),
+    Permission("get", "pods", "a bind whose response was lost is never resolved"),
+    Permission("patch", "pods", "pending pods are not retried when they would fit"),
+    Permission("create", "pods", "no pod can be bound", "binding"),
+    *(Permission(verb, "nodes", "no cards are known") for verb in ("list", "watch")),
+    *(Permission(verb, "nodes", "HAMi's plugins cannot be used: handshake and node lock") for verb in ("get", "patch")),
+    *(Permission(verb, "resourcequotas", "quotas are not enforced") for verb in ("list", "watch")),
+    Permission("create", "events", "no event says why a pod waits"),
 )
-"""what the chart grants, and the scheduler uses"""
+"""what the scheduler uses and the chart grants"""
 
 
-async def check_rights(client: KubeClient, installation: Installation) -> list[Finding]:
+async def check_permissions(client: KubeClient, installation: Installation) -> list[Finding]:
     account = _account(installation)
     if account is None:
         return await _own(client)
     missing = []
     try:
-        for right in NEEDED:
-            if not await _may(client, right, user=account):
-                missing.append(right)
+        for permission in NEEDED:
+            if not await _is_allowed(client, permission, user=account):
+                missing.append(permission)
     except ApiError as error:
         if error.status not in (FORBIDDEN, NOT_FOUND):
             raise
-        return [unseen(AREA, f"no right to ask about {account}; asked about you instead"), *await _own(client)]
+        return [
+            unseen(AREA, f"you may not check the permissions of {account}; checking yours instead"),
+            *await _own(client),
+        ]
     return _findings(missing, who=account, severity=Severity.BROKEN)
 
 
 async def _own(client: KubeClient) -> list[Finding]:
-    """Self-access reviews: true of the scheduler where this runs in its pod."""
-    missing = [right for right in NEEDED if not await _may(client, right)]
+    """Self-access reviews. They are about the scheduler if this runs in its pod."""
+    missing = [permission for permission in NEEDED if not await _is_allowed(client, permission)]
     return _findings(missing, who="you", severity=Severity.UNSEEN)
 
 
-def _findings(missing: list[Right], *, who: str, severity: Severity) -> list[Finding]:
+def _findings(missing: list[Permission], *, who: str, severity: Severity) -> list[Finding]:
     if not missing:
-        return [fine(AREA, f"{who} may do all that the scheduler does ({len(NEEDED)} verbs)")]
+        return [fine(AREA, f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)")]
     if severity is Severity.UNSEEN:
-        texts = ", ".join(right.text for right in missing)
+        texts = ", ".join(permission.text for permission in missing)
         return [
             unseen(
                 AREA,
-                f"you may not {texts}; whether the scheduler may is not known",
+                f"you may not {texts}; whether the scheduler may is unknown",
                 fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
             )
         ]
     return [
-        broken(AREA, f"{who} may not {right.text}", why=right.without, fix="apply the chart's ClusterRole again")
-        for right in missing
+        broken(
+            AREA, f"{who} may not {permission.text}", why=permission.without, fix="apply the chart's ClusterRole again"
+        )
+        for permission in missing
     ]
 
 
 def _account(installation: Installation) -> str | None:
-    """The user behind the scheduler's pods."""
+    """The service account of the scheduler's pods."""
     if installation.deployment is None:
         return None
     spec = installation.deployment.get("spec", {}).get("template", {}).get("spec", {})
     return f"system:serviceaccount:{installation.namespace}:{spec.get('serviceAccountName') or 'default'}"
 
 
-async def _may(client: KubeClient, right: Right, *, user: str = "") -> bool:
-    attributes: Json = {"verb": right.verb, "resource": right.resource, "group": ""}
-    if right.subresource:
-        attributes["subresource"] = right.subresource
+async def _is_allowed(client: KubeClient, permission: Permission, *, user: str = "") -> bool:
+    attributes: Json = {"verb": permission.verb, "resource": permission.resource, "group": ""}
+    if permission.subresource:
+        attributes["subresource"] = permission.subresource
     kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"
     spec: Json = {"resourceAttributes": attributes} | ({"user": user} if user else {})
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}

@@ -1,7 +1,7 @@
-"""Is the webhook registered, does it trust the right authority, and does it answer?
+"""Checks that the webhook is registered, that its certificates are valid, and that it answers.
 
-Whether it answers is asked of the apiserver itself, with a pod that is created for the sake of the answer only
-(`dryRun`): that takes the way of every real pod, through Service, network and TLS.
+The last check creates a pod with `dryRun`, so that the apiserver calls the webhook as it does for every real pod:
+through the Service, the network and TLS.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tessera.inspect.checks.findings import Finding, broken, fine, unseen, warning
-from tessera.inspect.dry_run import Trial
+from tessera.inspect.dry_run import DryRunClient
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
@@ -25,33 +25,33 @@ from tessera.vendors.base import Vendor
 AREA = "webhook"
 DAY = 86_400.0
 SOON = 14 * DAY
-"""a certificate that ends within this many seconds is worth a warning; own ones are renewed long before"""
+"""seconds before its end from which a certificate gets a warning; Tessera renews its own long before"""
 SECRET = "tessera-scheduler-tls"
 
-NOT_COMPLETED = "device pods keep the default scheduler and get no slice, or are never scheduled"
+NOT_MUTATED = "device pods keep the default scheduler: they get no slice, or are never scheduled"
 
 
 def check_registration(installation: Installation, *, now: float) -> Iterator[Finding]:
     if not installation.webhooks_seen:
         yield unseen(
-            AREA, "the webhook configurations cannot be read", fix="needs list on mutatingwebhookconfigurations"
+            AREA, "the webhook configurations cannot be read", fix="grant list on mutatingwebhookconfigurations"
         )
         return
     if not installation.webhooks:
         yield broken(
             AREA,
-            "no MutatingWebhookConfiguration of Tessera or HAMi (tessera-webhook, hami-webhook) exists",
-            why=NOT_COMPLETED,
-            fix="install the chart with scheduler.admissionWebhook.enabled, or apply the one of docs/scheduler.md",
+            "there is no MutatingWebhookConfiguration of Tessera or HAMi (tessera-webhook, hami-webhook)",
+            why=NOT_MUTATED,
+            fix="install the chart with scheduler.admissionWebhook.enabled, or apply the one in docs/scheduler.md",
         )
         return
     names = [configuration["metadata"]["name"] for configuration in installation.webhooks]
     if len(names) > 1:
         yield warning(
             AREA,
-            f"{len(names)} configurations complete device pods: {', '.join(names)}",
-            why="two webhooks may give pods different schedulers and defaults",
-            fix="delete the one that no scheduler serves: kubectl delete mutatingwebhookconfiguration NAME",
+            f"{len(names)} configurations mutate device pods: {', '.join(names)}",
+            why="two webhooks may set different schedulers and defaults",
+            fix="delete the one without a running scheduler: kubectl delete mutatingwebhookconfiguration NAME",
         )
     for configuration in installation.webhooks:
         yield from _configuration(configuration, now)
@@ -65,8 +65,8 @@ def _configuration(configuration: Json, now: float) -> Iterator[Finding]:
             yield broken(
                 AREA,
                 f"{name}: no rule covers the creation of pods",
-                why=NOT_COMPLETED,
-                fix="give it a rule with operations [CREATE], apiVersions [v1] and resources [pods]",
+                why=NOT_MUTATED,
+                fix="add a rule with operations [CREATE], apiVersions [v1] and resources [pods]",
             )
         bundle = (webhook.get("clientConfig") or {}).get("caBundle", "")
         yield from _bundle(name, bundle, now)
@@ -80,43 +80,48 @@ def _covers_pods(webhook: Json) -> bool:
 
 
 def _bundle(name: str, bundle: str, now: float) -> Iterator[Finding]:
-    fix = "restart the scheduler where it manages its certificates; else put its authority into caBundle"
+    fix = "restart the scheduler if it manages its certificates; otherwise put its CA into caBundle"
     if not bundle:
         yield warning(
             AREA,
             f"{name}: caBundle is empty",
-            why="the apiserver trusts well-known authorities only then; calls fail unless one signed the certificate",
+            why="the apiserver then trusts only well-known CAs; calls fail unless one of them signed the certificate",
             fix=fix,
         )
         return
     try:
-        yield from certificate_findings(f"{name}: authority in caBundle", base64.b64decode(bundle), now, fix=fix)
+        yield from certificate_findings(f"{name}: the CA in caBundle", base64.b64decode(bundle), now, fix=fix)
     except (binascii.Error, ValueError) as error:
-        yield broken(AREA, f"{name}: caBundle cannot be read: {error}", why="every call of the webhook fails", fix=fix)
+        yield broken(AREA, f"{name}: caBundle cannot be read: {error}", why="every call to the webhook fails", fix=fix)
 
 
 def certificate_findings(what: str, pem: bytes, now: float, *, fix: str) -> Iterator[Finding]:
-    """How long a certificate is good for."""
+    """How long a certificate is valid."""
     try:
         facts = facts_of(pem)
     except BadCertificate as error:
-        yield broken(AREA, f"{what} cannot be read: {error}", why="every call of the webhook fails", fix=fix)
+        yield broken(AREA, f"{what} cannot be read: {error}", why="every call to the webhook fails", fix=fix)
         return
     until = datetime.fromtimestamp(facts.not_after, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if facts.not_after <= now:
-        yield broken(AREA, f"{what} ended on {until}", why="every call of the webhook fails", fix=fix)
+        yield broken(AREA, f"{what} expired on {until}", why="every call to the webhook fails", fix=fix)
     elif facts.not_after <= now + SOON:
         days = int((facts.not_after - now) // DAY)
-        yield warning(AREA, f"{what} ends on {until}, in {days} days", why="afterwards every call fails", fix=fix)
+        yield warning(
+            AREA,
+            f"{what} expires on {until}, in {days} days",
+            why="after that every call to the webhook fails",
+            fix=fix,
+        )
     else:
-        yield fine(AREA, f"{what} is good until {until}")
+        yield fine(AREA, f"{what} is valid until {until}")
 
 
 async def check_certificate(client: KubeClient, installation: Installation, *, now: float) -> list[Finding]:
-    """The serving certificate, where the scheduler keeps it in a Secret that may be read."""
+    """The serving certificate, if it is in a Secret that the user may read."""
     if not installation.namespace:
         return []
-    fix = "restart the scheduler where it manages its certificates; else renew the Secret's tls.crt and tls.key"
+    fix = "restart the scheduler if it manages its certificates; otherwise renew tls.crt and tls.key in the Secret"
     for name in dict.fromkeys((f"{installation.name}-tls", SECRET)):
         try:
             secret = await client.get(SECRETS.path(installation.namespace, name), dict[str, Any])
@@ -129,14 +134,14 @@ async def check_certificate(client: KubeClient, installation: Installation, *, n
                 continue
             raise
         pem = base64.b64decode((secret.get("data") or {}).get("tls.crt", ""))
-        return list(certificate_findings(f"serving certificate in Secret {name}", pem, now, fix=fix))
+        return list(certificate_findings(f"the serving certificate in Secret {name}", pem, now, fix=fix))
     return []
 
 
-async def check_answers(
-    trial: Trial, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
+async def check_dry_run(
+    dry_run: DryRunClient, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
 ) -> list[Finding]:
-    """Create a pod for the sake of the answer, and look at what the webhook made of it."""
+    """Creates a pod with `dryRun` and looks at what the webhook made of it."""
     resource = _resource(vendors)
     pod = {
         "apiVersion": "v1",
@@ -144,28 +149,26 @@ async def check_answers(
         "metadata": {"generateName": "tessera-doctor-", "namespace": namespace},
         "spec": {
             "containers": [{"name": "main", "image": "none", "resources": {"limits": {resource: "1"}}}],
-            # Nothing would ever run, even if somebody kept it.
+            # So that it could never run, even if it were stored by mistake.
             "schedulingGates": [{"name": "tessera.io/doctor"}],
         },
     }
     try:
-        answer = await trial.create(PODS.path(namespace), pod)
+        answer = await dry_run.create(PODS.path(namespace), pod)
     except ApiError as error:
         return [_refused(error, namespace)]
     except KubeError as error:
-        return [unseen(AREA, f"a trial pod got no answer: {error}")]
+        return [unseen(AREA, f"creating a test pod got no response: {error}")]
     found = answer.get("spec", {}).get("schedulerName", "")
     if found == scheduler:
-        return [
-            fine(AREA, f"it answers: a trial pod (dry run in namespace {namespace}) was given scheduler {scheduler}")
-        ]
+        return [fine(AREA, f"it answers: a test pod (dry run in namespace {namespace}) got schedulerName {scheduler}")]
     return [
         broken(
             AREA,
-            f"a trial pod in namespace {namespace} was left with scheduler {found or '(none)'}, not {scheduler}",
-            why=NOT_COMPLETED,
-            fix=f"the call fails unnoticed (failurePolicy Ignore), or namespace {namespace} is excluded"
-            " (label hami.io/webhook=ignore): see the apiserver's log, and --namespace to try another",
+            f"a test pod in namespace {namespace} got schedulerName {found or '(none)'}, not {scheduler}",
+            why=NOT_MUTATED,
+            fix=f"the call fails silently (failurePolicy Ignore), or namespace {namespace} is excluded"
+            " (label hami.io/webhook=ignore): read the apiserver's log, or try another --namespace",
         )
     ]
 
@@ -175,20 +178,20 @@ def _refused(error: ApiError, namespace: str) -> Finding:
         return broken(
             AREA,
             f"the apiserver cannot call it: {error.message}",
-            why="device pods are refused, or pass uncompleted",
-            fix="see that the scheduler's pods run and its Service has endpoints; compare caBundle and certificate",
+            why="device pods are refused, or created without the webhook's changes",
+            fix="check that the scheduler runs, that its Service has endpoints, and that caBundle fits the certificate",
         )
     if error.status == FORBIDDEN:
         return unseen(
             AREA,
-            f"no right to try a pod in namespace {namespace}: {error.message}",
-            fix="needs create on pods (dry run)",
+            f"you may not create a test pod in namespace {namespace}: {error.message}",
+            fix="grant create on pods (it is only a dry run)",
         )
-    return unseen(AREA, f"a trial pod in namespace {namespace} was refused: {error.message}")
+    return unseen(AREA, f"a test pod in namespace {namespace} was refused: {error.message}")
 
 
 def _resource(vendors: Mapping[str, Vendor]) -> str:
-    """NVIDIA's count where there is one: every installation has it."""
+    """The resource of the test pod: NVIDIA's if possible, because every installation has it."""
     nvidia = vendors.get("NVIDIA")
     names = [nvidia.names.count] if nvidia is not None else []
     names += [vendor.names.count for vendor in vendors.values()]

@@ -1,1 +1,1 @@
-"""Answers as people and programs read them: lines with styles, tables, JSON. Nothing is decided or asked here."""
+"""Formats answers for people and programs: styled lines, tables, JSON. Nothing is decided here."""

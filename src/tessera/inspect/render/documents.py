@@ -1,4 +1,4 @@
-"""Answers as documents for programs: JSON and YAML with one envelope, names in camelCase."""
+"""Answers for programs: JSON and YAML in a common envelope, with names in camelCase."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 import yaml
 
-from tessera.inspect.state import Json, State
+from tessera.inspect.state import ClusterState, Json
 
 API_VERSION = "tessera.io/v1"
 
 
-def document(kind: str, state: State | None, content: Any) -> Json:
-    """The answer with what it was made from."""
+def make_document(kind: str, state: ClusterState | None, content: Any) -> Json:
+    """The answer, with what it is based on."""
     head: Json = {"apiVersion": API_VERSION, "kind": kind}
     if state is not None:
         head["from"] = {
@@ -27,7 +27,7 @@ def document(kind: str, state: State | None, content: Any) -> Json:
     return head | (body if isinstance(body, dict) else {"items": body})
 
 
-def encode(content: Json, form: str) -> str:
+def encode_document(content: Json, form: str) -> str:
     if form == "yaml":
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"

@@ -1,151 +1,159 @@
-"""An explanation, and a verdict, as a page for people."""
+"""Explanations and verdicts for people, with the reasons of the wire in plain words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
+from tessera.core.misfits import Reason
 from tessera.inspect.choice import Fits
-from tessera.inspect.explanation import Explanation, Status
-from tessera.inspect.render.choice import why
-from tessera.inspect.render.lines import Column, Line, Style, counted, listed, table
-from tessera.inspect.render.reasons import in_words
-from tessera.inspect.render.usage import model
-from tessera.inspect.request import Understood
-from tessera.inspect.slices import Slice
-from tessera.inspect.state import State
-from tessera.inspect.verdicts import CardVerdict, FitsNowhere, Group
+from tessera.inspect.explanation import Explanation, PodVerdict
+from tessera.inspect.render.choice import choice_lines
+from tessera.inspect.render.lines import Style, StyledLine, TableColumn, count_of, join_names, table
+from tessera.inspect.render.usage import short_model
+from tessera.inspect.request import RequestSummary
+from tessera.inspect.slices import GrantedSlice
+from tessera.inspect.state import ClusterState
+from tessera.inspect.verdicts import CardRefusal, FitsNowhere, NodeGroup
 
 HOLDERS = 5
-"""pods named as holders of a card"""
+"""how many holders of a card are named"""
 
 STYLES = {
-    Status.PLACED: Style.GOOD,
-    Status.FITS: Style.GOOD,
-    Status.REFUSED: Style.BAD,
-    Status.INVALID: Style.BAD,
-    Status.UNACCOUNTED: Style.BAD,
+    PodVerdict.PLACED: Style.GOOD,
+    PodVerdict.FITS: Style.GOOD,
+    PodVerdict.REFUSED: Style.BAD,
+    PodVerdict.INVALID: Style.BAD,
+    PodVerdict.UNACCOUNTED: Style.BAD,
 }
 
 
-def explained(found: Explanation, *, width: int | None = None) -> Iterator[Line]:
-    yield Line(f"{found.namespace}/{found.name}: {_headline(found)}", STYLES.get(found.status, Style.PLAIN))
+def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterator[StyledLine]:
+    yield StyledLine(f"{found.namespace}/{found.name}: {_headline(found)}", STYLES.get(found.status, Style.PLAIN))
     for note in found.notes:
-        yield Line(f"note: {note}", Style.WARN)
+        yield StyledLine(f"note: {note}", Style.WARN)
     if found.problem:
-        yield Line(found.problem, Style.BAD).indented()
+        yield StyledLine(found.problem, Style.BAD).indented()
     if found.request is not None:
-        yield from asked(found.request)
-    if found.status is Status.PLACED:
+        yield from request_lines(found.request)
+    if found.status is PodVerdict.PLACED:
         yield from _placed(found)
     elif isinstance(found.verdict, Fits):
         yield from _would_go(found, found.verdict)
     elif found.verdict is not None:
-        yield from refused(found.verdict, found.kept_off, width=width)
-    if found.said and found.status in (Status.FITS, Status.REFUSED, Status.INVALID):
-        yield from section("kube-scheduler last said", [Line(found.said)])
+        yield from refusal_lines(found.verdict, found.kept_off, width=width)
+    if found.said and found.status in (PodVerdict.FITS, PodVerdict.REFUSED, PodVerdict.INVALID):
+        yield from section("kube-scheduler's last message", [StyledLine(found.said)])
 
 
-def made_from(state: State) -> Iterator[Line]:
-    """What the answer rests on; the last lines of every page."""
-    known = f"flags of {state.setup.flags_from}" if state.setup.flags_from else "the scheduler's flags are not known"
-    yield Line()
-    yield Line(f"from {state.source}; device configuration: {state.setup.device_config_from}; {known}", Style.DIM)
+def source_lines(state: ClusterState) -> Iterator[StyledLine]:
+    """What the answer is based on; the last lines of every answer."""
+    known = f"flags of {state.setup.flags_from}" if state.setup.flags_from else "the scheduler's flags are unknown"
+    yield StyledLine()
+    yield StyledLine(f"from {state.source}; device configuration: {state.setup.device_config_from}; {known}", Style.DIM)
     for text in state.unseen:
-        yield Line(f"not seen: {text}", Style.DIM)
+        yield StyledLine(f"not readable: {text}", Style.DIM)
 
 
-def asked(request: Understood) -> Iterator[Line]:
-    lines = [Line(one.text) for one in request.asked]
-    yield from section("Asks for", [*lines, Line("; ".join(wish.text for wish in request.wishes))])
+def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
+    lines = [StyledLine(one.text) for one in request.asked]
+    yield from section("Requests", [*lines, StyledLine("; ".join(wish.text for wish in request.wishes))])
 
 
-def refused(
-    verdict: FitsNowhere, kept_off: Sequence[Group], *, width: int | None, what: str = "Why not"
-) -> Iterator[Line]:
-    """Why there is no place, and what would help."""
-    asked_about = sum(len(group.nodes) for group in verdict.groups)
-    heading = f"{what}, on {counted(asked_about, 'node')}" if asked_about else f"{what}: no node is left to ask about"
+def refusal_lines(
+    verdict: FitsNowhere, kept_off: Sequence[NodeGroup], *, width: int | None, what: str = "Why not"
+) -> Iterator[StyledLine]:
+    """Why the pod does not fit, and what would help."""
+    candidates = sum(len(group.nodes) for group in verdict.groups)
+    heading = (
+        f"{what}, on {count_of(candidates, 'node')}" if candidates else f"{what}: kube-scheduler excludes every node"
+    )
     yield from section(heading, _groups(verdict.groups))
     if kept_off:
-        yield from section("Ruled out by kube-scheduler's own rules, before Tessera is asked", _groups(kept_off))
+        yield from section("Excluded by kube-scheduler before Tessera is asked", _groups(kept_off))
     if verdict.near_miss:
-        holders = listed([holder.text for holder in verdict.holders], HOLDERS)
-        held = [Line(f"that card is held by {holders}")] if holders else []
-        yield from section("Nearest", [Line(verdict.near_miss, Style.WARN), *held])
+        holders = join_names([holder.text for holder in verdict.holders], HOLDERS)
+        held = [StyledLine(f"that card is held by {holders}")] if holders else []
+        yield from section("Closest fit", [StyledLine(verdict.near_miss, Style.WARN), *held])
     if verdict.changes:
-        changes = [Line(change.text, Style.GOOD) for change in verdict.changes]
-        yield from section("The smallest changes that would fit, each alone", changes)
+        changes = [StyledLine(change.text, Style.GOOD) for change in verdict.changes]
+        yield from section("Any one of these changes would make it fit", changes)
     if verdict.cards:
         yield from section("Card by card", _cards(verdict.cards, width))
-    if not verdict.near_miss and not verdict.changes and asked_about:
-        yield from section("What would help", [Line("no smaller request would fit: see the reasons above")])
+    if not verdict.near_miss and not verdict.changes and candidates:
+        yield from section(
+            "What would help", [StyledLine("no smaller request would fit either: see the reasons above")]
+        )
 
 
-def slice_text(one: Slice) -> str:
-    size = f"{one.memory_mib} MiB" if one.memory_mib else "no share of memory"
+def slice_text(one: GrantedSlice) -> str:
+    size = f"{one.memory_mib} MiB" if one.memory_mib else "no memory"
     cores = f", {one.cores} cores" if one.cores else ""
     mig = f", MIG {one.mig}" if one.mig else ""
-    where = ", ".join(filter(None, (one.card, model(one.model) if one.model else "")))
+    where = ", ".join(filter(None, (one.card, short_model(one.model) if one.model else "")))
     return f"container {one.container}: card {one.index}, {size}{cores}{mig} ({where})"
 
 
 def _headline(found: Explanation) -> str:
     match found.status:
-        case Status.PLACED:
+        case PodVerdict.PLACED:
             return f"placed on {found.node}"
-        case Status.FITS:
+        case PodVerdict.FITS:
             node = found.verdict.node if isinstance(found.verdict, Fits) else "?"
             return f"not placed yet; it fits on {node}"
-        case Status.REFUSED:
+        case PodVerdict.REFUSED:
             return "pending: it fits on no node"
-        case Status.INVALID:
-            return "pending: its request cannot be honoured on any node"
-        case Status.UNACCOUNTED:
+        case PodVerdict.INVALID:
+            return "pending: its request is invalid"
+        case PodVerdict.UNACCOUNTED:
             return f"on {found.node}, but without an allocation"
-        case Status.NO_DEVICES:
-            return "asks for no devices; Tessera has no say in it"
-        case Status.ENDED:
-            return f"ended ({found.phase}); it holds nothing"
+        case PodVerdict.NO_DEVICES:
+            return "requests no devices, so Tessera does not place it"
+        case PodVerdict.ENDED:
+            return f"ended ({found.phase}); it holds no devices"
 
 
-def _placed(found: Explanation) -> Iterator[Line]:
-    yield from section("Holds", [Line(slice_text(one)) for one in found.slices])
+def _placed(found: Explanation) -> Iterator[StyledLine]:
+    yield from section("Holds", [StyledLine(slice_text(one)) for one in found.slices])
     if not isinstance(found.verdict, Fits):
         if found.verdict is not None:
-            text = "it would not fit again: the cluster has changed since it was placed"
-            yield from section("Why there", [Line(text, Style.WARN)])
+            text = "it would not fit today: the cluster has changed since it was placed"
+            yield from section("Why there", [StyledLine(text, Style.WARN)])
         return
-    lines = [*why(found.verdict, found.expected)]
+    lines = [*choice_lines(found.verdict, found.expected)]
     if found.verdict.node != found.node:
         lines.append(
-            Line(f"today it would go to {found.verdict.node} instead: other pods have come or gone since", Style.DIM)
+            StyledLine(
+                f"today it would go to {found.verdict.node}: other pods have come or gone since",
+                Style.DIM,
+            )
         )
-    yield from section("Why there (the choice as it looks now, without this pod)", lines)
+    yield from section("Why there (as the choice looks today, without this pod)", lines)
 
 
-def _would_go(found: Explanation, verdict: Fits) -> Iterator[Line]:
-    yield from section("Would get", [Line(slice_text(one)) for one in verdict.slices])
-    yield from section("Why there", why(verdict, found.expected))
+def _would_go(found: Explanation, verdict: Fits) -> Iterator[StyledLine]:
+    yield from section("Would get", [StyledLine(slice_text(one)) for one in verdict.slices])
+    yield from section("Why there", choice_lines(verdict, found.expected))
 
 
-def _groups(groups: Iterable[Group]) -> Iterator[Line]:
+def _groups(groups: Iterable[NodeGroup]) -> Iterator[StyledLine]:
     for group in groups:
-        yield Line(f"{counted(len(group.nodes), 'node')}: {group.reason}", Style.WARN)
-        words = "; ".join(filter(None, (in_words(group.reason), group.detail)))
+        yield StyledLine(f"{count_of(len(group.nodes), 'node')}: {group.reason}", Style.WARN)
+        words = "; ".join(filter(None, (plain_reasons(group.reason), group.detail)))
         if words:
-            yield Line(f"  {words}")
-        yield Line(f"  {listed(group.nodes)}", Style.DIM)
+            yield StyledLine(f"  {words}")
+        yield StyledLine(f"  {join_names(group.nodes)}", Style.DIM)
 
 
-def _cards(cards: Sequence[CardVerdict], width: int | None) -> list[Line]:
+def _cards(cards: Sequence[CardRefusal], width: int | None) -> list[StyledLine]:
     columns = [
-        Column("NODE"),
-        Column("CARD", right=True),
-        Column("REASON"),
-        Column("ASKED", right=True),
-        Column("FREE", right=True),
-        Column("TOTAL", right=True),
-        Column("HELD BY"),
+        TableColumn("NODE"),
+        TableColumn("CARD", right=True),
+        TableColumn("REASON"),
+        TableColumn("ASKED", right=True),
+        TableColumn("FREE", right=True),
+        TableColumn("TOTAL", right=True),
+        TableColumn("HELD BY"),
     ]
     rows = [
         (
@@ -154,7 +162,7 @@ def _cards(cards: Sequence[CardVerdict], width: int | None) -> list[Line]:
                 str(card.index),
                 card.reason,
                 *("-" if number is None else str(number) for number in (card.asked, card.free, card.total)),
-                listed([holder.text for holder in card.holders], HOLDERS) or "-",
+                join_names([holder.text for holder in card.holders], HOLDERS) or "-",
             ),
             Style.PLAIN,
         )
@@ -163,8 +171,42 @@ def _cards(cards: Sequence[CardVerdict], width: int | None) -> list[Line]:
     return table(columns, rows, width=None if width is None else width - 2)
 
 
-def section(title: str, lines: Iterable[Line]) -> Iterator[Line]:
-    yield Line()
-    yield Line(title, Style.HEAD)
+def section(title: str, lines: Iterable[StyledLine]) -> Iterator[StyledLine]:
+    yield StyledLine()
+    yield StyledLine(title, Style.HEAD)
     for line in lines:
         yield line.indented()
+
+
+PLAIN: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.NODE_UNREGISTERED: "no device plugin has registered cards on the node",
+        Reason.NODE_UNAVAILABLE: "the node's cards or allocations cannot be read",
+        Reason.NODE_INSUFFICIENT_DEVICE: "the node has fewer cards than requested",
+        Reason.VENDOR_UNKNOWN: "the device configuration has no such cards",
+        Reason.CARD_NOT_HEALTHY: "the card is unhealthy, or its use is uncertain",
+        Reason.CARD_UNHEALTHY: "the card is unhealthy",
+        Reason.CARD_CORDONED: "an administrator closed the card to new pods",
+        Reason.CARD_TYPE_MISMATCH: "the pod does not accept this model or sharing mode",
+        Reason.CARD_UUID_MISMATCH: "the pod asks for other cards by UUID",
+        Reason.NUMA_NOT_FIT: "not enough cards on one NUMA node",
+        Reason.CARD_SLOTS_EXHAUSTED: "the card is already shared by as many pods as allowed",
+        Reason.EXCLUSIVE_CONFLICT: "the pod wants the whole card, and other pods hold part of it",
+        Reason.QUOTA_NOT_FIT: "the namespace's quota has too little left",
+        Reason.CARD_INSUFFICIENT_MEMORY: "not enough free memory on the card",
+        Reason.CARD_INSUFFICIENT_CORES: "not enough free cores on the card",
+        Reason.CARD_CORES_EXHAUSTED: "all cores of the card are allocated",
+        Reason.MIG_INFEASIBLE: "no room for a MIG instance of that size",
+        Reason.CUSTOM_RULE: "a vendor-specific rule refuses the card",
+        Reason.TOO_FEW_CARDS: "the card fits, but too few cards do",
+        Reason.QOS_MISMATCH: "pods with another QoS policy use the card",
+        Reason.APP_CLASS_MISMATCH: "pods of another class use the card",
+        Reason.MODE_NOT_FIT: "the card is in another mode",
+    }
+)
+
+
+def plain_reasons(text: str) -> str:
+    """The meaning of the reasons in a wire text such as `1/4 CardInsufficientMemory, 3/4 CardTypeMismatch`."""
+    found = [words for reason, words in PLAIN.items() if reason.value in text]
+    return "; ".join(found)

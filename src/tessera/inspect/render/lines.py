@@ -1,7 +1,7 @@
 """Lines of text with a style, and tables of them.
 
-A style is a word (`Style`); what it looks like, and whether there is colour at all, is the terminal's business. Tables
-are as wide as their content; with `width` the last column is cut to fit a terminal.
+A style is only a name (`Style`); the command line decides what it looks like. Tables are as wide as their content;
+with `width`, the last column is cut to fit the terminal.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from enum import Enum
 
 GAP = "  "
 LEAST_LAST = 12
-"""characters that the last column keeps, however narrow the terminal is"""
+"""characters that the last column keeps on any terminal"""
 
 
 class Style(Enum):
@@ -25,16 +25,16 @@ class Style(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class StyledLine:
     text: str = ""
     style: Style = Style.PLAIN
 
-    def indented(self, by: int = 2) -> Line:
-        return Line(" " * by + self.text, self.style) if self.text else self
+    def indented(self, by: int = 2) -> StyledLine:
+        return StyledLine(" " * by + self.text, self.style) if self.text else self
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class TableColumn:
     title: str
     right: bool = False
 
@@ -42,8 +42,8 @@ class Column:
 Row = tuple[Sequence[str], Style]
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row], *, width: int | None = None) -> list[Line]:
-    """A heading and the rows, columns aligned; `width` is the terminal's."""
+def table(columns: Sequence[TableColumn], rows: Iterable[Row], *, width: int | None = None) -> list[StyledLine]:
+    """A heading and aligned rows; `width` is that of the terminal."""
     body = [([*cells], style) for cells, style in rows]
     sizes = [
         max([len(column.title), *(len(cells[at]) for cells, _ in body)], default=0) for at, column in enumerate(columns)
@@ -51,24 +51,24 @@ def table(columns: Sequence[Column], rows: Iterable[Row], *, width: int | None =
     if width is not None:
         before = sum(sizes[:-1]) + len(GAP) * (len(columns) - 1)
         sizes[-1] = max(LEAST_LAST, min(sizes[-1], width - before))
-    lines = [Line(_row([column.title for column in columns], columns, sizes), Style.HEAD)]
-    return lines + [Line(_row(cells, columns, sizes), style) for cells, style in body]
+    lines = [StyledLine(_row([column.title for column in columns], columns, sizes), Style.HEAD)]
+    return lines + [StyledLine(_row(cells, columns, sizes), style) for cells, style in body]
 
 
-def _row(cells: Sequence[str], columns: Sequence[Column], sizes: Sequence[int]) -> str:
+def _row(cells: Sequence[str], columns: Sequence[TableColumn], sizes: Sequence[int]) -> str:
     padded = [
-        cut(cell, size).rjust(size) if column.right else cut(cell, size).ljust(size)
+        shorten(cell, size).rjust(size) if column.right else shorten(cell, size).ljust(size)
         for cell, column, size in zip(cells, columns, sizes, strict=True)
     ]
     return GAP.join(padded).rstrip()
 
 
-def cut(text: str, size: int) -> str:
+def shorten(text: str, size: int) -> str:
     return text if len(text) <= size else text[: max(size - 3, 0)] + "..."
 
 
 def bar(share: float, *, cells: int = 10, ascii_only: bool = False) -> str:
-    """`share` of a whole, as a row of blocks; anything above nothing shows."""
+    """A share of 1 as a row of blocks; anything above 0 shows at least one."""
     filled = min(cells, round(share * cells))
     if share > 0:
         filled = max(filled, 1)
@@ -76,11 +76,11 @@ def bar(share: float, *, cells: int = 10, ascii_only: bool = False) -> str:
     return full * filled + empty * (cells - filled)
 
 
-def listed(names: Sequence[str], most: int = 6) -> str:
-    """Names with commas; beyond `most` they are counted."""
+def join_names(names: Sequence[str], most: int = 6) -> str:
+    """Names separated by commas; beyond `most` they are only counted."""
     more = len(names) - most
     return ", ".join(names) if more <= 0 else f"{', '.join(names[:most])} and {more} more"
 
 
-def counted(number: int, thing: str) -> str:
+def count_of(number: int, thing: str) -> str:
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

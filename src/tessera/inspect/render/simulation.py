@@ -1,68 +1,68 @@
-"""A simulation as a page for people."""
+"""Simulations for people."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tessera.inspect.render.choice import why
-from tessera.inspect.render.explanation import asked, refused, section, slice_text
-from tessera.inspect.render.lines import Line, Style, counted
-from tessera.inspect.simulation import Placed, Simulation
+from tessera.inspect.render.choice import choice_lines
+from tessera.inspect.render.explanation import refusal_lines, request_lines, section, slice_text
+from tessera.inspect.render.lines import Style, StyledLine
+from tessera.inspect.simulation import SimulatedPlacement, Simulation
 
 LISTED = 20
-"""copies shown one by one"""
+"""how many copies are listed one by one"""
 
 
-def simulated(found: Simulation, *, width: int | None = None) -> Iterator[Line]:
-    yield Line(f"{found.namespace}/{found.name}: {_headline(found)}", Style.GOOD if found.all_fit else Style.BAD)
+def simulation_lines(found: Simulation, *, width: int | None = None) -> Iterator[StyledLine]:
+    yield StyledLine(f"{found.namespace}/{found.name}: {_headline(found)}", Style.GOOD if found.all_fit else Style.BAD)
     for warning in found.warnings:
-        yield Line(f"warning from the webhook: {warning}", Style.WARN)
+        yield StyledLine(f"warning from the webhook: {warning}", Style.WARN)
     if found.request is not None:
-        yield from asked(found.request)
+        yield from request_lines(found.request)
     yield from _copies(found)
     if found.why is not None:
-        heading = "Why there" if found.count == 1 else f"Why the first one goes to {found.why.node}"
-        yield from section(heading, why(found.why, found.expected))
+        heading = "Why there" if found.count == 1 else f"Why the first copy goes to {found.why.node}"
+        yield from section(heading, choice_lines(found.why, found.expected))
     if found.request is not None or found.stop is not None:
-        yield Line()
-        yield Line("How many fit", Style.HEAD)
-        yield Line(_total(found)).indented()
+        yield StyledLine()
+        yield StyledLine("How many fit", Style.HEAD)
+        yield StyledLine(_total(found)).indented()
     if found.stop is not None:
-        what = f"What stops {'the next one' if found.all_fit else f'number {found.fits_in_all + 1}'}"
+        what = f"What stops {'the next copy' if found.all_fit else f'copy {found.fits_in_all + 1}'}"
         if found.stop.verdict is not None:
-            yield from refused(found.stop.verdict, found.stop.kept_off, width=width, what=what)
+            yield from refusal_lines(found.stop.verdict, found.stop.kept_off, width=width, what=what)
         else:
-            yield from (Line(), Line(what, Style.HEAD), Line(found.stop.text, Style.WARN).indented())
+            yield from (StyledLine(), StyledLine(what, Style.HEAD), StyledLine(found.stop.text, Style.WARN).indented())
 
 
 def _headline(found: Simulation) -> str:
     if found.request is None and found.stop is None:
-        return "asks for no devices; Tessera has no say in it"
+        return "requests no devices, so Tessera does not place it"
     if found.count == 1:
         return f"would go to {found.placed[0].node}" if found.placed else "would not be placed"
     return f"{min(found.fits_in_all, found.count)} of {found.count} would be placed"
 
 
-def _copies(found: Simulation) -> Iterator[Line]:
+def _copies(found: Simulation) -> Iterator[StyledLine]:
     if not found.placed:
         return
-    yield Line()
+    yield StyledLine()
     if found.count > 1:
         nodes = ", ".join(f"{node} {number}" for node, number in found.by_node.items())
-        yield Line(f"Would go to: {nodes}", Style.HEAD)
+        yield StyledLine(f"Would go to: {nodes}", Style.HEAD)
     else:
-        yield Line("Would get", Style.HEAD)
+        yield StyledLine("Would get", Style.HEAD)
     for one in found.placed[:LISTED]:
         if found.count == 1:
-            yield from (Line(slice_text(each)).indented() for each in one.slices)
+            yield from (StyledLine(slice_text(each)).indented() for each in one.slices)
         else:
-            yield Line(f"{one.name} on {one.node}: {_cards(one)}").indented()
+            yield StyledLine(f"{one.name} on {one.node}: {_cards(one)}").indented()
     if len(found.placed) > LISTED:
-        yield Line(f"and {len(found.placed) - LISTED} more").indented()
+        yield StyledLine(f"and {len(found.placed) - LISTED} more").indented()
 
 
-def _cards(one: Placed) -> str:
-    """Equal slices of a container together."""
+def _cards(one: SimulatedPlacement) -> str:
+    """Groups equal slices of a container."""
     groups: dict[tuple[str, int, int], list[str]] = {}
     for each in one.slices:
         groups.setdefault((each.container, each.memory_mib, each.cores), []).append(str(each.index))
@@ -75,7 +75,7 @@ def _cards(one: Placed) -> str:
 
 def _total(found: Simulation) -> str:
     if found.stop is None:
-        return f"at least {found.fits_in_all}: counting ended there"
+        return f"at least {found.fits_in_all}; counting stopped there"
     beyond = found.fits_in_all - found.count
-    more = f", so {counted(beyond, 'more')} than asked for".replace("mores", "more") if beyond > 0 else ""
+    more = f": {beyond} more than requested" if beyond > 0 else ""
     return f"{found.fits_in_all} in all{more}"

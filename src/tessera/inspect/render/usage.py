@@ -1,28 +1,28 @@
-"""Cards, nodes and pods as tables with bars."""
+"""Tables of cards, nodes and pods, with bars."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.inspect.render.lines import Column, Line, Style, bar, listed, table
-from tessera.inspect.usage import Amount, CardUse, NodeUse, PodUse
+from tessera.inspect.render.lines import Style, StyledLine, TableColumn, bar, join_names, table
+from tessera.inspect.usage import Amount, CardUsage, NodeUsage, PodUsage
 
 HOLDERS = 4
 FULL = 0.9
-"""share of its memory from which a card counts as full"""
+"""share of its memory from which a card is shown as full"""
 
 
-def cards_table(uses: Sequence[CardUse], *, width: int | None, wide: bool, ascii_only: bool) -> list[Line]:
+def cards_table(uses: Sequence[CardUsage], *, width: int | None, wide: bool, ascii_only: bool) -> list[StyledLine]:
     columns = [
-        Column("NODE"),
-        Column("CARD", right=True),
-        *([Column("UUID")] if wide else []),
-        Column("MODEL"),
-        Column("MEMORY"),
-        Column("MIB", right=True),
-        Column("CORES", right=True),
-        Column("SLOTS", right=True),
-        Column("PODS"),
+        TableColumn("NODE"),
+        TableColumn("CARD", right=True),
+        *([TableColumn("UUID")] if wide else []),
+        TableColumn("MODEL"),
+        TableColumn("MEMORY"),
+        TableColumn("MIB", right=True),
+        TableColumn("CORES", right=True),
+        TableColumn("SLOTS", right=True),
+        TableColumn("PODS"),
     ]
     rows = [
         (
@@ -30,11 +30,11 @@ def cards_table(uses: Sequence[CardUse], *, width: int | None, wide: bool, ascii
                 use.node,
                 str(use.index),
                 *([use.card] if wide else []),
-                model(use.model),
+                short_model(use.model),
                 bar(use.memory_mib.share, ascii_only=ascii_only),
-                amount(use.memory_mib),
-                amount(use.cores),
-                amount(use.slots),
+                amount_text(use.memory_mib),
+                amount_text(use.cores),
+                amount_text(use.slots),
                 _who(use, wide=wide),
             ),
             _style(use.memory_mib, use.state),
@@ -44,16 +44,16 @@ def cards_table(uses: Sequence[CardUse], *, width: int | None, wide: bool, ascii
     return table(columns, rows, width=width)
 
 
-def nodes_table(uses: Sequence[NodeUse], *, width: int | None, ascii_only: bool) -> list[Line]:
+def nodes_table(uses: Sequence[NodeUsage], *, width: int | None, ascii_only: bool) -> list[StyledLine]:
     columns = [
-        Column("NODE"),
-        Column("CARDS", right=True),
-        Column("MEMORY"),
-        Column("MIB", right=True),
-        Column("CORES", right=True),
-        Column("SLOTS", right=True),
-        Column("PODS", right=True),
-        Column("MODELS"),
+        TableColumn("NODE"),
+        TableColumn("CARDS", right=True),
+        TableColumn("MEMORY"),
+        TableColumn("MIB", right=True),
+        TableColumn("CORES", right=True),
+        TableColumn("SLOTS", right=True),
+        TableColumn("PODS", right=True),
+        TableColumn("MODELS"),
     ]
     rows = [
         (
@@ -61,11 +61,11 @@ def nodes_table(uses: Sequence[NodeUse], *, width: int | None, ascii_only: bool)
                 use.node,
                 str(use.cards),
                 bar(use.memory_mib.share, ascii_only=ascii_only),
-                amount(use.memory_mib),
-                amount(use.cores),
-                amount(use.slots),
+                amount_text(use.memory_mib),
+                amount_text(use.cores),
+                amount_text(use.slots),
                 str(use.pods),
-                listed([model(name) for name in use.models], 3) + (f" ({use.state})" if use.state else ""),
+                join_names([short_model(name) for name in use.models], 3) + (f" ({use.state})" if use.state else ""),
             ),
             _style(use.memory_mib, use.state),
         )
@@ -74,15 +74,15 @@ def nodes_table(uses: Sequence[NodeUse], *, width: int | None, ascii_only: bool)
     return table(columns, rows, width=width)
 
 
-def pods_table(uses: Sequence[PodUse], *, width: int | None) -> list[Line]:
+def pods_table(uses: Sequence[PodUsage], *, width: int | None) -> list[StyledLine]:
     columns = [
-        Column("NAMESPACE"),
-        Column("POD"),
-        Column("NODE"),
-        Column("CARDS", right=True),
-        Column("MIB", right=True),
-        Column("CORES", right=True),
-        Column("SLICES"),
+        TableColumn("NAMESPACE"),
+        TableColumn("POD"),
+        TableColumn("NODE"),
+        TableColumn("CARDS", right=True),
+        TableColumn("MIB", right=True),
+        TableColumn("CORES", right=True),
+        TableColumn("SLICES"),
     ]
     rows = [
         (
@@ -93,7 +93,7 @@ def pods_table(uses: Sequence[PodUse], *, width: int | None) -> list[Line]:
                 str(use.cards),
                 str(use.memory_mib),
                 str(use.cores),
-                listed([f"{one.container}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS),
+                join_names([f"{one.container}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS),
             ),
             Style.PLAIN,
         )
@@ -102,17 +102,17 @@ def pods_table(uses: Sequence[PodUse], *, width: int | None) -> list[Line]:
     return table(columns, rows, width=width)
 
 
-def model(name: str) -> str:
-    """Without the maker's name, which says nothing that the rest does not."""
+def short_model(name: str) -> str:
+    """Without the vendor, which the rest of the name implies."""
     return name.removeprefix("NVIDIA-").removeprefix("NVIDIA ") or "-"
 
 
-def amount(one: Amount) -> str:
+def amount_text(one: Amount) -> str:
     return f"{one.used}/{one.total}" if one.total or one.used else "-"
 
 
-def _who(use: CardUse, *, wide: bool) -> str:
-    pods = listed([f"{pod.namespace}/{pod.name} {pod.memory_mib}" for pod in use.pods], 100 if wide else HOLDERS)
+def _who(use: CardUsage, *, wide: bool) -> str:
+    pods = join_names([f"{pod.namespace}/{pod.name} {pod.memory_mib}" for pod in use.pods], 100 if wide else HOLDERS)
     return " ".join(filter(None, (f"({use.state})" if use.state else "", pods))) or "-"
 
 

@@ -1,5 +1,5 @@
-"""The whole product on one machine without a cluster and without a GPU: `tessera demo`.
+"""`tessera demo`: the whole product on one machine, without a cluster and without a GPU.
 
 The apiserver, kube-scheduler's loop, kubelets and cards are simulated (`sandbox`, `node.inventory.simulated`); webhook,
-extender, ledger, registration and Allocate are the real ones. Nothing outlives the process, nothing needs root.
+extender, ledger, registration and Allocate are real. Nothing needs root, and nothing outlives the process.
 """

@@ -1,10 +1,10 @@
-"""NVIDIA nodes of the demo: the sandbox's kubelet asks the real node agent, which works on simulated cards.
+"""NVIDIA nodes of the demo: the sandbox's kubelet calls the real node agent, which works on simulated cards.
 
     simulated cards --> HardwareWatch --> NodeRegistrar --> annotations of the node
     kubelet's Allocate --> SliceAllocator --> SharingMode --> what the container gets
 
-Only the sockets between kubelet and agent are left out: calls are made in the process. Library files that a real node
-has from an image are empty files in the node's own folder.
+Only the sockets between kubelet and agent are left out: calls stay in the process. The library files that a real node
+gets from an image are empty files in the node's own folder.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from tessera.host.async_hardware import AsyncInventory
+from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import AllocateError
 from tessera.lab.sandbox.nodes.kubelet import Kubelet
-from tessera.lab.sandbox.nodes.node import NodeSpec, SimulatedNode
+from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.lab.sandbox.objects import name_of, namespace_of, uid_of
 from tessera.node.agent import NotStarted
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.health.async_inventory import AskedInventory
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.cards import Hardware
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
-from tessera.node.modes.mig_annotations import MigAnnotations
+from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.devices import registrable
 from tessera.node.registration.registrar import NodeRegistrar
@@ -69,7 +69,7 @@ class RealAgent:
         self._settings = settings
         self._hardware = hardware
         self._client = client
-        self._inventory = AskedInventory(hardware)
+        self._inventory = AsyncInventory(hardware)
         self._watch = HardwareWatch(self._inventory, settings)
         self.fleet = self._watch.fleet
         self._events = EventBroadcaster(client, component=COMPONENT, host=settings.node_name)
@@ -100,7 +100,7 @@ class RealAgent:
         await self._serving.wait()
         try:
             (answer,) = await self._handover.allocator.allocate([device_ids])
-        except Refused as refusal:
+        except AllocationRefused as refusal:
             raise AllocateError(str(refusal)) from refusal
         return answer.env
 
@@ -165,7 +165,7 @@ class HeldDevices:
 class AgentNode(SimulatedNode):
     """A node whose cards are registered and handed out by the real agent."""
 
-    def __init__(self, spec: NodeSpec, settings: AgentSettings, hardware: Hardware) -> None:
+    def __init__(self, spec: SimulatedNodeSpec, settings: AgentSettings, hardware: Hardware) -> None:
         super().__init__(spec)
         self._settings = settings
         self._hardware = hardware

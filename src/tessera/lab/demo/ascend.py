@@ -1,6 +1,6 @@
-"""The Ascend node of the demo. Huawei's chips are served by a plugin that is not ours, so it is simulated as well.
+"""The Ascend node of the demo. Huawei's own plugin serves these chips, so it is simulated as well.
 
-It does what the scheduler relies on: registers its chips, finds its pod through the node lock, gives the lock back,
+It does what the scheduler relies on: it registers its chips, finds its pod through the node lock, releases the lock,
 and writes how the handover ended.
 """
 
@@ -28,13 +28,13 @@ from tessera.wire.registration import encode_registration_json
 CHIP = "Ascend910B3"
 VENDOR = Ascend(next(chip for chip in CHART.configs if chip.common_word == CHIP))
 SHARES = 4
-"""pods that a chip takes: so many of the smallest template fit"""
+"""pods that share a chip: as many as fit with the smallest template"""
 
 _UUIDS = uuid.UUID("d0b4f9b2-52a9-5b53-9a57-3e6f4d2a8c11")
 
 
 def ascend_chips(node: str, count: int) -> tuple[Device, ...]:
-    """Chips as their plugin registers them, with the same names every time."""
+    """Chips as their plugin registers them, with the same ids every time."""
     return tuple(
         Device(
             uuid=f"NPU-{uuid.uuid5(_UUIDS, f'{node}/{index}')}",
@@ -50,7 +50,7 @@ def ascend_chips(node: str, count: int) -> tuple[Device, ...]:
 
 
 class AscendPlugin:
-    """Huawei's plugin, as far as scheduler and kubelet see it. kubelet admits pods in the order of their binding."""
+    """Huawei's plugin, as far as scheduler and kubelet see it. It relies on kubelet admitting pods in binding order."""
 
     def __init__(self, client: KubeClient, node: str, kubelet: Kubelet) -> None:
         self._client = client

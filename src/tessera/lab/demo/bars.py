@@ -1,6 +1,6 @@
-"""Cards as bars filled by pods, with rich: one line a card, one colour a pod.
+"""Cards as bars filled by pods, with rich: one line per card, one colour per pod.
 
-Pure: the same view gives the same picture. Fits 80 columns; wider terminals get longer bars.
+The same view always gives the same bars. They fit 80 columns; wider terminals get longer bars.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Group
 from rich.text import Text
 
-from tessera.lab.demo.view import CardView, View
+from tessera.lab.demo.view import CardView, ClusterView
 
 COLOURS = ("#7fc8d8", "#c9a4d8", "#e6c35c", "#9ccb6b", "#7fa8e8", "#f08a7a", "#5fd3b0", "#f0a8c8")
 INK = "#101418"
-"""on all of the colours; terminals with fewer colours show the nearest ones"""
+"""text on all of the colours"""
 LEAST_BAR, MOST_BAR = 24, 56
-"""characters that stand for a card's memory"""
+"""characters of a bar"""
 NODE, MODEL, NUMBERS = 9, 16, 25
 """characters of the columns beside the bar"""
 FREE = "·"
 MOST_WAITING = 4
-"""pods that wait and are named"""
+"""how many pending pods are named"""
 
 
-def drawn(view: View, *, width: int, palette: Palette) -> Group:
-    """The cluster as it looks on a terminal of this width."""
+def draw_cluster(view: ClusterView, *, width: int, palette: Palette) -> Group:
+    """The cluster, for a terminal of this width."""
     return Group(*_lines(view, width, palette))
 
 
-def _lines(view: View, width: int, palette: Palette) -> Iterator[Text]:
+def _lines(view: ClusterView, width: int, palette: Palette) -> Iterator[Text]:
     cells = max(LEAST_BAR, min(MOST_BAR, width - NODE - MODEL - NUMBERS - 4))
     yield Text(f"{'NODE':<{NODE}}{'CARD':<{MODEL}}{'MEMORY, BY POD':<{cells}}  {'MiB':>12} {'CORES':>8}", style="bold")
     before = ""
@@ -39,7 +39,7 @@ def _lines(view: View, width: int, palette: Palette) -> Iterator[Text]:
         before = card.node
     for pod in view.waiting[:MOST_WAITING]:
         said = f": {pod.why}" if pod.why else ""
-        line = Text("waiting  ", style="bold red")
+        line = Text("pending  ", style="bold red")
         line.append(f"{pod.pod}{said}", style="red")
         line.truncate(width, overflow="ellipsis")
         yield line
@@ -51,7 +51,7 @@ def _card(card: CardView, cells: int, palette: Palette, *, named: bool) -> Text:
     line = Text(f"{card.node if named else '':<{NODE}}")
     model = card.model if not card.mode or card.mode == "hami-core" else f"{card.model} {card.mode}"
     line.append(set_cell_size(f"{card.index} {model}", MODEL - 1) + " ")
-    line.append_text(bar(card, cells, palette))
+    line.append_text(draw_bar(card, cells, palette))
     cores = f"{card.used_cores}/{card.cores}"
     line.append(f"  {f'{card.used_mib}/{card.memory_mib}':>12} {cores:>8}")
     if not card.slices:
@@ -61,8 +61,8 @@ def _card(card: CardView, cells: int, palette: Palette, *, named: bool) -> Text:
     return line
 
 
-def bar(card: CardView, cells: int, palette: Palette) -> Text:
-    """A card's memory; anything above nothing shows, and names are cut to their part."""
+def draw_bar(card: CardView, cells: int, palette: Palette) -> Text:
+    """A card's memory. Every slice gets at least one character; names are cut to fit."""
     text, left = Text(), cells
     for one, size in zip(card.slices, _sizes(card, cells), strict=True):
         name = one.pod if cell_len(one.pod) < size else one.pod.rpartition("/")[2]
@@ -72,7 +72,7 @@ def bar(card: CardView, cells: int, palette: Palette) -> Text:
 
 
 def _sizes(card: CardView, cells: int) -> list[int]:
-    """Characters of every slice; never more than the bar has."""
+    """Characters of every slice; together at most the length of the bar."""
     if not card.memory_mib:
         return [0 for _ in card.slices]
     sizes = [max(1, int(cells * one.memory_mib / card.memory_mib)) for one in card.slices]
@@ -82,7 +82,7 @@ def _sizes(card: CardView, cells: int) -> list[int]:
 
 
 class Palette:
-    """Colours of pods in the order in which they came: a pod keeps its colour, and neighbours mostly differ."""
+    """Gives pods colours in the order in which they appear. A pod keeps its colour."""
 
     def __init__(self) -> None:
         self._order: dict[str, int] = {}

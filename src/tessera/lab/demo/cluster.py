@@ -1,10 +1,10 @@
-"""The demo's cluster from start to end: control plane, nodes, scheduler with webhook and extender, all in one process.
+"""The demo's cluster: control plane, nodes, and the scheduler with webhook and extender, all in one process.
 
     async with demo_cluster(folder, port=0) as cluster:
         await cluster.apply(manifest)
 
-One process starts in a second or two where children would each load Python again, and ends with nothing left behind.
-What crosses borders in a real cluster still does here: the API, the webhook over TLS and the extender are HTTP.
+One process starts in a second or two and leaves nothing behind; child processes would each have to load Python again.
+What goes over the network in a real cluster does so here: the API, the webhook (TLS) and the extender.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, PODS, RESOURCE
 from tessera.lab.demo.machines import demo_nodes
 from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.server import Options
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.objects import name_of, namespace_of
-from tessera.lab.sandbox.scheduling.loop import Profile
+from tessera.lab.sandbox.scheduling.loop import SchedulerProfile
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
@@ -39,13 +39,13 @@ from tessera.vendors.registry import build_vendors
 
 LOOPBACK = Address("127.0.0.1", 0)
 START_S = 30.0
-"""for everything to be ready; a second or two on an idle machine"""
+"""seconds for everything to become ready; an idle machine needs one or two"""
 LOOK_S = 0.02
-"""between two looks at what tells nobody when it changes"""
+"""seconds between two checks of a condition that cannot be waited for"""
 GRACE_S = 2.0
-"""for running binds at the end"""
+"""seconds for running binds at the end"""
 STEP_S = 30.0
-"""for what a step of the story waits for; milliseconds on an idle machine"""
+"""seconds that a step of the story waits at most; an idle machine needs milliseconds"""
 LISTENERS = frozenset({"extender", "webhook", "metrics"})
 SWITCHES = Switches(ascend=True)
 
@@ -53,11 +53,11 @@ KINDS: Mapping[str, Resource] = {"Pod": PODS, "Namespace": NAMESPACES, "Resource
 
 
 class DemoError(Exception):
-    """Why the demo cannot go on, in words that a person can act on."""
+    """Why the demo cannot continue, in words that a person can act on."""
 
 
 class CannotStart(DemoError):
-    """There is no cluster."""
+    """The cluster could not start."""
 
 
 @dataclass
@@ -69,11 +69,11 @@ class DemoCluster:
 
     @property
     def ledger(self) -> Ledger:
-        """The scheduler's own; only to be looked at."""
+        """The scheduler's own ledger; read only."""
         return self.scheduler.service.ledger
 
     async def apply(self, manifest: Json) -> Json:
-        """Create an object as kubectl would; the object as it was stored."""
+        """Creates an object as kubectl would, and returns it as stored."""
         resource = KINDS[manifest["kind"]]
         namespace = (manifest["metadata"].get("namespace") or "default") if resource.namespaced else None
         return await self.plane.client.create(resource.path(namespace), manifest, dict[str, Any])
@@ -86,41 +86,46 @@ class DemoCluster:
         return sorted(self.plane.pods(), key=lambda pod: (namespace_of(pod), name_of(pod)))
 
     async def until(self, predicate: Callable[[], object], what: str) -> None:
-        """Wait for something that tells nobody when it changes. Raises DemoError."""
+        """Waits until `predicate` is true. Raises DemoError."""
         await _until(predicate, what, within=STEP_S)
 
-    async def world(self) -> OfflineCluster:
+    async def offline_cluster(self) -> OfflineCluster:
         """The cluster as `tessera explain` sees it."""
         return OfflineCluster(await collect(self.plane.client, source="the demo", now=time.time))
 
 
 @asynccontextmanager
 async def demo_cluster(
-    folder: Path, *, port: int = 0, listen: Callable[[], None] = lambda: None
+    folder: Path, *, port: int = 0, on_signals_taken: Callable[[], None] | None = None
 ) -> AsyncIterator[DemoCluster]:
-    """Everything, ready to be used. Raises CannotStart.
+    """Starts everything and waits until it is ready. Raises CannotStart.
 
-    `listen` is called once the scheduler, which runs alone elsewhere, has taken the process's signals for itself."""
+    `on_signals_taken` is called once the scheduler has installed its own signal handlers."""
     managed = frozenset(name for vendor in build_vendors(None, SWITCHES).values() for name in vendor.names.all)
     plane = ControlPlane(
-        nodes=demo_nodes(folder), server=Options(port=port), profile=Profile(managed=managed), folder=folder
+        nodes=demo_nodes(folder),
+        server=ServerOptions(port=port),
+        profile=SchedulerProfile(managed=managed),
+        folder=folder,
     )
     try:
         await plane.__aenter__()
     except OSError as error:
         raise CannotStart(f"cannot serve the API on port {port}: {error.strerror or error}") from error
     try:
-        async with _scheduler(plane, folder, listen) as process:
+        async with _run_scheduler(plane, folder, on_signals_taken) as process:
             cluster = DemoCluster(plane, process)
-            await _registered(cluster)
+            await _wait_for_cards(cluster)
             yield cluster
     finally:
         await plane.__aexit__(None, None, None)
 
 
 @asynccontextmanager
-async def _scheduler(plane: ControlPlane, folder: Path, listen: Callable[[], None]) -> AsyncIterator[Process]:
-    """The real scheduler service, known to the apiserver as its webhook and to kube-scheduler as its extender."""
+async def _run_scheduler(
+    plane: ControlPlane, folder: Path, on_signals_taken: Callable[[], None] | None
+) -> AsyncIterator[Process]:
+    """Runs the real scheduler, registered with the apiserver as webhook and with kube-scheduler as extender."""
     certificates = for_loopback("127.0.0.1")
     files = TlsFiles(str(folder / "webhook.crt"), str(folder / "webhook.key"))
     Path(files.certificate).write_bytes(certificates.certificate)
@@ -129,7 +134,7 @@ async def _scheduler(plane: ControlPlane, folder: Path, listen: Callable[[], Non
     settings = Settings(
         listeners=Listeners(extender=LOOPBACK, webhook=LOOPBACK, metrics=LOOPBACK),
         tls=files,
-        switches=SWITCHES,
+        enable_ascend=SWITCHES.ascend,
         grace_seconds=GRACE_S,
     )
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
@@ -138,10 +143,11 @@ async def _scheduler(plane: ControlPlane, folder: Path, listen: Callable[[], Non
         running = asyncio.create_task(process.run())
         try:
             await asyncio.sleep(0)
-            listen()
+            if on_signals_taken is not None:
+                on_signals_taken()
             await _until(lambda: running.done() or _is_ready(process), "the scheduler to be ready", within=START_S)
             if running.done():
-                raise CannotStart(f"the scheduler ended with {running.result()} while it started")
+                raise CannotStart(f"the scheduler exited with {running.result()} while it was starting")
             await plane.client.create(MUTATING_WEBHOOKS.path(), _webhook(process, certificates.ca))
             await plane.start_scheduling(f"http://{process.listeners['extender'].address}")
             yield process
@@ -155,7 +161,7 @@ def _is_ready(process: Process) -> bool:
 
 
 def _webhook(process: Process, authority: bytes) -> Json:
-    """As the chart registers it, but by address: there is no Service here."""
+    """As in the chart, but with an address: there are no Services here."""
     return {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -181,8 +187,8 @@ def _webhook(process: Process, authority: bytes) -> Json:
     }
 
 
-async def _registered(cluster: DemoCluster) -> None:
-    """Wait until the scheduler knows the cards of every node, and kubelets offer them."""
+async def _wait_for_cards(cluster: DemoCluster) -> None:
+    """Waits until the scheduler knows the cards of every node and the kubelets offer them."""
 
     def done() -> bool:
         nodes = cluster.plane.nodes
@@ -197,4 +203,4 @@ async def _until(predicate: Callable[[], object], what: str, *, within: float) -
             while not predicate():
                 await asyncio.sleep(LOOK_S)
     except TimeoutError as error:
-        raise DemoError(f"waited {within:g} s for {what}") from error
+        raise DemoError(f"waited {within:g} s for {what}, in vain") from error

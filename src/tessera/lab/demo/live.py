@@ -1,6 +1,6 @@
-"""The story on a terminal: narration scrolls, and the cards stay below it as bars that fill and empty.
+"""The story on a terminal: the text scrolls, and the cards stay below it as bars that fill and empty.
 
-The same pieces make the picture of the documents (`picture`), so that it shows what a terminal shows.
+`draw_picture` uses the same parts for the picture in the documentation, so that it shows what a terminal shows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.live import Live
 from rich.padding import Padding
 from rich.text import Text
 
-from tessera.lab.demo.bars import Palette, drawn
-from tessera.lab.demo.screens import Started, summary
-from tessera.lab.demo.view import View
+from tessera.lab.demo.bars import Palette, draw_cluster
+from tessera.lab.demo.screens import DemoStarted, describe_hardware
+from tessera.lab.demo.view import ClusterView
 
 PICTURE_COLUMNS = 100
 
@@ -26,13 +26,13 @@ _WEB_FONT = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
 class LiveScreen:
-    """Use as `with`; the last view stays on the terminal."""
+    """Use it as `with`; the last view stays on the terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._palette = Palette()
-        self._view: View | None = None
+        self._view: ClusterView | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -43,44 +43,45 @@ class LiveScreen:
     ) -> None:
         self._live.stop()
 
-    def begin(self, started: Started, view: View) -> None:
-        self._print(Text(f"Ready after {started.seconds:.1f} s: {summary(view)}. In another terminal:", style="bold"))
+    def on_started(self, started: DemoStarted, view: ClusterView) -> None:
+        ready = f"A cluster of {describe_hardware(view)} is ready after {started.seconds:.1f} s."
+        self._print(Text(ready + (" Try this in another terminal:" if started.commands else ""), style="bold"))
         for command in started.commands:
             self._print(Text(f"  {command}", style="cyan"))
-        self.seen(view)
+        self.on_change(view)
 
-    def step(self, number: int, title: str) -> None:
-        self._print(heading(number, title))
+    def on_step(self, number: int, title: str) -> None:
+        self._print(step_heading(number, title))
 
-    def told(self, lines: Sequence[str], view: View) -> None:
-        self.seen(view)
+    def on_result(self, lines: Sequence[str], view: ClusterView) -> None:
+        self.on_change(view)
         for line in lines:
-            self._print(said(line))
+            self._print(narration(line))
 
-    def seen(self, view: View) -> None:
+    def on_change(self, view: ClusterView) -> None:
         if view != self._view:
             self._view = view
-            self._live.update(drawn(view, width=self._console.width, palette=self._palette), refresh=True)
+            self._live.update(draw_cluster(view, width=self._console.width, palette=self._palette), refresh=True)
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self._print(Text(f"\n{text}", style="bold"))
 
     def _print(self, what: RenderableType) -> None:
         self._console.print(what)
 
 
-def heading(number: int, title: str) -> Text:
+def step_heading(number: int, title: str) -> Text:
     return Text(f"\n{number}. {title}", style="bold")
 
 
-def said(line: str) -> Padding:
-    """Narration, wrapped under its own beginning."""
+def narration(line: str) -> Padding:
+    """A line of the story, wrapped under its own beginning."""
     text = line.lstrip()
     return Padding(Text(text, style="yellow" if text != line else ""), (0, 0, 0, 3 + len(line) - len(text)))
 
 
-def picture(told: Sequence[tuple[str, Sequence[str]]], view: View) -> str:
-    """An SVG of the terminal after these steps, which needs nothing from the network."""
+def draw_picture(told: Sequence[tuple[str, Sequence[str]]], view: ClusterView) -> str:
+    """An SVG of the terminal after these steps. It needs nothing from the network."""
     console = Console(
         record=True,
         width=PICTURE_COLUMNS,
@@ -92,9 +93,9 @@ def picture(told: Sequence[tuple[str, Sequence[str]]], view: View) -> str:
     )
     console.print(Text("$ tessera demo", style="bold green"))
     for number, (title, lines) in enumerate(told, 1):
-        console.print(heading(number, title))
+        console.print(step_heading(number, title))
         for line in lines:
-            console.print(said(line))
+            console.print(narration(line))
     console.print()
-    console.print(drawn(view, width=PICTURE_COLUMNS, palette=Palette()))
+    console.print(draw_cluster(view, width=PICTURE_COLUMNS, palette=Palette()))
     return _WEB_FONT.sub("", console.export_svg(title="tessera demo", unique_id="tessera-demo"))

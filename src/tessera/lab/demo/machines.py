@@ -1,4 +1,4 @@
-"""The six nodes of the demo, as files of simulated cards and the nodes that are made of them."""
+"""The six nodes of the demo: their files of simulated cards, and the nodes made from them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 import yaml
 
+from tessera.host.simulated.hardware import simulated_hardware
 from tessera.lab.demo.agents import AgentNode, paths_in
 from tessera.lab.demo.ascend import AscendNode, ascend_chips
-from tessera.lab.sandbox.nodes.node import NodeSpec, SimulatedNode
-from tessera.node.inventory.simulated import simulated_hardware
+from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import Mode, NodeSettings
 
 CARDS_FILE = "cards.yaml"
-"""of a node's folder: edit it to break a card while the demo runs (docs/simulated-cards.md)"""
+"""in a node's folder: edit it to break a card while the demo runs (docs/simulated-cards.md)"""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node with NVIDIA cards: what its file of simulated cards says."""
+    """A node with NVIDIA cards: the content of its file of simulated cards."""
 
     name: str
     cards: tuple[Mapping[str, Any], ...]
@@ -42,7 +42,7 @@ MACHINES = (
         ({"model": "A100-SXM4-40GB", "count": 2},),
         links=({"cards": [0, 1], "nvlinks": 12},),
     ),
-    # Two groups of four: a pod with four cards is best off inside one of them.
+    # Two groups of four: a pod with four cards should get one of them.
     Machine(
         "h100-1",
         ({"model": "H100", "count": 8, "numa": [0, 0, 0, 0, 1, 1, 1, 1]},),
@@ -55,7 +55,7 @@ ASCEND_NODE, ASCEND_CHIPS = "ascend-1", 2
 
 
 def demo_nodes(folder: Path) -> list[SimulatedNode]:
-    """All nodes; each keeps its files in a folder of its own below this one."""
+    """All nodes. Each keeps its files in its own subfolder."""
     chips = ascend_chips(ASCEND_NODE, ASCEND_CHIPS)
     return [*(_node(machine, folder / machine.name) for machine in MACHINES), AscendNode(ASCEND_NODE, chips)]
 
@@ -72,4 +72,4 @@ def _node(machine: Machine, folder: Path) -> AgentNode:
         paths=paths_in(folder),
     )
     hardware = simulated_hardware(file, node_name=machine.name)
-    return AgentNode(NodeSpec(machine.name, labels=machine.labels), settings, hardware)
+    return AgentNode(SimulatedNodeSpec(machine.name, labels=machine.labels), settings, hardware)

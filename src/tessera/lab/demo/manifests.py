@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from tessera.lab.sandbox.api.kinds import Json
 
 IMAGE = "registry.example/app:1"
-"""never pulled: nothing is executed here"""
+"""never pulled: the demo runs no containers"""
 
 
 def pod(

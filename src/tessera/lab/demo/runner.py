@@ -1,8 +1,8 @@
-"""One run of the demo: start the cluster, tell the story, go on until stopped, and leave nothing behind.
+"""One run of the demo: start the cluster, tell the story, keep running until stopped, and clean up.
 
-    start --> story, step by step --> (--once: the end) --> live view until SIGINT or SIGTERM --> the end
+    start --> story, step by step --> (--once: end) --> live view until SIGINT or SIGTERM --> end
 
-Ends the same way from everywhere: the folder with the kubeconfig goes, and every task with it.
+However it ends, the folder with the kubeconfig is removed and every task is stopped.
 """
 
 from __future__ import annotations
@@ -20,66 +20,68 @@ from pathlib import Path
 
 from tessera.kube.errors import KubeError
 from tessera.lab.demo.cluster import DemoCluster, DemoError, demo_cluster
-from tessera.lab.demo.screens import Screen, Started
+from tessera.lab.demo.screens import DemoStarted, Screen
 from tessera.lab.demo.story import STORY
-from tessera.lab.demo.view import View, look
+from tessera.lab.demo.view import ClusterView, take_view
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 LOOK_S = 0.2
-"""between two looks at the cluster for the live view"""
+"""seconds between two updates of the live view"""
 
-Draw = Callable[[list[tuple[str, list[str]]], View], None]
-"""takes the steps that were told so far and the cluster after them"""
+ENDED = "The story is over. Without --once the cluster keeps running, and you can use it with kubectl."
+
+DrawPicture = Callable[[list[tuple[str, list[str]]], ClusterView], None]
+"""gets the steps told so far and the cluster after them"""
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What one run is to do."""
+class DemoPlan:
+    """What one run does."""
 
     port: int = 0
     story: bool = True
     once: bool = False
     pause_s: float = 0.0
-    """after each step, for people who read"""
-    draw: Draw | None = None
+    """after each step, for people to read"""
+    draw: DrawPicture | None = None
 
 
-async def run(plan: Plan, screen: Screen) -> None:
-    """Until the story is over, or stopped. Raises DemoError."""
+async def run_demo(plan: DemoPlan, screen: Screen) -> None:
+    """Runs until the story ends or a signal arrives. Raises DemoError."""
     stopping = asyncio.Event()
 
-    def listen() -> None:
+    def install_handlers() -> None:
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, stopping.set)
 
-    listen()
+    install_handlers()
     try:
-        await _until_stopped(stopping, lambda: _play(plan, screen, listen))
+        await _until_stopped(stopping, lambda: _play(plan, screen, install_handlers))
     finally:
         for number in STOPS:
             asyncio.get_running_loop().remove_signal_handler(number)
-    screen.end("Stopped, and nothing is left behind." if stopping.is_set() else "The story is over.")
+    screen.on_end("Stopped. Nothing is left behind." if stopping.is_set() else ENDED)
 
 
-async def _play(plan: Plan, screen: Screen, listen: Callable[[], None]) -> None:
+async def _play(plan: DemoPlan, screen: Screen, on_signals_taken: Callable[[], None]) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as name:
         folder = Path(name)
-        async with demo_cluster(folder, port=plan.port, listen=listen) as cluster:
+        async with demo_cluster(folder, port=plan.port, on_signals_taken=on_signals_taken) as cluster:
             seconds = time.monotonic() - began
-            screen.begin(_started(cluster, folder, seconds, story=plan.story), look(cluster))
+            screen.on_started(_started(cluster, folder, seconds, plan), take_view(cluster))
             await _live(cluster, screen, plan)
 
 
-async def _live(cluster: DemoCluster, screen: Screen, plan: Plan) -> None:
+async def _live(cluster: DemoCluster, screen: Screen, plan: DemoPlan) -> None:
     watching = asyncio.create_task(_watch(cluster, screen))
     try:
         if plan.story:
             await _tell(cluster, screen, plan)
         if not plan.once:
             if plan.story:
-                screen.end("The story is over; the cluster goes on. Ctrl-C stops everything.")
+                screen.on_end("The story is over, and the cluster keeps running. Press Ctrl-C to stop it.")
             await watching
     finally:
         watching.cancel()
@@ -87,16 +89,16 @@ async def _live(cluster: DemoCluster, screen: Screen, plan: Plan) -> None:
             await watching
 
 
-async def _tell(cluster: DemoCluster, screen: Screen, plan: Plan) -> None:
+async def _tell(cluster: DemoCluster, screen: Screen, plan: DemoPlan) -> None:
     told: list[tuple[str, list[str]]] = []
     for number, step in enumerate(STORY, 1):
-        screen.step(number, step.title)
+        screen.on_step(number, step.title)
         try:
             lines = await step.act(cluster)
         except KubeError as error:
-            raise DemoError(f"step {number} did not happen: {error}") from error
-        view = look(cluster)
-        screen.told(lines, view)
+            raise DemoError(f"step {number} failed: {error}") from error
+        view = take_view(cluster)
+        screen.on_result(lines, view)
         told.append((step.title, lines))
         if step.picture and plan.draw is not None:
             plan.draw(told, view)
@@ -105,7 +107,7 @@ async def _tell(cluster: DemoCluster, screen: Screen, plan: Plan) -> None:
 
 async def _watch(cluster: DemoCluster, screen: Screen) -> None:
     while True:
-        screen.seen(look(cluster))
+        screen.on_change(take_view(cluster))
         await asyncio.sleep(LOOK_S)
 
 
@@ -122,15 +124,16 @@ async def _until_stopped(stopping: asyncio.Event, work: Callable[[], Awaitable[N
         raise fault
 
 
-def _started(cluster: DemoCluster, folder: Path, seconds: float, *, story: bool) -> Started:
+def _started(cluster: DemoCluster, folder: Path, seconds: float, plan: DemoPlan) -> DemoStarted:
     kubeconfig, own = str(cluster.plane.kubeconfig), _own_command()
-    about = ("kubectl describe pod train-2", f"{own} explain train-2") if story else ("kubectl get nodes",)
+    about = ("kubectl describe pod train-2", f"{own} explain train-2") if plan.story else ("kubectl get nodes",)
     commands = (f"export KUBECONFIG={kubeconfig}", "kubectl get pods -A -o wide", f"{own} top", *about)
-    return Started(cluster.plane.server.url, kubeconfig, str(folder), seconds, commands)
+    # With --once the cluster is gone before anyone could use it.
+    return DemoStarted(cluster.plane.server.url, kubeconfig, str(folder), seconds, () if plan.once else commands)
 
 
 def _own_command() -> str:
-    """How to call this command again from the same folder."""
+    """How to call `tessera` from the same folder."""
     if shutil.which("tessera"):
         return "tessera"
     return sys.argv[0] if Path(sys.argv[0]).name == "tessera" else f"{sys.executable} -m tessera"

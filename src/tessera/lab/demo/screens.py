@@ -1,4 +1,4 @@
-"""Where the story is told: plain lines for pipes and logs, documents for programs. The live view is in `live`.
+"""Screens that show the story: plain lines for pipes and logs, documents for programs. The live view is in `live`.
 
 A screen only shows; it never touches the cluster.
 """
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tessera.inspect.render.documents import document, encode
+from tessera.inspect.render.documents import encode_document, make_document
 from tessera.inspect.render.lines import bar
-from tessera.lab.demo.view import CardView, View
+from tessera.lab.demo.view import CardView, ClusterView
 
 Echo = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """What a person needs to know to join in."""
+class DemoStarted:
+    """What a person needs to know to use the cluster."""
 
     server: str
     kubeconfig: str
@@ -32,43 +32,44 @@ class Started:
 class Screen(Protocol):
     """All calls come from the event loop, in the order in which things happen."""
 
-    def begin(self, started: Started, view: View) -> None: ...
+    def on_started(self, started: DemoStarted, view: ClusterView) -> None: ...
 
-    def step(self, number: int, title: str) -> None:
-        """Something is about to be done."""
+    def on_step(self, number: int, title: str) -> None:
+        """A step begins."""
         ...
 
-    def told(self, lines: Sequence[str], view: View) -> None:
-        """What came of it."""
+    def on_result(self, lines: Sequence[str], view: ClusterView) -> None:
+        """What happened in the step."""
         ...
 
-    def seen(self, view: View) -> None:
-        """The cluster changed, whoever did it."""
+    def on_change(self, view: ClusterView) -> None:
+        """The cluster may have changed."""
         ...
 
-    def end(self, text: str) -> None: ...
+    def on_end(self, text: str) -> None: ...
 
 
 class PlainScreen:
-    """Lines of text; after every step the cards that changed."""
+    """Lines of text, with the cards that changed after every step."""
 
     def __init__(self, echo: Echo, *, ascii_only: bool = False) -> None:
         self._echo = echo
         self._ascii_only = ascii_only
         self._shown: dict[tuple[str, int], CardView] = {}
 
-    def begin(self, started: Started, view: View) -> None:
-        self._echo(f"Ready after {started.seconds:.1f} s: {summary(view)}.")
-        self._echo("In another terminal:")
+    def on_started(self, started: DemoStarted, view: ClusterView) -> None:
+        self._echo(f"A cluster of {describe_hardware(view)} is ready after {started.seconds:.1f} s.")
+        if started.commands:
+            self._echo("Try this in another terminal:")
         for command in started.commands:
             self._echo(f"  {command}")
         self._remember(view)
 
-    def step(self, number: int, title: str) -> None:
+    def on_step(self, number: int, title: str) -> None:
         self._echo("")
         self._echo(f"{number}. {title}")
 
-    def told(self, lines: Sequence[str], view: View) -> None:
+    def on_result(self, lines: Sequence[str], view: ClusterView) -> None:
         for line in lines:
             self._echo(f"   {line}")
         for card in view.cards:
@@ -76,19 +77,19 @@ class PlainScreen:
                 self._echo(f"   {card_line(card, ascii_only=self._ascii_only)}")
         self._remember(view)
 
-    def seen(self, view: View) -> None:
-        """Steps show what changed."""
+    def on_change(self, view: ClusterView) -> None:
+        """Nothing to do: the end of each step shows what changed."""
 
-    def end(self, text: str) -> None:
+    def on_end(self, text: str) -> None:
         self._echo("")
         self._echo(text)
 
-    def _remember(self, view: View) -> None:
+    def _remember(self, view: ClusterView) -> None:
         self._shown = {(card.node, card.index): card for card in view.cards}
 
 
 class DocumentScreen:
-    """One document for the start and for every step: JSON, one a line, or YAML."""
+    """One document for the start and for every step: JSON, one document per line, or YAML."""
 
     def __init__(self, echo: Echo, form: str) -> None:
         self._echo = echo
@@ -96,35 +97,37 @@ class DocumentScreen:
         self._number = 0
         self._title = ""
 
-    def begin(self, started: Started, view: View) -> None:
+    def on_started(self, started: DemoStarted, view: ClusterView) -> None:
         self._write("DemoStarted", dataclasses.asdict(started) | _of(view))
 
-    def step(self, number: int, title: str) -> None:
+    def on_step(self, number: int, title: str) -> None:
         self._number, self._title = number, title
 
-    def told(self, lines: Sequence[str], view: View) -> None:
+    def on_result(self, lines: Sequence[str], view: ClusterView) -> None:
         self._write("DemoStep", {"number": self._number, "title": self._title, "told": list(lines)} | _of(view))
 
-    def seen(self, view: View) -> None:
-        """Programs that want more watch the API."""
+    def on_change(self, view: ClusterView) -> None:
+        """Nothing to do: programs can watch the API."""
 
-    def end(self, text: str) -> None:
-        """The last document was the last step."""
+    def on_end(self, text: str) -> None:
+        """Nothing to do: the last step was the last document."""
 
     def _write(self, kind: str, content: dict[str, Any]) -> None:
-        made = document(kind, None, content)
+        made = make_document(kind, None, content)
         self._echo(
-            json.dumps(made, ensure_ascii=False) if self._form == "json" else f"---\n{encode(made, 'yaml')}".rstrip()
+            json.dumps(made, ensure_ascii=False)
+            if self._form == "json"
+            else f"---\n{encode_document(made, 'yaml')}".rstrip()
         )
 
 
-def summary(view: View) -> str:
+def describe_hardware(view: ClusterView) -> str:
     nodes = len({card.node for card in view.cards})
-    return f"{nodes} nodes with {len(view.cards)} cards, and nothing of it is real hardware"
+    return f"{nodes} nodes with {len(view.cards)} simulated cards"
 
 
 def card_line(card: CardView, *, ascii_only: bool) -> str:
-    """One card in one line, for screens without colours."""
+    """One line per card, for screens without colours."""
     share = card.used_mib / card.memory_mib if card.memory_mib else 0.0
     filled = bar(share, ascii_only=ascii_only)
     who = ", ".join(f"{one.pod} {one.memory_mib}" for one in card.slices) or "free"
@@ -133,7 +136,7 @@ def card_line(card: CardView, *, ascii_only: bool) -> str:
     return f"{card.node:<9}card {card.index}  {filled}  {card.used_mib:>6}/{card.memory_mib} MiB  {cores}  {who}{state}"
 
 
-def _of(view: View) -> dict[str, Any]:
+def _of(view: ClusterView) -> dict[str, Any]:
     return {
         "cards": [dataclasses.asdict(card) for card in view.cards],
         "waiting": [dataclasses.asdict(pod) for pod in view.waiting],

@@ -1,6 +1,6 @@
-"""What the demo shows of its cluster at one moment: cards with the pods that hold them, and pods that wait.
+"""What the demo shows of its cluster at one moment: cards with the pods that hold them, and pending pods.
 
-Read from the scheduler's own ledger and the API; nothing is worked out a second time. Colours and widths are not here.
+Read from the scheduler's own ledger and from the API. Colours and widths are the business of `bars`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 
 from tessera.core.ledger import Ledger
-from tessera.inspect.slices import holders_of
+from tessera.inspect.slices import card_holders
 from tessera.lab.demo.cluster import DemoCluster
 from tessera.lab.sandbox.objects import condition_of, has_ended, name_of, namespace_of, node_of
 
-MAKER = "NVIDIA"
+VENDOR = "NVIDIA"
 _SIZE = re.compile(r"[0-9]+GB")
 
 
@@ -37,22 +37,22 @@ class CardView:
     cores: int
     used_cores: int
     state: str
-    """empty where the card takes pods"""
+    """empty if the card takes new pods"""
     slices: tuple[SliceView, ...]
     """the largest first"""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingView:
-    """A pod without a node."""
+    """A pending pod."""
 
     pod: str
     why: str
-    """in kube-scheduler's words; empty where it has not said anything yet"""
+    """kube-scheduler's message; empty before its first one"""
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ClusterView:
     cards: tuple[CardView, ...]
     waiting: tuple[WaitingView, ...]
 
@@ -60,8 +60,8 @@ class View:
         return next(card for card in self.cards if (card.node, card.index) == (node, index))
 
 
-def look(cluster: DemoCluster) -> View:
-    return View(_cards(cluster.ledger), _waiting(cluster))
+def take_view(cluster: DemoCluster) -> ClusterView:
+    return ClusterView(_cards(cluster.ledger), _waiting(cluster))
 
 
 def _cards(ledger: Ledger) -> tuple[CardView, ...]:
@@ -72,7 +72,7 @@ def _cards(ledger: Ledger) -> tuple[CardView, ...]:
             device = card.device
             held = [
                 SliceView(short_name(one.namespace, one.name), one.memory_mib, one.cores)
-                for one in holders_of(ledger, name, device.uuid)
+                for one in card_holders(ledger, name, device.uuid)
             ]
             state = "" if device.healthy and not card.held else card.held or "unhealthy"
             found.append(
@@ -103,11 +103,11 @@ def _waiting(cluster: DemoCluster) -> tuple[WaitingView, ...]:
 
 
 def short_name(namespace: str, name: str) -> str:
-    """As people say it: the namespace only where it is not the default one."""
+    """With the namespace only if it is not `default`."""
     return name if namespace == "default" else f"{namespace}/{name}"
 
 
 def short_model(model: str) -> str:
-    """What tells cards apart: the first word and the size, without maker, form factor and kind of memory."""
-    first, *rest = model.removeprefix(MAKER).lstrip("- ").replace("-", " ").split() or [model]
+    """The model's first word and its memory size, without vendor, form factor and kind of memory."""
+    first, *rest = model.removeprefix(VENDOR).lstrip("- ").replace("-", " ").split() or [model]
     return " ".join([first, *(word for word in rest if _SIZE.fullmatch(word))])

@@ -1,7 +1,7 @@
-"""An embedded control plane: a Kubernetes API server inside the process, for the demo and for integration tests.
+"""An embedded control plane for the demo and the integration tests: API server, scheduling loop and kubelets.
 
-It answers as kube-apiserver does in daily use and is checked by the same contract suite; it is the stand-in, never the
-proof. One event loop, no threads, nothing on disk.
+The API server answers as kube-apiserver does in daily use, and the same contract suite runs against both. Everything
+runs in one event loop, without threads and without files.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
         pod = await plane.create_pod(manifest)
         await plane.wait_for(lambda: plane.phase("default", "p") == "Running")
 
-Everything runs in one task group of one task, which ends with the block; a part that breaks ends the block's waits.
+Everything runs in one task group, which ends with the block. If a component fails, `wait_for` raises.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tessera.lab.sandbox.api.kinds import EVENTS as EVENT_KIND
 from tessera.lab.sandbox.api.kinds import NODES as NODE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tessera.lab.sandbox.api.store import Change
-from tessera.lab.sandbox.nodes.fleet import Fleet
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tessera.lab.sandbox.api.store import StoreChange
+from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import phase_of
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
-from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, Profile, SchedulingLoop
+from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, SchedulerProfile, SchedulingLoop
 
 WAIT_S = 10.0
-"""how long `wait_for` waits unless told"""
+"""seconds that `wait_for` waits by default"""
 
 T = TypeVar("T")
 
 
 class ControlPlane:
-    """Use as `async with`. Without `extender_url` nothing is scheduled before `start_scheduling`."""
+    """Use it as `async with`. Without `extender_url`, nothing is scheduled before `start_scheduling`."""
 
     def __init__(
         self,
@@ -49,28 +49,28 @@ class ControlPlane:
         extender_ca: bytes | None = None,
         extender_insecure: bool = False,
         scheduler_name: str = HAMI_SCHEDULER,
-        profile: Profile | None = None,
-        server: Options | None = None,
+        profile: SchedulerProfile | None = None,
+        server: ServerOptions | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`folder`: where the kubeconfig goes; by default a temporary one that goes with the block."""
+        """`folder`: where the kubeconfig is written; by default a temporary folder."""
         self.server = ApiServer(server)
         self.scheduler_name = scheduler_name
         self.scheduling: SchedulingLoop | None = None
-        self._profile = replace(profile or Profile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
+        self._profile = replace(profile or SchedulerProfile(), names={scheduler_name: True, DEFAULT_SCHEDULER: False})
         self._first_nodes = tuple(nodes)
         self._extender = (
             ExtenderAccess(extender_url, ca=extender_ca, insecure=extender_insecure) if extender_url else None
         )
         self._folder = folder
         self._client: KubeClient | None = None
-        self._fleet: Fleet | None = None
+        self._fleet: SimulatedFleet | None = None
         self._changed = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._wanted: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
+        self._requested: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
         self._main: asyncio.Task[None] | None = None
         self._kubeconfig: Path | None = None
-        self.server.cluster.store.listen(self._hear)
+        self.server.cluster.store.listen(self._on_store_change)
 
     async def __aenter__(self) -> Self:
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,7 +91,7 @@ class ControlPlane:
         if self._main is not None:
             await self._main
 
-    # -- what is there
+    # -- state
 
     @property
     def client(self) -> KubeClient:
@@ -107,7 +107,7 @@ class ControlPlane:
         return self._kubeconfig
 
     @property
-    def fleet(self) -> Fleet:
+    def fleet(self) -> SimulatedFleet:
         if self._fleet is None:
             raise RuntimeError("the control plane is not running: use it in `async with`")
         return self._fleet
@@ -117,7 +117,7 @@ class ControlPlane:
         return self.fleet.nodes
 
     def pod(self, namespace: str, name: str) -> Json | None:
-        """As the API server has it this moment; not to be changed."""
+        """The pod as the API server has it now. It must not be changed."""
         stored = self.server.cluster.store.get(POD_KIND, namespace, name)
         return stored.object if stored is not None else None
 
@@ -133,26 +133,26 @@ class ControlPlane:
         return phase_of(pod) if pod is not None else ""
 
     def events(self, namespace: str, name: str) -> list[Json]:
-        """What was recorded about a pod of this name."""
+        """The events about a pod."""
         return [
             stored.object
             for stored in self.server.cluster.store.list(EVENT_KIND, namespace)
             if stored.object.get("involvedObject", {}).get("name") == name
         ]
 
-    # -- what can be done
+    # -- actions
 
     async def start_scheduling(
         self, extender_url: str | None = None, *, ca: bytes | None = None, insecure: bool = False
     ) -> None:
-        """Start the loop; without an extender every pod goes to the emptiest node that counts enough of everything."""
+        """Starts the scheduling loop. Without an extender, a pod goes to the emptiest node that it fits on."""
         access = ExtenderAccess(extender_url, ca=ca, insecure=insecure) if extender_url else None
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._wanted.put((access, done))
+        await self._requested.put((access, done))
         await self._unless_broken(done)
 
     async def create_pod(self, manifest: Json) -> Json:
-        """Through the front door, webhooks and all; the pod as it was stored."""
+        """Creates a pod through the API, webhooks included, and returns it as stored."""
         namespace = manifest.get("metadata", {}).get("namespace") or "default"
         body = {"apiVersion": "v1", "kind": "Pod", **manifest}
         return await self.client.create(PODS.path(namespace), body, dict[str, Any])
@@ -161,7 +161,7 @@ class ControlPlane:
         await self.client.delete(PODS.path(namespace, name), grace_seconds=grace_seconds)
 
     async def wait_for(self, predicate: Callable[[], T], timeout: float = WAIT_S, *, what: str = "") -> T:
-        """The first true answer of `predicate`, asked again after every change in the API or in what a part saw."""
+        """The first true result of `predicate`, which is called again after every change."""
         try:
             async with asyncio.timeout(timeout):
                 while True:
@@ -171,9 +171,9 @@ class ControlPlane:
                         return answer
                     await self._unless_broken(self._changed.wait())
         except TimeoutError as error:
-            raise TimeoutError(f"waited {timeout:g} s for {what or 'something that did not happen'}") from error
+            raise TimeoutError(f"waited {timeout:g} s for {what or 'a condition that never became true'}") from error
 
-    # -- how it lives
+    # -- life cycle
 
     async def _live(self, ready: asyncio.Future[None]) -> None:
         with tempfile.TemporaryDirectory() as temporary:
@@ -184,7 +184,7 @@ class ControlPlane:
                 access: Access = load_access(kubeconfig=str(path), environ={})
                 async with KubeClient(access) as client:
                     self._client, self._kubeconfig = client, path
-                    self._fleet = Fleet(
+                    self._fleet = SimulatedFleet(
                         client, self._first_nodes, now=self.server.options.now, on_change=self._changed.set
                     )
                     await self._fleet.register()
@@ -192,7 +192,7 @@ class ControlPlane:
                         background = [tasks.create_task(self._fleet.run()), tasks.create_task(self._schedule())]
                         if self._extender is not None:
                             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                            await self._wanted.put((self._extender, started))
+                            await self._requested.put((self._extender, started))
                             await started
                         ready.set_result(None)
                         await self._stopping.wait()
@@ -200,11 +200,11 @@ class ControlPlane:
                             task.cancel()
 
     async def _schedule(self) -> None:
-        """Runs the loop that was asked for last."""
+        """Runs the scheduling loop that was requested last."""
         running: asyncio.Task[None] | None = None
         async with asyncio.TaskGroup() as tasks:
             while True:
-                access, started = await self._wanted.get()
+                access, started = await self._requested.get()
                 if running is not None:
                     running.cancel()
                     await asyncio.wait([running])
@@ -228,7 +228,7 @@ class ControlPlane:
             await loop.run()
 
     async def _unless_broken(self, awaitable: Any) -> None:
-        """Wait, but not for a control plane that has died."""
+        """Waits, and raises if the control plane fails meanwhile."""
         assert self._main is not None
         waiting = asyncio.ensure_future(awaitable)
         try:
@@ -240,5 +240,5 @@ class ControlPlane:
             await self._main
             raise RuntimeError("the control plane has stopped")
 
-    def _hear(self, change: Change) -> None:
+    def _on_store_change(self, change: StoreChange) -> None:
         self._changed.set()

@@ -1,7 +1,8 @@
-"""Small questions about pods and nodes as plain API objects."""
+"""Accessors for pods and nodes as plain API objects."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import cast
 
 from tessera.lab.sandbox.api.kinds import Json
@@ -10,7 +11,7 @@ ENDED = ("Succeeded", "Failed")
 
 
 def key_of(thing: Json) -> str:
-    """Namespace and name as clients write them; the name alone for objects of the cluster."""
+    """`namespace/name`; only the name for cluster-scoped objects."""
     metadata = thing["metadata"]
     namespace = metadata.get("namespace", "")
     return f"{namespace}/{metadata['name']}" if namespace else cast(str, metadata["name"])
@@ -36,13 +37,13 @@ def annotations_of(thing: Json) -> dict[str, str]:
     return thing["metadata"].get("annotations") or {}
 
 
-def is_leaving(thing: Json) -> bool:
-    """Deleted, but still there."""
+def is_being_deleted(thing: Json) -> bool:
+    """Whether the object is being deleted."""
     return "deletionTimestamp" in thing["metadata"]
 
 
 def node_of(pod: Json) -> str:
-    """The node that the pod is bound to, or nothing."""
+    """The node that the pod is bound to, or an empty text."""
     return cast(str, pod["spec"].get("nodeName", ""))
 
 
@@ -55,13 +56,13 @@ def has_ended(pod: Json) -> bool:
 
 
 def containers_of(pod: Json) -> list[Json]:
-    """Init containers first: the position is what annotations count by."""
+    """Init containers first: annotations count containers in this order."""
     spec = pod["spec"]
     return [*spec.get("initContainers", ()), *spec.get("containers", ())]
 
 
 def is_sidecar(container: Json) -> bool:
-    """Of an init container: whether it stays beside the ones after it."""
+    """Whether an init container keeps running beside the containers after it."""
     return container.get("restartPolicy") == "Always"
 
 
@@ -70,3 +71,8 @@ def condition_of(thing: Json, kind: str) -> Json | None:
         if condition.get("type") == kind:
             return cast(Json, condition)
     return None
+
+
+def format_timestamp(seconds: float) -> str:
+    """Unix seconds as the API writes times: UTC, whole seconds."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""The core without a cluster: traces of pods placed on described nodes, under any policy.
+"""Places the pods of a trace on described nodes under any policy, with the scheduler's own core.
 
-Imports core, vendors and wire; talks to no cluster and reads no clock but its own simulated one.
+It talks to no cluster, and its only clock is a simulated one.
 """

@@ -1,8 +1,8 @@
-"""A trace with its times: pods come, wait where nothing fits, run as long as they ran, and go.
+"""Replays a trace with its times: pods arrive, wait if they do not fit, run for their recorded time, and leave.
 
-The queue is in order of arrival, and every pod that waits is tried again whenever a pod has ended, so that nobody gains
-by refusing: what a policy refuses stays in its queue and in its waiting times. Times between arrivals are divided by
-`speed` (pods last as long as ever), which is how a trace from a half-empty cluster becomes a busy one.
+The queue is in the order of arrival, and every waiting pod is tried again when a pod ends. So a policy gains nothing by
+refusing pods: they stay in its queue and count in its waiting times. `speed` divides the times between arrivals, but
+not the run times: it makes a busy trace of one from a half-empty cluster.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from random import Random
 
 import numpy as np
 
-from tessera.lab.simulator.cluster import Cluster
-from tessera.lab.simulator.saturation import place
+from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.saturation import place_pod
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
-from tessera.lab.simulator.traces import Ask, Trace, TraceError, TraceNode
+from tessera.lab.simulator.traces import Trace, TraceError, TraceNode, TraceRequest
 
 SAMPLES = 200
 """points of the curve over time"""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ChurnOptions:
     speed: float = 1.0
     """how many times faster pods arrive than in the trace"""
     shrink: int = 1
-    """keep one node in so many: a trace that leaves most of its cluster idle makes nobody wait"""
+    """keeps every n-th node only: if most of the cluster is idle, no pod waits"""
 
 
-AS_RECORDED = Options()
+AS_RECORDED = ChurnOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChurnResult:
     """One replay; times in seconds, allocation in per cent."""
 
     allocation: float
@@ -46,9 +46,9 @@ class Result:
     wait_p50: float
     wait_p95: float
     waited: float
-    """per cent of the pods that had to wait at all"""
+    """per cent of the pods that waited at all"""
     backlog: int
-    """pods still waiting after the last arrival and the last end"""
+    """pods still waiting after the last pod has ended"""
     wait_by_cards: tuple[tuple[int, float], ...]
     """mean wait by the number of cards asked for"""
 
@@ -57,13 +57,13 @@ class Result:
 class Arrival:
     at: float
     place: int
-    ask: Ask
+    ask: TraceRequest
     lasts: float
 
 
 @dataclass(slots=True)
-class Clock:
-    """Card time used so far, and the curve."""
+class AllocationClock:
+    """Card time used so far, and the curve over time."""
 
     began: float
     ends: float
@@ -81,19 +81,19 @@ class Clock:
             self.now = upto
 
 
-def replay(trace: Trace, policy: str, seed: int, options: Options = AS_RECORDED) -> Result:
-    """One replay from an empty cluster. The seed only matters to policies that throw dice."""
+def replay(trace: Trace, policy: str, seed: int, options: ChurnOptions = AS_RECORDED) -> ChurnResult:
+    """One replay from an empty cluster. The seed matters only to random policies."""
     arrivals = _arrivals(trace, options.speed)
     trace = replace(trace, nodes=_kept(trace, options.shrink))
-    cluster = Cluster(trace.nodes)
+    cluster = SimulatedCluster(trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, Random(f"{policy} {seed}"))
-    # Traces begin with a few pods long before the rest: the time until the first hundredth has come says nothing.
+    # Traces begin with a few pods long before the rest, so the first hundredth of the arrivals is left out.
     began = arrivals[len(arrivals) // 100].at
-    clock = Clock(began, arrivals[-1].at, trace.capacity, began)
+    clock = AllocationClock(began, arrivals[-1].at, trace.capacity, began)
     curve: list[float] = []
     waits: list[tuple[int, float]] = []
     queue: list[Arrival] = []
-    running: list[tuple[float, int, int, str, Ask]] = []
+    running: list[tuple[float, int, int, str, TraceRequest]] = []
     left = iter(arrivals)
     coming = next(left, None)
     while coming is not None or running:
@@ -117,26 +117,26 @@ def replay(trace: Trace, policy: str, seed: int, options: Options = AS_RECORDED)
 
 
 def _kept(trace: Trace, shrink: int) -> tuple[TraceNode, ...]:
-    """Every so manieth node of the list, ordered by model, so that models keep their parts."""
+    """Every n-th node of the list, ordered by model, so that models keep their shares."""
     ordered = sorted(trace.nodes, key=lambda node: (node.model, node.cards, node.name))
     return tuple(ordered[::shrink])
 
 
 def _start(
-    cluster: Cluster,
+    cluster: SimulatedCluster,
     strategy: Strategy,
     pods: Sequence[Arrival],
     time: float,
-    running: list[tuple[float, int, int, str, Ask]],
+    running: list[tuple[float, int, int, str, TraceRequest]],
     waits: list[tuple[int, float]],
 ) -> list[Arrival]:
-    """Try each once; those that fit nowhere. Equal asks fail together until something ends."""
+    """Tries each pod once; returns those that do not fit. Equal requests fail together until a pod ends."""
     waiting: list[Arrival] = []
-    hopeless: set[Ask] = set()
+    refused: set[TraceRequest] = set()
     for pod in pods:
-        placed = None if pod.ask in hopeless else place(cluster, strategy, pod.ask)
+        placed = None if pod.ask in refused else place_pod(cluster, strategy, pod.ask)
         if placed is None:
-            hopeless.add(pod.ask)
+            refused.add(pod.ask)
             waiting.append(pod)
         else:
             row, uid = placed
@@ -154,12 +154,14 @@ def _arrivals(trace: Trace, speed: float) -> list[Arrival]:
     )
 
 
-def _result(clock: Clock, curve: list[float], waits: list[tuple[int, float]], queue: list[Arrival]) -> Result:
-    """Pods that never started have waited until everything was over, which says too little: the backlog counts them."""
+def _result(
+    clock: AllocationClock, curve: list[float], waits: list[tuple[int, float]], queue: list[Arrival]
+) -> ChurnResult:
+    """Pods that never started have no waiting time; the backlog counts them."""
     times = np.array([wait for _, wait in waits] or [0.0])
     by_cards = {cards: [w for c, w in waits if c == cards] for cards in sorted({cards for cards, _ in waits})}
     span = max(clock.ends - clock.began, 1.0) * clock.capacity
-    return Result(
+    return ChurnResult(
         allocation=100.0 * clock.used / span,
         over_time=tuple(curve),
         wait_mean=float(times.mean()),

@@ -1,7 +1,4 @@
-"""Lines as SVG, without a library: one panel, axes, a legend, and a title for those who cannot see it.
-
-Draws what it is given; it knows neither policies nor traces.
-"""
+"""Line plots as SVG, without a library: one panel, axes, a legend, and a title for screen readers."""
 
 from __future__ import annotations
 

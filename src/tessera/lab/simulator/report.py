@@ -1,4 +1,4 @@
-"""Figures of many runs as plain data: means and standard deviations, ready for a table, JSON or a plot."""
+"""Results of many runs as plain data: means and standard deviations, for a table, JSON or a plot."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tessera.lab.simulator import churn
-from tessera.lab.simulator.runs import Job
-from tessera.lab.simulator.saturation import STEPS, Result
+from tessera.lab.simulator.runs import SimulationRun
+from tessera.lab.simulator.saturation import STEPS, SaturationResult
 from tessera.lab.simulator.traces import Trace
 
 DIGITS = 2
@@ -16,7 +16,7 @@ DIGITS = 2
 Grouped = dict[str, dict[str, list[Any]]]
 
 
-def _grouped(runs: Iterable[tuple[Job, Any]], traces: Sequence[Trace]) -> Grouped:
+def _grouped(runs: Iterable[tuple[SimulationRun, Any]], traces: Sequence[Trace]) -> Grouped:
     """Results by policy and trace."""
     found: Grouped = {}
     for job, result in runs:
@@ -30,7 +30,7 @@ def _figure(values: Sequence[float]) -> dict[str, float]:
 
 
 def saturation_report(
-    runs: Iterable[tuple[Job, Result]], traces: Sequence[Trace], arrivals: Sequence[float]
+    runs: Iterable[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace], arrivals: Sequence[float]
 ) -> dict[str, Any]:
     """`{policy: {trace: {arrival: {allocation_percent, sd}}}}`."""
     return {
@@ -42,7 +42,9 @@ def saturation_report(
     }
 
 
-def curves(runs: Iterable[tuple[Job, Result]], traces: Sequence[Trace]) -> dict[str, dict[str, list[float]]]:
+def curves(
+    runs: Iterable[tuple[SimulationRun, SaturationResult]], traces: Sequence[Trace]
+) -> dict[str, dict[str, list[float]]]:
     """`{trace: {policy: mean allocation at 0, 1, 2 ... per cent}}`."""
     found: dict[str, dict[str, list[float]]] = {}
     for policy, by_trace in _grouped(runs, traces).items():
@@ -53,7 +55,7 @@ def curves(runs: Iterable[tuple[Job, Result]], traces: Sequence[Trace]) -> dict[
     return found
 
 
-def churn_report(runs: Iterable[tuple[Job, churn.Result]], traces: Sequence[Trace]) -> dict[str, Any]:
+def churn_report(runs: Iterable[tuple[SimulationRun, churn.ChurnResult]], traces: Sequence[Trace]) -> dict[str, Any]:
     """`{policy: {trace: {allocation_percent, wait_seconds, waited_percent, backlog}}}`."""
     return {
         policy: {trace: _churn_figures(results) for trace, results in by_trace.items()}
@@ -61,7 +63,7 @@ def churn_report(runs: Iterable[tuple[Job, churn.Result]], traces: Sequence[Trac
     }
 
 
-def _churn_figures(results: Sequence[churn.Result]) -> dict[str, Any]:
+def _churn_figures(results: Sequence[churn.ChurnResult]) -> dict[str, Any]:
     def mean(values: Iterable[float]) -> float:
         return round(fmean(values), DIGITS)
 

@@ -1,7 +1,7 @@
-"""Many runs on all cores: one process a run, results in the order they were asked for.
+"""Runs many simulations on all cores, one per process, and returns results in order.
 
-A run is a policy on a trace under a seed, and knows nothing of the others; so neither the number of processes nor their
-order changes a figure.
+A run is one policy on one trace with one seed. Runs are independent, so neither the number of processes nor their order
+changes a result.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tessera.lab.simulator import churn
-from tessera.lab.simulator.saturation import Options, Result, saturate
+from tessera.lab.simulator.saturation import SaturationOptions, SaturationResult, saturate
 from tessera.lab.simulator.traces import Trace
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class SimulationRun:
     policy: str
     trace: int
-    """place in the list of traces"""
+    """index in the list of traces"""
     seed: int
 
 
-def _saturate(trace: Trace, job: Job, options: Options) -> Result:
+def _saturate(trace: Trace, job: SimulationRun, options: SaturationOptions) -> SaturationResult:
     return saturate(trace, job.policy, job.seed, options)
 
 
-def _churn(trace: Trace, job: Job, options: churn.Options) -> churn.Result:
+def _churn(trace: Trace, job: SimulationRun, options: churn.ChurnOptions) -> churn.ChurnResult:
     return churn.replay(trace, job.policy, job.seed, options)
 
 
@@ -37,19 +37,19 @@ def _pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-def saturations(
-    traces: Sequence[Trace], jobs: Sequence[Job], options: Options, *, processes: int
-) -> Iterator[tuple[Job, Result]]:
-    """Every job with its result, as they are ready, in order."""
+def run_saturations(
+    traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: SaturationOptions, *, processes: int
+) -> Iterator[tuple[SimulationRun, SaturationResult]]:
+    """Every run with its result, in order, as they finish."""
     with _pool(processes) as pool:
         found = pool.map(_saturate, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))
         yield from zip(jobs, found, strict=True)
 
 
-def churns(
-    traces: Sequence[Trace], jobs: Sequence[Job], options: churn.Options, *, processes: int
-) -> Iterator[tuple[Job, churn.Result]]:
-    """The same for replays with departures."""
+def run_churns(
+    traces: Sequence[Trace], jobs: Sequence[SimulationRun], options: churn.ChurnOptions, *, processes: int
+) -> Iterator[tuple[SimulationRun, churn.ChurnResult]]:
+    """The same for churn replays."""
     with _pool(processes) as pool:
         found = pool.map(_churn, [traces[job.trace] for job in jobs], jobs, [options] * len(jobs))
         yield from zip(jobs, found, strict=True)

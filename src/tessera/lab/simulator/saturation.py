@@ -1,58 +1,59 @@
-"""The published saturation protocol: pods arrive one by one, none leave, none are tried again.
+"""The published saturation protocol: pods arrive one by one, none leaves, none is tried again.
 
-The figure is the part of all cards that is allocated when the pods that arrived ask for so much of the capacity.
+The result is the share of all cards that is allocated once the pods that arrived request a given share of the capacity.
+Pods arrive in a random order, followed by random repetitions; the same seed gives the same pods to every policy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
 import numpy as np
 
 from tessera.core.arrays import Bools, Ints
-from tessera.lab.simulator.arrivals import arriving
-from tessera.lab.simulator.cluster import Cluster
+from tessera.lab.simulator.cluster import SimulatedCluster
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
-from tessera.lab.simulator.traces import Ask, Trace, TraceNode
+from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 STEPS = 100
 """points of a curve for arrivals of 100 %"""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What a run varies beside policy and seed."""
+class SaturationOptions:
+    """What varies besides policy and seed."""
 
     until: float = 1.3
     shuffle_nodes: bool = False
-    """whether nodes get other names by the seed, which are what decides ties"""
+    """whether nodes get random names: ties are decided by name"""
     sample: float = 1.0
-    """part of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
+    """share of the nodes that each pod is offered, as kube-scheduler does in large clusters"""
 
 
-PUBLISHED = Options()
+PUBLISHED = SaturationOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """One run: per cent allocated by per cent arrived, and who was refused."""
+class SaturationResult:
+    """One run: per cent allocated by per cent arrived, and the refused pods."""
 
     curve: tuple[float, ...]
     """at arrivals of 0, 1, 2 ... per cent"""
     arrived: tuple[tuple[int, int], ...]
-    """pods by the number of cards they ask for"""
+    """pods by the number of cards they request"""
     refused: tuple[tuple[int, int], ...]
 
     def at(self, arrival: float) -> float:
         return self.curve[min(round(arrival * STEPS), len(self.curve) - 1)]
 
 
-def saturate(trace: Trace, policy: str, seed: int, options: Options = PUBLISHED) -> Result:
+def saturate(trace: Trace, policy: str, seed: int, options: SaturationOptions = PUBLISHED) -> SaturationResult:
     """One run from an empty cluster."""
     dice = Random(f"{policy} {seed}")
-    cluster = Cluster(_renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes)
+    cluster = SimulatedCluster(_renamed(trace.nodes, seed) if options.shuffle_nodes else trace.nodes)
     strategy = STRATEGIES[policy](cluster, trace, dice)
     sampling = np.random.default_rng(seed)
     capacity = trace.capacity
@@ -60,21 +61,23 @@ def saturate(trace: Trace, policy: str, seed: int, options: Options = PUBLISHED)
     arrived: dict[int, int] = {}
     refused: dict[int, int] = {}
     asked = 0
-    for pod in arriving(trace, seed, until=options.until):
+    for pod in generate_arrivals(trace, seed, until=options.until):
         ask = pod.ask
         strategy.arrived(ask)
         within = _sampled(cluster, options.sample, sampling) if options.sample < 1.0 else None
-        placed = place(cluster, strategy, ask, within) is not None
+        placed = place_pod(cluster, strategy, ask, within) is not None
         arrived[ask.cards] = arrived.get(ask.cards, 0) + 1
         refused[ask.cards] = refused.get(ask.cards, 0) + (not placed)
         asked += ask.demand
         while len(curve) <= asked * STEPS // capacity:
             curve.append(100.0 * cluster.taken / capacity)
-    return Result(tuple(curve), tuple(sorted(arrived.items())), tuple(sorted(refused.items())))
+    return SaturationResult(tuple(curve), tuple(sorted(arrived.items())), tuple(sorted(refused.items())))
 
 
-def place(cluster: Cluster, strategy: Strategy, ask: Ask, within: Bools | None = None) -> tuple[int, str] | None:
-    """Place a pod where the strategy wants it: its column and uid, or None where nothing fits."""
+def place_pod(
+    cluster: SimulatedCluster, strategy: Strategy, ask: TraceRequest, within: Bools | None = None
+) -> tuple[int, str] | None:
+    """Places a pod where the strategy wants it; returns its column and uid, or None if it does not fit."""
     rows = cluster.fitting(ask, within)
     if not len(rows):
         return None
@@ -83,13 +86,13 @@ def place(cluster: Cluster, strategy: Strategy, ask: Ask, within: Bools | None =
     return row, cluster.put(ask, row, placement)
 
 
-def _best(cluster: Cluster, strategy: Strategy, ask: Ask, rows: Ints) -> int:
+def _best(cluster: SimulatedCluster, strategy: Strategy, ask: TraceRequest, rows: Ints) -> int:
     preference = strategy.preference(ask, rows)
     best = rows[preference == preference.max()]
-    return int(best[np.argmin(cluster.arrays.ranks[best])])
+    return int(best[np.argmin(cluster.arrays.order.places[best])])
 
 
-def _sampled(cluster: Cluster, part: float, dice: np.random.Generator) -> Bools:
+def _sampled(cluster: SimulatedCluster, part: float, dice: np.random.Generator) -> Bools:
     sample = np.zeros(len(cluster.arrays.free_cpu), dtype=np.bool_)
     sample[dice.choice(cluster.rows, max(1, round(part * len(cluster.rows))), replace=False)] = True
     return sample
@@ -102,3 +105,23 @@ def _renamed(nodes: tuple[TraceNode, ...], seed: int) -> tuple[TraceNode, ...]:
         TraceNode(f"node-{place:05}", node.cpu, node.memory, node.cards, node.model)
         for place, node in zip(order, nodes, strict=True)
     )
+
+
+def generate_arrivals(trace: Trace, seed: int, *, until: float) -> Iterator[TracePod]:
+    """Yields pods until those yielded request `until` times the capacity."""
+    dice = Random(seed)
+    pods = list(trace.pods)
+    dice.shuffle(pods)
+    limit = until * trace.capacity
+    asked = 0
+    for pod in _endless(pods, dice):
+        yield pod
+        asked += pod.ask.demand
+        if asked >= limit:
+            return
+
+
+def _endless(pods: list[TracePod], dice: Random) -> Iterator[TracePod]:
+    yield from pods
+    while True:
+        yield dice.choice(pods)

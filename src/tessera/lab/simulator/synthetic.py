@@ -1,7 +1,7 @@
-"""A trace for those who have none: plausible nodes and pods, the same for the same seed.
+"""Makes a synthetic trace: plausible nodes and pods, the same for the same seed.
 
-Sizes follow what sharing clusters report: most pods ask for a part of a card, half of the cards go to whole-card pods,
-a few pods take several. Written in the columns that `traces` reads.
+Sizes follow what sharing clusters report: most pods request part of a card, half of the cards go to whole-card pods,
+and a few pods take several. `write_trace` uses the columns that `traces` reads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 from pathlib import Path
 from random import Random
 
-from tessera.lab.simulator.traces import WHOLE, Ask, Trace, TraceNode, TracePod
+from tessera.lab.simulator.traces import WHOLE, Trace, TraceNode, TracePod, TraceRequest
 
 MODELS = (("A100", 8, 96_000, 786_432), ("T4", 4, 64_000, 262_144), ("L40S", 8, 128_000, 524_288))
 """model, cards, thousandths of cores, MiB"""
@@ -18,8 +18,8 @@ PARTS = (100, 200, 250, 300, 500, 500, 700, 800)
 DAY = 86_400.0
 
 
-def synthetic(*, nodes: int, seed: int = 1, load: float = 1.0) -> Trace:
-    """So many nodes, and pods that ask for `load` times their cards."""
+def make_trace(*, nodes: int, seed: int = 1, load: float = 1.0) -> Trace:
+    """A trace with this many nodes, and pods that request `load` times their cards."""
     dice = Random(seed)
     made = []
     for place in range(nodes):
@@ -37,10 +37,10 @@ def synthetic(*, nodes: int, seed: int = 1, load: float = 1.0) -> Trace:
     return Trace(f"synthetic-{nodes}-{seed}", tuple(made), tuple(pods))
 
 
-def _ask(dice: Random) -> Ask:
+def _ask(dice: Random) -> TraceRequest:
     kind = dice.random()
     if kind < 0.1:
-        return Ask(cpu=dice.choice((2_000, 4_000, 8_000)), memory=dice.choice((4_096, 16_384)))
+        return TraceRequest(cpu=dice.choice((2_000, 4_000, 8_000)), memory=dice.choice((4_096, 16_384)))
     models = (dice.choice(MODELS)[0],) if dice.random() < 0.15 else ()
     cards, milli = 1, WHOLE
     if kind < 0.6:
@@ -48,11 +48,11 @@ def _ask(dice: Random) -> Ask:
     elif kind > 0.97:
         cards = dice.choice((2, 4, 4, 8))
     cpu = max(1_000, cards * milli * dice.choice((4, 8, 12, 16)) // 1_000 * 1_000)
-    return Ask(cpu, cards * milli * dice.choice((16, 32, 48)), cards, milli, models)
+    return TraceRequest(cpu, cards * milli * dice.choice((16, 32, 48)), cards, milli, models)
 
 
 def write_trace(trace: Trace, nodes: Path, pods: Path) -> None:
-    """Both files, as CSV."""
+    """Writes both files, as CSV."""
     with nodes.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(("sn", "cpu_milli", "memory_mib", "gpu", "model"))

@@ -1,7 +1,7 @@
-"""Nodes and pods of a trace, and the files they are read from.
+"""The nodes and pods of a trace, and their files.
 
-CSV with the columns of the public openb traces (docs/packing.md lists them), or the same as YAML. What a file does not
-say has a default; what it says wrongly is refused with its line. Nothing is placed here.
+Files are CSV with the columns of the public openb traces (docs/packing.md lists them), or the same as YAML. Missing
+values have defaults; wrong ones are refused with the entry.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TraceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What a pod asks for: equal asks are placed alike."""
+class TraceRequest:
+    """What a pod requests. Equal requests are placed alike."""
 
     cpu: int = 0
     memory: int = 0
@@ -45,7 +45,7 @@ class Ask:
     milli: int = 0
     """thousandths of each card"""
     models: tuple[str, ...] = ()
-    """accepted ones; empty = any"""
+    """accepted models; empty = any"""
 
     @property
     def demand(self) -> int:
@@ -55,10 +55,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
-    """A pod, and when it comes and goes where the trace says so."""
+    """A pod, and when it arrives and leaves, if the trace has times."""
 
     name: str
-    ask: Ask
+    ask: TraceRequest
     created: float | None = None
     """seconds"""
     deleted: float | None = None
@@ -111,14 +111,14 @@ def read_nodes(path: Path) -> tuple[TraceNode, ...]:
 
 
 def read_pods(path: Path) -> tuple[TracePod, ...]:
-    """`name`, `cpu_milli`, `memory_mib`, `num_gpu`, `gpu_milli`, `gpu_spec`, and times where there are any."""
+    """`name`, `cpu_milli`, `memory_mib`, `num_gpu`, `gpu_milli`, `gpu_spec`, and optional times."""
     found = []
     for place, row in _rows(path, "pods"):
         cards = _number(path, place, row, "num_gpu", 0)
         milli = _number(path, place, row, "gpu_milli", WHOLE) if cards else 0
         if cards and not (0 < milli <= WHOLE and (milli == WHOLE or cards == 1)):
-            raise TraceError(f"{path}, entry {place}: {cards} cards of {milli} thousandths cannot be asked for")
-        ask = Ask(
+            raise TraceError(f"{path}, entry {place}: num_gpu {cards} with gpu_milli {milli} is not a valid request")
+        ask = TraceRequest(
             cpu=_number(path, place, row, "cpu_milli", 0),
             memory=_number(path, place, row, "memory_mib", 0),
             cards=cards,
@@ -128,7 +128,7 @@ def read_pods(path: Path) -> tuple[TracePod, ...]:
         times = (_time(path, place, row, key) for key in ("creation_time", "deletion_time", "scheduled_time"))
         found.append(TracePod(str(row.get("name") or f"pod-{place}"), ask, *times))
     if not any(pod.ask.cards for pod in found):
-        raise TraceError(f"{path}: no pod asks for a card")
+        raise TraceError(f"{path}: no pod requests a card")
     return tuple(found)
 
 
@@ -138,7 +138,7 @@ def _rows(path: Path, key: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             entries = yaml.safe_load(path.read_text())
             entries = entries.get(key) if isinstance(entries, dict) else entries
             if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-                raise TraceError(f"{path}: a list of {key} is expected")
+                raise TraceError(f"{path}: expected a list of {key}")
             yield from enumerate(entries, start=1)
         else:
             with path.open(newline="") as file:
@@ -158,7 +158,7 @@ def _number(path: Path, place: int, row: Mapping[str, Any], key: str, default: i
     except ValueError:
         number = -1
     if number < 0:
-        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, a number of 0 or more is expected")
+        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, expected a number of 0 or more")
     return number
 
 
@@ -169,4 +169,4 @@ def _time(path: Path, place: int, row: Mapping[str, Any], key: str) -> float | N
     try:
         return float(str(value))
     except ValueError:
-        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, seconds are expected") from None
+        raise TraceError(f"{path}, entry {place}: {key} is {value!r}, expected seconds") from None

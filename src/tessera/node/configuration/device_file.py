@@ -1,68 +1,148 @@
-"""device-config.yaml as the agent reads it: NVIDIA's section of HAMi's part, and what NVIDIA's own plugin put there.
+"""device-config.yaml as the agent reads it: section `nvidia` of HAMi, and `flags` of NVIDIA's own plugin.
 
-Other vendors' sections are the business of their agents: a mistake in one of them does not stop this one. A file that
-is named but cannot be used is a problem; no file at all is only worth a warning.
+`flags` says what command-line flags say, so each value is kept as text under the name of its flag, with its place. A
+file that is named but cannot be used is a problem. No file at all, and what has no effect here, is a warning. A mistake
+in another vendor's section does not stop this agent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tessera.node.configuration.plugin_section import PluginSection, read_plugin_section
-from tessera.services.option_sources import Given
+from tessera.services.settings_table import FileText, ReadFile, Sources
 from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import SectionSchema, load_device_config
-from tessera.wire.documents import ConfigError
-
-ReadFile = Callable[[str], str]
-"""text of a file; OSError or UnicodeError where there is none"""
+from tessera.wire.documents import ConfigError, Item, Listing, Report, Scalar, Table
+from tessera.wire.gobool import format_bool
+from tessera.wire.yaml_source import read_yaml
 
 SECTION = "nvidia"
-
 NO_FILE = "no --config-file: every setting has its default, as far as flags and the node configuration do not say"
+VERSIONS = ("", "v1")
+
+FLAG_OF_KEY = {
+    key.lower(): flag
+    for key, flag in {
+        "migStrategy": "mig-strategy",
+        "failOnInitError": "fail-on-init-error",
+        "nvidiaDriverRoot": "nvidia-driver-root",
+        "nvidiaDevRoot": "dev-root",
+        "gdrcopyEnabled": "gdrcopy-enabled",
+        "gdsEnabled": "gds-enabled",
+        "mofedEnabled": "mofed-enabled",
+        "deviceDiscoveryStrategy": "device-discovery-strategy",
+        "plugin.passDeviceSpecs": "pass-device-specs",
+        "plugin.deviceListStrategy": "device-list-strategy",
+        "plugin.deviceIDStrategy": "device-id-strategy",
+        "plugin.cdiAnnotationPrefix": "cdi-annotation-prefix",
+        "plugin.nvidiaCTKPath": "nvidia-cdi-hook-path",
+        "plugin.containerDriverRoot": "driver-root-ctr-path",
+        "plugin.kubeletSocket": "kubelet-socket",
+    }.items()
+}
+"""keys of `flags` in lower case, because their case does not matter to Go"""
+
+_ADVICE = {
+    "sharing.mps": "set operatingmode to mps in the node configuration instead",
+    "sharing.timeslicing": "cards are shared by deviceSplitCount instead",
+    "resources": "all cards are one resource, named by resourceCountName",
+    "imex": "channels are not handed out",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFile:
     nvidia: NvidiaSection = field(default_factory=NvidiaSection)
-    plugin: PluginSection = field(default_factory=lambda: PluginSection({}))
+    flags: Mapping[str, FileText] = field(default_factory=dict)
+    """by flag"""
     warnings: tuple[str, ...] = ()
 
 
-def read_device_file(given: Given, *, file: str, read_file: ReadFile) -> DeviceFile:
-    """What the file says; nothing where it cannot be used, which `given` then holds."""
+def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> DeviceFile:
+    """What the file says; nothing where it cannot be used, which `sources` then holds."""
     if not file:
         return DeviceFile(warnings=(NO_FILE,))
-    text = read_text(given, "config-file", file=file, read_file=read_file)
+    text = sources.read_file("config-file", file, read_file)
     if text is None:
         return DeviceFile()
+    known = {name: schema if name == SECTION else SectionSchema(Any) for name, schema in schemas().items()}
     try:
-        found = load_device_config(text, file=file, schemas=_schemas())
-        plugin = read_plugin_section(text, file=file)
+        section: NvidiaSection = load_device_config(text, file=file, schemas=known).get(SECTION, NvidiaSection())
+        flags, warnings = _read_plugin_part(text, file)
     except ConfigError as error:
-        given.problems.extend(str(error).splitlines())
+        sources.problems.extend(str(error).splitlines())
         return DeviceFile()
-    section: NvidiaSection = found.get(SECTION, NvidiaSection())
     try:
         mig.validate(section.mig_profile_allowlist)
     except ValueError as error:
-        given.problems.append(f"{file}: {SECTION}: {error}")
-    return DeviceFile(section, plugin, plugin.warnings)
+        sources.problems.append(f"{file}: {SECTION}: {error}")
+    return DeviceFile(section, flags, tuple(warnings))
 
 
-def read_text(given: Given, flag: str, *, file: str, read_file: ReadFile) -> str | None:
-    try:
-        return read_file(file)
-    except OSError as error:
-        given.blame(flag, f"cannot read {file}: {error.strerror or error}")
-    except UnicodeError:
-        given.blame(flag, f"cannot read {file}: it is not UTF-8 text")
-    return None
+def _read_plugin_part(text: str, file: str) -> tuple[dict[str, FileText], list[str]]:
+    """Flags and warnings. Raises ConfigError where the file is no YAML, or not of a version that is known."""
+    report = Report(file)
+    flags: dict[str, FileText] = {}
+    warnings: list[str] = []
+    for path, item in _members(read_yaml(text, report), ""):
+        lower = path.lower()
+        if lower == "version" and not (isinstance(item, Scalar) and item.value in (None, *VERSIONS)):
+            report.add(f"expected v1, found {item}", line=item.line, path=path)
+        elif lower == "flags":
+            flags |= _read_flags(item, report, warnings)
+        elif lower == "sharing":
+            warnings.extend(
+                f"{file}:{member.line}: {key}: has no effect; {_ADVICE.get(key.lower(), 'it is not known here')}"
+                for key, member in _members(item, "sharing.")
+            )
+        elif lower in _ADVICE:
+            warnings.append(f"{file}:{item.line}: {path}: has no effect; {_ADVICE[lower]}")
+    report.check()
+    return flags, warnings
 
 
-def _schemas() -> dict[str, Any]:
-    return {name: schema if name == SECTION else SectionSchema(Any) for name, schema in schemas().items()}
+def _read_flags(item: Item, report: Report, warnings: list[str]) -> dict[str, FileText]:
+    found: dict[str, FileText] = {}
+    members = list(_members(item, ""))
+    for path, member in members:
+        if path.lower() == "plugin":
+            members.extend(_members(member, "plugin."))
+            continue
+        name = FLAG_OF_KEY.get(path.lower())
+        where = f"flags.{path}"
+        if name is None:
+            warnings.append(f"{report.file}:{member.line}: {where}: has no effect")
+            continue
+        text = _text(member)
+        if text is None:
+            report.add(f"expected a value, found {member}", line=member.line, path=where)
+        else:
+            found[name] = FileText(text, f"{report.file}:{member.line}: {where}")
+    return found
+
+
+def _members(item: Item, prefix: str) -> Iterator[tuple[str, Item]]:
+    """Keys that have a value; none where the item is no table, which other readers of the file complain about."""
+    if isinstance(item, Table):
+        for key, member in item.entries:
+            if not (isinstance(member, Scalar) and member.value is None):
+                yield f"{prefix}{key.text}", member
+
+
+def _text(item: Item) -> str | None:
+    """As it would stand behind a flag; a list joined by commas."""
+    if isinstance(item, Listing):
+        parts = [_text(member) for member in item.items]
+        return None if any(part is None or "," in part for part in parts) else ",".join(filter(None, parts))
+    if isinstance(item, Table):
+        return None
+    match item.value:
+        case bool(flag):
+            return format_bool(flag)
+        case str(text):
+            return text
+    return item.text

@@ -1,7 +1,7 @@
 """config.json of the node: what holds on this node alone, and what to do while the file is broken.
 
-A broken file must not stop an agent whose cards are in use, nor silently change how they are shared. So the last good
-text is kept in the state folder and goes on to hold; only a node that never had one falls back to the other sources.
+A broken file must neither stop an agent whose cards are in use nor silently change how they are shared. So the last
+good text is kept in the state folder and stays in force; a node that never had one falls back to the other sources.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.services.settings_table import ReadFile
 from tessera.wire.documents import ConfigError
 from tessera.wire.node_config import NodeOverride, load_node_config, override_for
 
-DEFAULT_FILE = "/config/config.json"
-"""where HAMi's chart mounts it"""
 LAST_GOOD = "node-config.json"
 """in the state folder"""
 NO_ENTRIES = "{}"
-"""what no file at all says"""
-
-ReadFile = Callable[[str], str]
+"""stands for a missing file"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class NodeFile:
 
 
 def read_node_file(*, file: str, named: bool, node: str, last_good: Path, read_file: ReadFile) -> NodeFile:
-    """`named`: somebody asked for this very file, so that it should be there."""
+    """`named`: a flag names this file, so it should be there."""
     try:
         text = read_file(file)
         return NodeFile(override_for(load_node_config(text, file=file), node), text)
@@ -51,10 +47,10 @@ def read_node_file(*, file: str, named: bool, node: str, last_good: Path, read_f
         problem = f"cannot read {file}: it is not UTF-8 text"
     except ConfigError as error:
         problem = str(error)
-    return _as_before(problem, node=node, last_good=last_good, read_file=read_file)
+    return _read_last_good(problem, node=node, last_good=last_good, read_file=read_file)
 
 
-def keep(text: str, folder: Path) -> None:
+def save_last_good(text: str, folder: Path) -> None:
     """Remember a good text. Blocks; raises OSError."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{LAST_GOOD}.", dir=folder)
@@ -70,10 +66,10 @@ def keep(text: str, folder: Path) -> None:
         raise
 
 
-def _as_before(problem: str, *, node: str, last_good: Path, read_file: ReadFile) -> NodeFile:
+def _read_last_good(problem: str, *, node: str, last_good: Path, read_file: ReadFile) -> NodeFile:
     try:
         override = override_for(load_node_config(read_file(str(last_good)), file=str(last_good)), node)
     except (OSError, UnicodeError, ConfigError):
         faults = (problem, "the node configuration is broken and no earlier one is known: the node has no own settings")
         return NodeFile(NodeOverride(name=node), None, faults)
-    return NodeFile(override, None, (problem, "the node configuration is broken: the last good one goes on to hold"))
+    return NodeFile(override, None, (problem, "the node configuration is broken: the last good one stays in force"))

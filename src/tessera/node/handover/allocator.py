@@ -33,8 +33,8 @@ from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
-from tessera.node.kubelet.preferred_allocation import preferred
-from tessera.node.modes.base import Answer, Refused, SharingMode
+from tessera.node.kubelet.device_ids import preferred
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
@@ -68,7 +68,7 @@ class Result(Enum):
 @dataclass(slots=True, eq=False)
 class _Call:
     containers: Sequence[Ids]
-    answer: asyncio.Future[list[Answer]]
+    answer: asyncio.Future[list[ContainerResponse]]
     allocations: list[Allocation] = field(default_factory=list)
     pods: dict[str, BoundPod] = field(default_factory=dict)
     """by uid: those that were certainly meant"""
@@ -117,13 +117,13 @@ class SliceAllocator:
         self._has_refused = False
         """whether kubelet has just given a pod up, which the watch may not show yet"""
 
-    async def allocate(self, containers: Sequence[Ids]) -> list[Answer]:
-        """One answer for each container's device ids. Raises Refused."""
+    async def allocate(self, containers: Sequence[Ids]) -> list[ContainerResponse]:
+        """One answer for each container's device ids. Raises AllocationRefused."""
         call = _Call(containers, asyncio.get_running_loop().create_future())
         try:
             self._calls.put_nowait(call)
         except asyncio.QueueFull:
-            raise Refused(f"more than {MOST_CALLS} allocations at once") from None
+            raise AllocationRefused(f"more than {MOST_CALLS} allocations at once") from None
         return await call.answer
 
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
@@ -150,7 +150,7 @@ class SliceAllocator:
                 waiting.append(self._calls.get_nowait())
             for each in waiting:
                 if not each.answer.done():
-                    each.answer.set_exception(Refused("the node agent is stopping"))
+                    each.answer.set_exception(AllocationRefused("the node agent is stopping"))
 
     # -- one call
 
@@ -162,7 +162,7 @@ class SliceAllocator:
                 self._take_back(call)
                 return
             await self._write(call)
-        except Refused as refusal:
+        except AllocationRefused as refusal:
             self._has_refused = True
             self._take_back(call)
             if not call.answer.done():
@@ -173,12 +173,12 @@ class SliceAllocator:
         finally:
             self._verifier.nudge()
 
-    async def _answer(self, call: _Call, ids: Ids) -> Answer:
+    async def _answer(self, call: _Call, ids: Ids) -> ContainerResponse:
         found, pods = await self._find(call, ids)
         if isinstance(found, DownwardApi):
             self._count(Result.WELCOMED)
             self._add(call, Allocation(frozenset(ids), frozenset({found.claim.key})))
-            return await self._made_ready(self.mode.welcome(ids), None)
+            return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
         if not isinstance(found, Found | Shared):
             raise await self._refusal(found, len(ids))
         pod = None
@@ -203,36 +203,37 @@ class SliceAllocator:
         self._state.add(allocation)
         call.allocations.append(allocation)
 
-    async def _made_ready(self, making: Awaitable[Answer], pod: BoundPod | None) -> Answer:
+    async def _made_ready(self, making: Awaitable[ContainerResponse], pod: BoundPod | None) -> ContainerResponse:
         """`pod` is the one that was certainly meant."""
         try:
             return await making
-        except Refused:
+        except AllocationRefused:
             await self._fail(pod)
             raise
         except Exception as error:
             log.exception("slice not made ready", pod=str(pod.key) if pod is not None else "")
             await self._fail(pod)
-            raise Refused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
+            raise AllocationRefused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
 
-    async def _refusal(self, found: Match, count: int) -> Refused:
+    async def _refusal(self, found: Match, count: int) -> AllocationRefused:
         node = self._pods.node
         if isinstance(found, Ambiguous):
             self._count(Result.AMBIGUOUS)
             names = ", ".join(str(pod) for pod in found.pods)
-            return Refused(f"{count} devices could be meant for different slices on node {node}: {names}")
+            return AllocationRefused(f"{count} devices could be meant for different slices on node {node}: {names}")
         if isinstance(found, WrongCount):
             self._count(Result.REFUSED)
             await self._fail(self._pods.get(found.claim.pod.uid))
             wanted = len(found.claim.slices)
-            return Refused(f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}")
+            text = f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}"
+            return AllocationRefused(text)
         self._count(Result.NOBODY)
         unreadable = [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
         named = [pod for pod in unreadable if pod.key[:2] == self._pods.lock.owner]
         for pod in named:
             await self._fail(pod)
         reasons = "".join(f"; {pod.key}: {pod.problem}" for pod in named or unreadable)
-        return Refused(f"no binding pod found on node {node} for {count} devices{reasons}")
+        return AllocationRefused(f"no binding pod found on node {node} for {count} devices{reasons}")
 
     def _count(self, result: Result) -> None:
         self._results.labels(result.value).inc()
@@ -307,7 +308,7 @@ class SliceAllocator:
                 await self._pods.ready.wait()
         except TimeoutError:
             self._count(Result.REFUSED)
-            raise Refused(f"the pods of node {self._pods.node} are not known yet") from None
+            raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet") from None
 
     def _match(self, pods: Sequence[BoundPod], count: int, reused: frozenset[str]) -> Match:
         return self._state.find(pods, count, reused=reused, lock_owner=self._pods.lock.owner)
@@ -324,7 +325,7 @@ class SliceAllocator:
                 after = await self._writer.write(pod)
             except KubeError as error:
                 await self._fail(pod)
-                raise Refused(f"patch of the annotations of {pod.key} failed: {error}") from error
+                raise AllocationRefused(f"patch of the annotations of {pod.key} failed: {error}") from error
             if after.phase != keys.PHASE_ALLOCATING:
                 await self._writer.release_lock(pod.key[:2])
 

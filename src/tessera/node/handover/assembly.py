@@ -41,7 +41,7 @@ class NodeHandover:
         checkpoint: Checkpoint | None = None,
     ) -> None:
         """`report` records an event; `resources` is None where kubelet's PodResources API is not to be asked."""
-        self._state = AllocationState(downward_api=settings.travels)
+        self._state = AllocationState(downward_api=settings.uses_downward_api)
         self.pods = PodCache(
             settings.node_name,
             cluster,
@@ -70,11 +70,11 @@ class NodeHandover:
 
     def use(self, settings: AgentSettings, mode: SharingMode) -> None:
         """From the next call on."""
-        self._state.downward_api = settings.travels
+        self._state.downward_api = settings.uses_downward_api
         self.allocator.mode = mode
 
     def live_claims(self) -> list[Claim] | None:
-        """Of every container that has or will have slices, for `SharingMode.settle`; None where that is unknown."""
+        """Of every container that has or will have slices, for `SharingMode.reconcile`; None where that is unknown."""
         return self.pods.live_claims()
 
     def on_new_kubelet(self) -> None:

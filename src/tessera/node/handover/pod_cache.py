@@ -13,7 +13,7 @@ from math import inf
 import structlog
 
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import Reflector, Source
+from tessera.kube.reflector import ListerWatcher, Reflector
 from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
@@ -199,7 +199,7 @@ class LockView:
         return self.text is not None and (self.owner == owner or "," not in self.text)
 
 
-def pod_reflector(client: Source, pods: PodCache) -> Reflector[Pod]:
+def pod_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Pod]:
     """Keeps `pods` true to the API while it runs."""
     return Reflector(
         client,
@@ -213,7 +213,7 @@ def pod_reflector(client: Source, pods: PodCache) -> Reflector[Pod]:
     )
 
 
-def lock_reflector(client: Source, pods: PodCache) -> Reflector[Node]:
+def lock_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Node]:
     """Keeps the view of the node's lock true to the API while it runs."""
     return Reflector(
         client,

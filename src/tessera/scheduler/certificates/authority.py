@@ -111,7 +111,6 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
     life = min(LEAF_SECONDS, signer.not_valid_after_utc.timestamp() - now)
     if life <= 0:
         raise BadCertificate("the authority has ended")
-    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer_key.public_key())
     built = (
         _builder(_name(wanted[0]), signer.subject, key, now=now, seconds=life)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -119,7 +118,7 @@ def make_leaf(authority: Pair, names: Iterable[str], *, now: float) -> Pair:
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(issuer, critical=False)
+        .add_extension(_issuer(signer, signer_key.public_key()), critical=False)
     )
     return Pair(_pem(built.sign(signer_key, hashes.SHA256())), _key_pem(key))
 
@@ -216,6 +215,17 @@ def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
         encipher_only=False,
         decipher_only=False,
     )
+
+
+def _issuer(signer: x509.Certificate, key: ec.EllipticCurvePublicKey) -> x509.AuthorityKeyIdentifier:
+    """The identifier that the signer states, which other programs derive in other ways; it has to be the same here."""
+    try:
+        stated = _extension(signer.extensions, x509.SubjectKeyIdentifier)
+    except _UNREADABLE as error:
+        raise BadCertificate(f"unreadable extensions: {error}") from error
+    if stated is None:
+        return x509.AuthorityKeyIdentifier.from_issuer_public_key(key)
+    return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(stated)
 
 
 def _alternative(name: str) -> x509.GeneralName:

@@ -1,35 +1,26 @@
-"""The effective device configuration: file or chart, with HAMi's flags laid over it, proved by building the vendors.
+"""The effective device configuration: file or chart, overridden by HAMi's flags, checked by building the vendors.
 
-Problems go to the `Given` that is passed in; they name the file and line, or the flags. Reading is left to
+Problems are noted in the `Sources` that are passed in; they name the file and line, or the flags. Reading is left to
 `read_file`, so that nothing here touches the disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from tessera.scheduler.configuration.legacy_flags import ASCEND_SECTION, OVERRIDES, PRESETS, Override, Value
-from tessera.services.flag_values import amount_of, resource_of, switch_of
-from tessera.services.option_sources import Given
+from tessera.scheduler.configuration.legacy_flags import ASCEND_SECTION, OVERRIDES, PRESETS, Override
+from tessera.scheduler.settings import Settings
+from tessera.services.settings_table import ReadFile, Sources
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors, families, schemas
 from tessera.wire.device_config import empty_section, load_device_config
 from tessera.wire.documents import ConfigError
 
-ReadFile = Callable[[str], str]
-"""text of a file; OSError or UnicodeError where there is none"""
-
 Sections = Mapping[str, Any]
 Scalar = str | int | bool
-
-_PARSE: Mapping[Value, Callable[[str], Scalar]] = {
-    Value.RESOURCE: resource_of,
-    Value.AMOUNT: amount_of,
-    Value.SWITCH: switch_of,
-}
 
 
 def chart_sections() -> dict[str, Any]:
@@ -37,40 +28,38 @@ def chart_sections() -> dict[str, Any]:
     return {family.section: family.chart for family in families()}
 
 
-def names_ascend(given: Given) -> bool:
+def names_ascend(sources: Sources) -> bool:
     """Whether a v2.4.0 flag names Ascend chips, which that version always served."""
-    return any(override.flag in given for override in OVERRIDES if override.section == ASCEND_SECTION)
+    return any(override.flag in sources for override in OVERRIDES if override.section == ASCEND_SECTION)
 
 
-def device_sections(given: Given, *, file: str, switches: Switches, read_file: ReadFile) -> Sections | None:
+def read_device_sections(sources: Sources, settings: Settings, read_file: ReadFile) -> Sections | None:
     """Decoded sections; None = the chart's values as they are, or what cannot be used."""
-    written = {override: given.read(override.flag, _PARSE[override.value], None) for override in OVERRIDES}
+    file, switches = settings.device_config_file, settings.switches
+    written = {override: sources.read(override.setting) for override in OVERRIDES}
     overrides = {override: value for override, value in written.items() if value is not None}
-    base = _from_file(given, file, read_file) if file else chart_sections()
+    base = _from_file(sources, file, read_file) if file else chart_sections()
     if base is None:
         return None
-    sections = _overridden(given, base, overrides, file)
+    sections = _overridden(sources, base, overrides, file)
     problem = _problem(sections, switches)
     if problem is not None:
         # Only the flags are to blame for what the file alone does not have.
         if overrides and _problem(base, switches) != problem:
             flags = ", ".join(f"--{override.flag}" for override in overrides)
-            given.problems.append(f"{file or 'the chart'} as overridden by {flags}: {problem}")
+            sources.problems.append(f"{file or 'the chart'} as overridden by {flags}: {problem}")
         else:
-            given.problems.append(f"{file}: {problem}")
+            sources.problems.append(f"{file}: {problem}")
     return sections if file or overrides else None
 
 
-def _from_file(given: Given, file: str, read_file: ReadFile) -> Sections | None:
+def _from_file(sources: Sources, file: str, read_file: ReadFile) -> Sections | None:
+    text = sources.read_file("device-config-file", file, read_file)
     try:
-        return load_device_config(read_file(file), file=file, schemas=schemas())
+        return None if text is None else load_device_config(text, file=file, schemas=schemas())
     except ConfigError as error:
-        given.problems.extend(str(error).splitlines())
-    except OSError as error:
-        given.blame("device-config-file", f"cannot read {file}: {error.strerror or error}")
-    except UnicodeError:
-        given.blame("device-config-file", f"cannot read {file}: it is not UTF-8 text")
-    return None
+        sources.problems.extend(str(error).splitlines())
+        return None
 
 
 def _problem(sections: Sections, switches: Switches) -> str | None:
@@ -81,7 +70,7 @@ def _problem(sections: Sections, switches: Switches) -> str | None:
     return None
 
 
-def _overridden(given: Given, base: Sections, overrides: Mapping[Override, Scalar], file: str) -> Sections:
+def _overridden(sources: Sources, base: Sections, overrides: Mapping[Override, Scalar], file: str) -> Sections:
     sections = dict(base)
     for override, value in overrides.items():
         section = sections.get(override.section, empty_section(schemas()[override.section]))
@@ -90,7 +79,7 @@ def _overridden(given: Given, base: Sections, overrides: Mapping[Override, Scala
             continue
         changed = _with_chip(section, override, value)
         if changed is None:
-            given.blame(override.flag, f"{file} has no {override.chips[0]} under {override.section} to be named so")
+            sources.blame(override.flag, f"{file} has no {override.chips[0]} under {override.section} to be named so")
         else:
             sections[override.section] = changed
     return sections

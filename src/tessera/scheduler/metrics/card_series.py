@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from tessera.core.cards import Card, NodeView
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Span
 from tessera.core.holdings import PodFacts
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import Role
 from tessera.scheduler.metrics.text_format import Series, escaped
 from tessera.vendors.amd import Amd
@@ -72,7 +72,7 @@ def per_cent(cores: int, device: Device) -> int:
     return -(-cores * 100 // device.cores) if device.cores > 0 else 0
 
 
-def card_samples(view: NodeView) -> list[CardSample]:
+def card_samples(view: NodeInfo) -> list[CardSample]:
     node = escaped(view.name)
     return [_card_sample(node, card) for card in view.cards]
 
@@ -90,7 +90,7 @@ def _card_sample(node: str, card: Card) -> CardSample:
     )
 
 
-def slice_samples(view: NodeView, pods: Iterable[PodFacts]) -> list[SliceSample]:
+def slice_samples(view: NodeInfo, pods: Iterable[PodFacts]) -> list[SliceSample]:
     """One sample per container and card of this node; grants of one container on one card are added."""
     devices = {card.device.uuid: card.device for card in view.cards}
     found: dict[tuple[str, str, int, str], tuple[int, int]] = {}

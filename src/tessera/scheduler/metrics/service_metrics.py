@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from tessera import __version__
-from tessera.core.audit import BROKEN, OVERCOMMITTED, Finding
+from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
 from tessera.scheduler.metrics.counters import Tally, Times
@@ -105,7 +105,7 @@ class Metrics:
         Info("tessera_build", "What runs.", registry=registry).info(
             {"version": known.version, "revision": known.revision, "python": platform.python_version()}
         )
-        self._findings: dict[str, list[Finding]] = {}
+        self._findings: dict[str, list[AuditFinding]] = {}
         self._counted: OrderedDict[int, tuple[Refused, tuple[Reason, ...]]] = OrderedDict()
 
     # -- what happens
@@ -133,7 +133,7 @@ class Metrics:
     def dropped_events(self, count: int = 1) -> None:
         self._dropped.inc(count)
 
-    def audited(self, nodes: Iterable[str], findings: Iterable[Finding]) -> None:
+    def audited(self, nodes: Iterable[str], findings: Iterable[AuditFinding]) -> None:
         """What an audit of these nodes found, instead of what it found there before ("" is what belongs to no node)."""
         for node in nodes:
             self._findings.pop(node, None)

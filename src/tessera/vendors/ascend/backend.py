@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.card_checks import Fitting
-from tessera.core.cards import Card, NodeView
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import Constraint, PodRequest, Request
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
@@ -153,17 +153,17 @@ class Ascend(Vendor):
         if _soft(ask.constraint):
             if not self._takes_soft(ask.node):
                 wrong = [CardMisfit(card.device.uuid, Reason.MODE_NOT_FIT) for card in ask.cards]
-                return generic.verdict(self, ask, wrong)
+                return card_checks.verdict(self, ask, wrong)
         else:
             ask = self._cut(ask)
-        fitting, refused = generic.eligible(self, ask)
+        fitting, refused = card_checks.eligible(self, ask)
         if ask.request.count > 1:
             if self.scores_nodes and all(_network(card.device) is not None for card in ask.cards):
                 fitting = _by_network(fitting)
             if self.pairs:
                 fitting, single = _by_pair(fitting, one_numa=ask.pod.numa_bind)
                 refused += [CardMisfit(card.device.uuid, Reason.TOO_FEW_CARDS) for card, _ in single]
-        return generic.choose(self, ask, fitting, refused)
+        return card_checks.choose(self, ask, fitting, refused)
 
     def _takes_soft(self, node: NodeFacts) -> bool:
         said = node.traits.get(SOFT_NODE)
@@ -174,7 +174,7 @@ class Ascend(Vendor):
         template = self.chip.template(ask.request.memory) if ask.request.memory else None
         return ask if template is None else ask._replace(request=replace(ask.request, memory=template.memory))
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         if not self.scores_nodes:
             return 0.0
         networks = {card.device.uuid: _network(card.device) for card in node.of_vendor(self.key)}

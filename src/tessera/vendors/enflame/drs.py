@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -135,8 +135,8 @@ class Drs(Vendor):
         profile = as_drs(ask.request).choose(device)
         if profile is None:
             return CardMisfit(device.uuid, Reason.MODE_NOT_FIT)
-        refusal = generic.refuse_identity(self, ask, card) or _refuse_slices(card, profile)
-        refusal = refusal or generic.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or _refuse_slices(card, profile)
+        refusal = refusal or card_checks.refuse_sharing(ask, card)
         if refusal is not None:
             return refusal
         grant = Grant(
@@ -154,7 +154,7 @@ class Drs(Vendor):
             },
         )
         # Memory and cores run out together with the slices, unless the profiles have changed.
-        short = generic.refuse_memory(card, grant.memory) or generic.refuse_cores(card, grant.cores)
+        short = card_checks.refuse_memory(card, grant.memory) or card_checks.refuse_cores(card, grant.cores)
         return refuse_unpaid(ask, card, grant) or short or grant
 
     def charge(self, device: Device, grant: Grant) -> Use:

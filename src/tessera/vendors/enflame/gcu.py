@@ -5,12 +5,12 @@ A node only reports how many whole cards it has; a whole card is never shared. P
 
 from __future__ import annotations
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
@@ -45,4 +45,4 @@ class Gcu(Vendor):
         return first_fit(self, ask, lambda card: self._judge(card, ask))
 
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        return generic.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)
+        return card_checks.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)

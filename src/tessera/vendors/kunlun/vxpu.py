@@ -5,12 +5,12 @@ A card is cut into slices of one size only. Which cards may go together is in `t
 
 from __future__ import annotations
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -82,7 +82,7 @@ class Vxpu(Vendor):
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
         grant = self.grant(card, ask)
         return (
-            generic.refuse_identity(self, ask, card)
+            card_checks.refuse_identity(self, ask, card)
             or _refuse_sharing(card, ask)
             or refuse_unpaid(ask, card, grant)
             or _refuse_slice(card, grant)
@@ -92,15 +92,15 @@ class Vxpu(Vendor):
 
 def _refuse_sharing(card: Card, ask: Ask) -> CardMisfit | None:
     if card.device.slots > 0:
-        return generic.refuse_sharing(ask, card)
-    return refuse_used(card) if "mutex" in ask.pod.device_words else None
+        return card_checks.refuse_sharing(ask, card)
+    return refuse_used(card) if ask.policy.unused_cards_only else None
 
 
 def _refuse_slice(card: Card, grant: Grant) -> CardMisfit | None:
     device = card.device
-    short = generic.refuse_memory(card, grant.memory)
+    short = card_checks.refuse_memory(card, grant.memory)
     if short is not None:
         return short
     if card.used_memory != card.used * grant.memory:
         return CardMisfit(device.uuid, Reason.CUSTOM_RULE, asked=grant.memory, total=device.memory)
-    return generic.refuse_cores(card, grant.cores) if device.cores > 0 else None
+    return card_checks.refuse_cores(card, grant.cores) if device.cores > 0 else None

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card, NodeView
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -61,7 +61,7 @@ class Kunlun(Vendor):
         return fit_layout(self, ask._replace(cards=by_index), lambda card: self._judge(card, ask))
 
     def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        return generic.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)
+        return card_checks.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         device = card.device
@@ -73,7 +73,7 @@ class Kunlun(Vendor):
             index=device.index,
         )
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """Compare the boards of this pod's cards before and after."""
         if any(card.device.vendor != self.key for card in node.cards):
             return 0.0

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import msgspec
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import NodeView
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grants
 from tessera.core.misfits import Misfit
+from tessera.core.node_info import NodeInfo
+from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
@@ -60,10 +61,10 @@ class MetaxGpu(Vendor):
         before = {grant.uuid for grants in ask.earlier for grant in grants}
         if before:
             ask = ask._replace(cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
-        return generic.fit(self, ask)
+        return card_checks.fit(self, ask)
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
-        key = SCORES if pod.node_policy == "spread" else LOSSES
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        key = SCORES if node_policy(pod.node_policy).prefers_idle_nodes else LOSSES
         text = node.facts.traits.get(key)
         if text is None:
             return 0.0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, Offer
-from tessera.core.cards import Card, NodeView
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card, NodeInfo
+from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -153,7 +154,7 @@ class MetaxSgpu(Vendor):
             return refusal or refuse_unpaid(ask, card, grant) or grant
 
         fitting, refused = judge_all(ask, judge)
-        return generic.choose(self, ask, self._best_first(ask, fitting), refused)
+        return card_checks.choose(self, ask, self._best_first(ask, fitting), refused)
 
     def _refuse(self, ask: Ask, card: Card, *, online: bool, own: bool) -> CardMisfit | None:
         """The checks of one card; `own` cards are shared with earlier containers of the same pod."""
@@ -167,7 +168,7 @@ class MetaxSgpu(Vendor):
                 return CardMisfit(uuid, Reason.QOS_MISMATCH)
         if not self.accepts_uuid(uuid, ask.constraint):
             return CardMisfit(uuid, Reason.CARD_UUID_MISMATCH)
-        late = generic.refuse_sharing(ask, card) or generic.refuse_capacity(ask.request, card)
+        late = card_checks.refuse_sharing(ask, card) or card_checks.refuse_capacity(ask.request, card)
         return None if online and late is not None and late.reason in CORE_REASONS else late
 
     def _best_first(self, ask: Ask, fitting: Fitting) -> Fitting:
@@ -182,8 +183,8 @@ class MetaxSgpu(Vendor):
             return linked_first(fitting, count)
         return fitting
 
-    def node_score(self, node: NodeView, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
-        weight = -NODE_WEIGHT if pod.node_policy == "spread" else NODE_WEIGHT
+    def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
+        weight = -NODE_WEIGHT if node_policy(pod.node_policy).prefers_idle_nodes else NODE_WEIGHT
         constraint = pod.constraint(self.key)
         cards = node.of_vendor(self.key)
         if constraint.setting(APP_CLASS) == ONLINE:

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tessera.core.card_checks import Fitting
-from tessera.core.cards import Card
 from tessera.core.devices import Device
 from tessera.core.grants import Grant
+from tessera.core.node_info import Card
 from tessera.core.requests import Constraint
 from tessera.vendors.metax.registration import LINK_ZONE, QOS_POLICY
 

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from tessera.core import card_checks as generic
+from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, Offer
-from tessera.core.cards import Card
-from tessera.core.device_rules import Ask, Room, Rules
+from tessera.core.device_rules import Ask, QuotaRoom, Rules
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
+from tessera.core.node_info import Card
 
 Judge = Callable[[Card], Offer]
 
 
 def judge_all(ask: Ask, judge: Judge) -> tuple[Fitting, list[CardMisfit]]:
-    return generic.sort_out(ask, lambda card: (judge(card),))
+    return card_checks.sort_out(ask, lambda card: (judge(card),))
 
 
 def first_fit(rules: Rules, ask: Ask, judge: Judge) -> Grants | Misfit:
     """The generic choice among the cards that pass."""
-    return generic.choose(rules, ask, *judge_all(ask, judge))
+    return card_checks.choose(rules, ask, *judge_all(ask, judge))
 
 
 def refuse_unpaid(ask: Ask, card: Card, grant: Grant) -> CardMisfit | None:
     """Refuse a card whose slice alone exceeds the remaining quota."""
-    return generic.refuse_quota(ask, card, memory=grant.memory, cores=grant.cores)
+    return card_checks.refuse_quota(ask, card, memory=grant.memory, cores=grant.cores)
 
 
 def refuse_used(card: Card) -> CardMisfit | None:
@@ -45,8 +45,8 @@ def all_as(reason: Reason, fitting: Iterable[tuple[Card, Grant]], *, asked: int)
     return [CardMisfit(card.device.uuid, reason, asked=asked) for card, _ in fitting]
 
 
-def pays_together(room: Room, grants: Sequence[Grant]) -> bool:
+def pays_together(room: QuotaRoom, grants: Sequence[Grant]) -> bool:
     """Whether the quota covers all of them."""
     return room.allows(
-        sum(grant.memory for grant in grants), sum(generic.counted_cores(grant.cores) for grant in grants)
+        sum(grant.memory for grant in grants), sum(card_checks.counted_cores(grant.cores) for grant in grants)
     )

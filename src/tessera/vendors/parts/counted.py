@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import card_checks as generic
-from tessera.core.cards import Card
+from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Section, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
@@ -45,7 +45,7 @@ class Counted(Vendor):
         return first_fit(self, ask, lambda card: self.judge(card, ask))
 
     def judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        refusal = generic.refuse_identity(self, ask, card) or generic.refuse_sharing(ask, card)
+        refusal = card_checks.refuse_identity(self, ask, card) or card_checks.refuse_sharing(ask, card)
         return refusal or self.grant(card, ask)
 
     def grant(self, card: Card, ask: Ask) -> Grant:

@@ -7,27 +7,27 @@ from xml.etree import ElementTree
 
 import yaml
 
-from tessera.lab.demo.live import picture
-from tessera.lab.demo.screens import DocumentScreen, PlainScreen, Started
-from tessera.lab.demo.view import CardView, SliceView, View
+from tessera.lab.demo.live import draw_picture
+from tessera.lab.demo.screens import DemoStarted, DocumentScreen, PlainScreen
+from tessera.lab.demo.view import CardView, ClusterView, SliceView
 
-STARTED = Started("http://127.0.0.1:1", "/k", "/f", 0.5, ("export KUBECONFIG=/k", "kubectl get pods"))
+STARTED = DemoStarted("http://127.0.0.1:1", "/k", "/f", 0.5, ("export KUBECONFIG=/k", "kubectl get pods"))
 EMPTY = CardView("n1", 0, "L4", "hami-core", 23034, 0, 100, 0, "", ())
 HALF = CardView("n1", 0, "L4", "hami-core", 23034, 11517, 100, 20, "", (SliceView("chat", 11517, 20),))
 OTHER = CardView("n2", 0, "T4", "hami-core", 15360, 0, 100, 0, "", ())
-BEFORE, AFTER = View((EMPTY, OTHER), ()), View((HALF, OTHER), ())
+BEFORE, AFTER = ClusterView((EMPTY, OTHER), ()), ClusterView((HALF, OTHER), ())
 
 
 def test_plain_lines_show_the_cards_that_changed_and_no_others() -> None:
     said: list[str] = []
     screen = PlainScreen(said.append)
-    screen.begin(STARTED, BEFORE)
-    screen.step(1, "A pod comes.")
-    screen.told(["It runs."], AFTER)
-    screen.told(["Nothing happened."], AFTER)
+    screen.on_started(STARTED, BEFORE)
+    screen.on_step(1, "A pod comes.")
+    screen.on_result(["It runs."], AFTER)
+    screen.on_result(["Nothing happened."], AFTER)
     assert said == [
-        "Ready after 0.5 s: 2 nodes with 2 cards, and nothing of it is real hardware.",
-        "In another terminal:",
+        "A cluster of 2 nodes with 2 simulated cards is ready after 0.5 s.",
+        "Try this in another terminal:",
         "  export KUBECONFIG=/k",
         "  kubectl get pods",
         "",
@@ -41,8 +41,8 @@ def test_plain_lines_show_the_cards_that_changed_and_no_others() -> None:
 def test_plain_lines_can_do_without_blocks() -> None:
     said: list[str] = []
     screen = PlainScreen(said.append, ascii_only=True)
-    screen.begin(STARTED, BEFORE)
-    screen.told([], AFTER)
+    screen.on_started(STARTED, BEFORE)
+    screen.on_result([], AFTER)
     assert "#####....." in said[-1]
     assert said[-1].isascii()
 
@@ -50,10 +50,10 @@ def test_plain_lines_can_do_without_blocks() -> None:
 def test_json_is_one_document_a_line() -> None:
     said: list[str] = []
     screen = DocumentScreen(said.append, "json")
-    screen.begin(STARTED, BEFORE)
-    screen.step(1, "A pod comes.")
-    screen.told(["It runs."], AFTER)
-    screen.end("over")
+    screen.on_started(STARTED, BEFORE)
+    screen.on_step(1, "A pod comes.")
+    screen.on_result(["It runs."], AFTER)
+    screen.on_end("over")
     begun, step = [json.loads(line) for line in said]
     assert (begun["kind"], begun["kubeconfig"]) == ("DemoStarted", "/k")
     assert (step["kind"], step["number"], step["told"]) == ("DemoStep", 1, ["It runs."])
@@ -63,13 +63,13 @@ def test_json_is_one_document_a_line() -> None:
 def test_yaml_is_a_stream_of_documents() -> None:
     said: list[str] = []
     screen = DocumentScreen(said.append, "yaml")
-    screen.begin(STARTED, BEFORE)
-    screen.told(["It runs."], AFTER)
+    screen.on_started(STARTED, BEFORE)
+    screen.on_result(["It runs."], AFTER)
     assert [each["kind"] for each in yaml.safe_load_all("\n".join(said))] == ["DemoStarted", "DemoStep"]
 
 
 def test_the_picture_is_an_svg_that_needs_nothing_from_the_network() -> None:
-    text = picture([("A pod comes.", ["It runs."])], AFTER)
+    text = draw_picture([("A pod comes.", ["It runs."])], AFTER)
     words = "".join(ElementTree.fromstring(text).itertext()).replace("\xa0", " ")
     assert "1. A pod comes." in words
     assert "chat" in words

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.speaking import Client, client, close_loop_of_the_thread
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tests.contract.client import Client, client
 
 NOW = 1_800_000_000.0
 """2027-01-15T08:00:00Z"""
@@ -15,7 +15,7 @@ NOW = 1_800_000_000.0
 
 @pytest.fixture
 async def server() -> AsyncIterator[ApiServer]:
-    async with ApiServer(Options(seed=1, now=lambda: NOW)) as running:
+    async with ApiServer(ServerOptions(seed=1, now=lambda: NOW)) as running:
         yield running
 
 
@@ -23,8 +23,3 @@ async def server() -> AsyncIterator[ApiServer]:
 async def api(server: ApiServer) -> AsyncIterator[Client]:
     async with client(server.kubeconfig()) as speaking:
         yield speaking
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_loop_of_the_thread() -> None:
-    close_loop_of_the_thread()

@@ -13,10 +13,10 @@ import trustme
 from aiohttp import web
 
 from tessera.lab.sandbox.api.kinds import PODS
-from tessera.lab.sandbox.api.server import ApiServer, Options
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.lab.sandbox.api.shapes import ServiceReference
-from tests.contract.building import binding, pod
-from tests.contract.speaking import Client, Json, client
+from tests.contract.client import Client, Json, client
+from tests.contract.manifests import binding, pod
 
 MUTATING = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 VALIDATING = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
@@ -71,7 +71,7 @@ async def service() -> AsyncIterator[Service]:
 
 @pytest.fixture
 async def server(service: Service) -> AsyncIterator[ApiServer]:
-    async with ApiServer(Options(seed=1, resolver=service.place)) as running:
+    async with ApiServer(ServerOptions(seed=1, resolver=service.place)) as running:
         yield running
 
 

@@ -13,7 +13,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.faults import Fail
-from tessera.lab.sandbox.api.server import Options
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
@@ -98,7 +98,7 @@ async def test_a_hundred_pods_on_one_node_each_get_their_own_slice_in_any_order(
 @pytest.mark.parametrize("tls", [False, True])
 @in_real_time
 async def test_the_kubeconfig_lets_others_in_and_goes_with_the_cluster(tls: bool) -> None:
-    async with ControlPlane(nodes=nodes(1), server=Options(tls=tls, token="secret")) as plane:
+    async with ControlPlane(nodes=nodes(1), server=ServerOptions(tls=tls, token="secret")) as plane:
         path = plane.kubeconfig
         async with KubeClient(load_access(kubeconfig=str(path), environ={})) as client:
             assert [each["metadata"]["name"] for each in (await client.list(NODES.path(), dict[str, Any])).items] == [
@@ -142,7 +142,7 @@ async def test_waiting_for_what_does_not_happen_says_so() -> None:
     async with ControlPlane() as plane:
         with pytest.raises(TimeoutError, match="waited 30 s for a miracle"):
             await plane.wait_for(lambda: False, 30, what="a miracle")
-        with pytest.raises(TimeoutError, match="waited 10 s for something that did not happen"):
+        with pytest.raises(TimeoutError, match="waited 10 s for a condition that never became true"):
             await plane.wait_for(lambda: None)
 
 

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from tessera.lab.sandbox.api.kinds import NODES, PODS
-from tessera.lab.sandbox.api.rest import Pace
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.building import pod
-from tests.contract.speaking import TABLE, Client, client
+from tessera.lab.sandbox.api.rest import WatchTimings
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tests.contract.client import TABLE, Client, client
+from tests.contract.manifests import pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 MAPS_PATH = "/api/v1/namespaces/default/configmaps"
@@ -37,7 +37,7 @@ async def test_a_version_that_is_forgotten_is_gone(server: ApiServer, api: Clien
 
 
 async def test_a_short_memory_ends_in_gone() -> None:
-    async with ApiServer(Options(history_length=2)) as server, client(server.kubeconfig()) as api:
+    async with ApiServer(ServerOptions(history_length=2)) as server, client(server.kubeconfig()) as api:
         old = await version(api)
         for name in "abc":
             await api.made(PODS_PATH, pod(name))
@@ -54,8 +54,8 @@ async def test_a_version_from_the_future_is_refused(api: Client) -> None:
 
 
 async def test_bookmarks_carry_the_version_on() -> None:
-    pace = Pace(bookmark_every_s=0.02)
-    async with ApiServer(Options(pace=pace)) as server, client(server.kubeconfig()) as api:
+    pace = WatchTimings(bookmark_every_s=0.02)
+    async with ApiServer(ServerOptions(pace=pace)) as server, client(server.kubeconfig()) as api:
         start = await version(api)
         made = await api.made(MAPS_PATH, {"metadata": {"name": "c"}})
         async with api.watch(PODS_PATH, resourceVersion=start, allowWatchBookmarks="true") as watch:

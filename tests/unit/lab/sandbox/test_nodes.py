@@ -14,7 +14,7 @@ import pytest
 from tessera.core.devices import Device
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.faults import Drop, Fail, Hold
-from tessera.lab.sandbox.api.server import Options
+from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.device_ids import card_of
@@ -177,7 +177,7 @@ async def test_a_node_says_which_agent_it_has(agent: str, said: str | None) -> N
 
 
 def test_there_are_no_other_agents() -> None:
-    with pytest.raises(ValueError, match="'mps' is no kind of agent; there are env, answer, hami"):
+    with pytest.raises(ValueError, match="'mps' is not a kind of agent; choose one of env, answer, hami"):
         SimulatedNode("n", agent="mps")
 
 
@@ -239,7 +239,7 @@ async def test_heartbeats_go_on_through_faults_of_the_apiserver() -> None:
         return str((plane.node("n") or {})["status"]["conditions"][0]["lastHeartbeatTime"])
 
     node = SimulatedNode("n", heartbeat_s=10)
-    async with ControlPlane(nodes=[node], server=Options(now=lambda: 1_800_000_000 + clock())) as plane:
+    async with ControlPlane(nodes=[node], server=ServerOptions(now=lambda: 1_800_000_000 + clock())) as plane:
         first = beat()
         plane.server.faults.next(Fail(500), method="PATCH", times=3)
         await plane.wait_for(lambda: beat() != first, timeout=30)

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable, card_of
-from tessera.lab.sandbox.nodes.environments import environment_of, expanded
+from tessera.lab.sandbox.nodes.environments import container_environment, expand_references
 
 POD: dict[str, Any] = {
     "metadata": {
@@ -51,7 +51,7 @@ def reference(name: str, path: str) -> dict[str, Any]:
 def test_the_pods_own_variables_win_and_refer_only_to_each_other(
     env: list[dict[str, Any]], allocated: dict[str, str], seen: dict[str, str]
 ) -> None:
-    assert environment_of(POD, {"env": env}, allocated) == seen
+    assert container_environment(POD, {"env": env}, allocated) == seen
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_pods_own_variables_win_and_refer_only_to_each_other(
     ],
 )
 def test_expansion_follows_kubelets_rules(text: str, result: str) -> None:
-    assert expanded(text, {"A": "1"}) == result
+    assert expand_references(text, {"A": "1"}) == result
 
 
 # -- device ids

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.building import binding, pod
-from tests.contract.speaking import APPLY, JSON_PATCH, Client, Json
+from tests.contract.client import APPLY, JSON_PATCH, Client, Json
+from tests.contract.manifests import binding, pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 MAPS_PATH = "/api/v1/namespaces/default/configmaps"

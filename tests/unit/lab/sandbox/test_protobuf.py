@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.sandbox.api.errors import ApiError
+from tessera.lab.sandbox.api.errors import StatusError
 from tessera.lab.sandbox.api.protobuf import MAGIC, MEDIA, decode
-from tests.contract.speaking import Client
+from tests.contract.client import Client
 
 
 def varint(number: int) -> bytes:
@@ -85,7 +85,7 @@ def test_a_time_is_read_in_seconds() -> None:
     ],
 )
 def test_a_body_that_is_no_such_protobuf_is_refused(body: bytes, code: int) -> None:
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(StatusError) as refusal:
         decode(body)
     assert refusal.value.code == code
 

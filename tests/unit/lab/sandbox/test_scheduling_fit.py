@@ -7,17 +7,9 @@ from typing import Any
 
 import pytest
 
+from tessera.inspect.node_filters import SELECTOR, TAINTS, UNSCHEDULABLE
 from tessera.lab.sandbox.scheduling.attempts import Attempts, fit_error
-from tessera.lab.sandbox.scheduling.fit import (
-    SELECTOR,
-    TAINTS,
-    TOO_MANY_PODS,
-    UNSCHEDULABLE,
-    asks_for,
-    needs_of,
-    room_of,
-    signature_of,
-)
+from tessera.lab.sandbox.scheduling.fit import TOO_MANY_PODS, asks_for, node_capacity, node_signature, pod_needs
 
 MANAGED = frozenset({"nvidia.com/gpu"})
 GPU_TAINT = {"key": "gpu", "value": "a100", "effect": "NoSchedule"}
@@ -89,7 +81,7 @@ def affine(*expressions: dict[str, Any], fields: tuple[dict[str, Any], ...] = ()
 def test_a_node_says_why_it_does_not_take_a_pod(
     of_node: dict[str, Any], of_pod: dict[str, Any], reasons: list[str]
 ) -> None:
-    assert room_of(node(**of_node)).misfits(needs_of(pod(**of_pod), ignored=MANAGED)) == reasons
+    assert node_capacity(node(**of_node)).misfits(pod_needs(pod(**of_pod), ignored=MANAGED)) == reasons
 
 
 def test_what_init_containers_and_sidecars_need_counts_as_kubernetes_counts_it() -> None:
@@ -101,9 +93,9 @@ def test_what_init_containers_and_sidecars_need_counts_as_kubernetes_counts_it()
         initContainers=[container("1", **always), container("5"), container("2", **always)],
         containers=[container("1"), container("500m")],
     )
-    assert needs_of(several).amounts == {"cpu": 6000}
-    assert needs_of(pod(initContainers=[container("9", **always)])).amounts == {"cpu": 9000}
-    assert needs_of(pod(requests={"cpu": "nonsense"})).amounts == {}
+    assert pod_needs(several).amounts == {"cpu": 6000}
+    assert pod_needs(pod(initContainers=[container("9", **always)])).amounts == {"cpu": 9000}
+    assert pod_needs(pod(requests={"cpu": "nonsense"})).amounts == {}
 
 
 @pytest.mark.parametrize(
@@ -125,9 +117,9 @@ def test_a_heartbeat_is_no_change_of_a_node_but_an_annotation_is() -> None:
         condition = {"type": "Ready", "status": status, "lastHeartbeatTime": at}
         return {**node(), "status": {"conditions": [condition]}}
 
-    assert signature_of(ready("True", "10:00")) == signature_of(ready("True", "10:05"))
-    assert signature_of(ready("True", "10:00")) != signature_of(ready("False", "10:00"))
-    assert signature_of(node()) != signature_of(node(annotations={"a": "b"}))
+    assert node_signature(ready("True", "10:00")) == node_signature(ready("True", "10:05"))
+    assert node_signature(ready("True", "10:00")) != node_signature(ready("False", "10:00"))
+    assert node_signature(node()) != node_signature(node(annotations={"a": "b"}))
 
 
 @pytest.mark.parametrize(

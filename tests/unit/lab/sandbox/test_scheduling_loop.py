@@ -17,7 +17,7 @@ from tessera.lab.sandbox.api.faults import Fail
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient, ExtenderError, Filtered
-from tessera.lab.sandbox.scheduling.loop import Profile, SchedulingLoop
+from tessera.lab.sandbox.scheduling.loop import SchedulerProfile, SchedulingLoop
 from tests.support.looping import in_fake_time, in_real_time
 from tests.support.scripted_extender import Json, ScriptedExtender, refuse
 
@@ -106,7 +106,7 @@ async def test_filter_calls_come_one_at_a_time_and_binds_together() -> None:
 
 @in_real_time
 async def test_the_number_of_binds_at_once_is_bounded() -> None:
-    async with cluster(extender := ScriptedExtender(), profile=Profile(parallel_binds=2)) as plane:
+    async with cluster(extender := ScriptedExtender(), profile=SchedulerProfile(parallel_binds=2)) as plane:
         for number in range(8):
             await plane.create_pod(gpu_pod(f"p{number}"))
         await plane.wait_for(lambda: all(bound_to(plane, f"p{number}") for number in range(8)))
@@ -209,7 +209,7 @@ async def test_a_refused_pod_is_tried_again_when(something: Any) -> None:
     extender = ScriptedExtender(refuse())
     async with cluster(extender) as plane:
         await plane.create_pod(plain_pod("other", nodeName="n0"))
-        await plane.create_pod(plain_pod("foreign", schedulerName="somebody-elses"))
+        await plane.create_pod(plain_pod("foreign", schedulerName="another-scheduler"))
         await plane.wait_for(lambda: plane.phase("default", "other") == "Running")
         await plane.create_pod(gpu_pod("p"))
         await plane.wait_for(lambda: why(plane, "p")[0])
@@ -250,7 +250,7 @@ async def test_a_refused_pod_sleeps_five_minutes_when_nothing_happens() -> None:
             {"NodeNames": ["mars"]},
             'extender "{url}" claims a filtered node "mars" which is not found in the input node list',
         ),
-        ({"NodeNames": 7}, "the answer cannot be read: Expected `array | null`, got `int` - at `$.NodeNames`"),
+        ({"NodeNames": 7}, "the response cannot be read: Expected `array | null`, got `int` - at `$.NodeNames`"),
     ],
 )
 @in_fake_time

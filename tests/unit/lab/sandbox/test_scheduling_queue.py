@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.lab.sandbox.scheduling.queue import ASLEEP_S, Place, Queue, backoff_s
+from tessera.lab.sandbox.scheduling.queue import ASLEEP_S, QueuePosition, SchedulingQueue, backoff_s
 
 
-def refused(queue: Queue, uid: str, now: float) -> None:
+def refused(queue: SchedulingQueue, uid: str, now: float) -> None:
     assert queue.pop(now) == uid
     queue.refused(uid, now)
 
 
 def test_pods_are_served_by_priority_and_then_in_order() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     for uid, priority in (("a", 0), ("b", 5), ("c", 0), ("d", 5)):
         queue.add(uid, priority=priority)
     assert [queue.pop(0) for _ in range(5)] == ["b", "d", "a", "c", None]
 
 
 def test_a_pod_that_is_added_twice_is_served_once() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     queue.add("a")
     assert [queue.pop(0), queue.pop(0)] == ["a", None]
 
 
 def test_a_refused_pod_sleeps_five_minutes_when_nothing_happens() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     refused(queue, "a", 7.0)
-    assert queue.place("a") is Place.ASLEEP
+    assert queue.place("a") is QueuePosition.ASLEEP
     assert queue.next_at(7.0) == 7.0 + ASLEEP_S
     assert queue.pop(7.0 + ASLEEP_S - 0.001) is None
     assert queue.pop(7.0 + ASLEEP_S) == "a"
 
 
 def test_an_event_wakes_every_refused_pod_at_once() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     for uid in "ab":
         queue.add(uid)
     refused(queue, "a", 0)
@@ -48,7 +48,7 @@ def test_an_event_wakes_every_refused_pod_at_once() -> None:
 
 
 def test_without_early_retries_a_woken_pod_serves_its_backoff() -> None:
-    queue = Queue(early=False)
+    queue = SchedulingQueue(early=False)
     queue.add("a")
     now, waits = 0.0, []
     for _ in range(6):
@@ -63,7 +63,7 @@ def test_without_early_retries_a_woken_pod_serves_its_backoff() -> None:
 
 
 def test_a_new_pod_goes_before_one_in_backoff() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("old")
     refused(queue, "old", 0)
     queue.happened(0)
@@ -72,25 +72,25 @@ def test_a_new_pod_goes_before_one_in_backoff() -> None:
 
 
 def test_a_pod_that_slept_longer_than_its_backoff_is_active_when_woken() -> None:
-    queue = Queue(early=False)
+    queue = SchedulingQueue(early=False)
     queue.add("a")
     refused(queue, "a", 0)
     queue.happened(1.0)
-    assert queue.place("a") is Place.ACTIVE
+    assert queue.place("a") is QueuePosition.ACTIVE
 
 
 def test_an_event_while_a_pod_is_in_flight_spares_it_the_sleep() -> None:
-    queue = Queue(early=False)
+    queue = SchedulingQueue(early=False)
     queue.add("a")
     assert queue.pop(0) == "a"
     queue.happened(0)
     queue.refused("a", 0)
-    assert queue.place("a") is Place.BACKOFF
+    assert queue.place("a") is QueuePosition.BACKOFF
     assert queue.next_at(0) == 1.0
 
 
 def test_an_error_is_served_in_full_whatever_happens() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     now, waits = 0.0, []
     for _ in range(5):
@@ -106,7 +106,7 @@ def test_an_error_is_served_in_full_whatever_happens() -> None:
 
 
 def test_a_refusal_ends_a_row_of_errors() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     assert queue.pop(0) == "a"
     queue.failed("a", 0)
@@ -118,7 +118,7 @@ def test_a_refusal_ends_a_row_of_errors() -> None:
 
 
 def test_a_change_of_the_pod_itself_wakes_it_and_nobody_else() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     for uid in "ab":
         queue.add(uid)
     refused(queue, "a", 0)
@@ -129,7 +129,7 @@ def test_a_change_of_the_pod_itself_wakes_it_and_nobody_else() -> None:
 
 
 def test_a_change_while_in_flight_counts_too() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     assert queue.pop(0) == "a"
     queue.changed("a", 0)
@@ -137,17 +137,17 @@ def test_a_change_while_in_flight_counts_too() -> None:
     assert queue.pop(0) == "a"
 
 
-@pytest.mark.parametrize("place", list(Place))
-def test_a_forgotten_pod_is_never_served(place: Place) -> None:
-    queue = Queue()
+@pytest.mark.parametrize("place", list(QueuePosition))
+def test_a_forgotten_pod_is_never_served(place: QueuePosition) -> None:
+    queue = SchedulingQueue()
     queue.add("a")
-    if place is not Place.ACTIVE:
+    if place is not QueuePosition.ACTIVE:
         assert queue.pop(0) == "a"
-    if place is Place.BACKOFF:
+    if place is QueuePosition.BACKOFF:
         queue.changed("a", 0)
-    if place in (Place.BACKOFF, Place.ASLEEP):
+    if place in (QueuePosition.BACKOFF, QueuePosition.ASLEEP):
         queue.refused("a", 0)
-    if place is Place.ERROR_BACKOFF:
+    if place is QueuePosition.ERROR_BACKOFF:
         queue.failed("a", 0)
     assert queue.place("a") is place
     queue.forget("a")
@@ -161,7 +161,7 @@ def test_a_forgotten_pod_is_never_served(place: Place) -> None:
 
 
 def test_a_pod_that_comes_back_under_the_same_uid_starts_afresh() -> None:
-    queue = Queue()
+    queue = SchedulingQueue()
     queue.add("a")
     queue.forget("a")
     queue.add("a", priority=3)

@@ -11,20 +11,20 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tessera.lab.sandbox.api.admission import User
+from tessera.lab.sandbox.api.admission import ApiUser
 from tessera.lab.sandbox.api.certificates import for_loopback
 from tessera.lab.sandbox.api.faults import Delay, Drop, Fail, Hold, LoseAnswer
 from tessera.lab.sandbox.api.kinds import NAMESPACES
-from tessera.lab.sandbox.api.server import ApiServer, Options
-from tests.contract.building import binding, pod
-from tests.contract.speaking import Client, Json, client
+from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
+from tests.contract.client import Client, Json, client
+from tests.contract.manifests import binding, pod
 
 PODS_PATH = "/api/v1/namespaces/default/pods"
 MAPS_PATH = "/api/v1/namespaces/default/configmaps"
 
 
 async def test_tls_and_a_token_are_in_the_kubeconfig(tmp_path: Path) -> None:
-    async with ApiServer(Options(tls=True, token="t0k", host="127.0.0.1")) as server:
+    async with ApiServer(ServerOptions(tls=True, token="t0k", host="127.0.0.1")) as server:
         path = tmp_path / "kubeconfig"
         server.write_kubeconfig(path)
         assert path.stat().st_mode & 0o077 == 0
@@ -44,7 +44,7 @@ async def test_tls_and_a_token_are_in_the_kubeconfig(tmp_path: Path) -> None:
 
 
 async def test_further_users_have_tokens_of_their_own() -> None:
-    async with ApiServer(Options(users={"k": User("kubelet", ("nodes",))})) as server:
+    async with ApiServer(ServerOptions(users={"k": ApiUser("kubelet", ("nodes",))})) as server:
         headers = {"Authorization": "Bearer k"}
         url = f"{server.url}/apis/authentication.k8s.io/v1/selfsubjectreviews"
         async with aiohttp.ClientSession(headers=headers) as session, session.post(url, json={}) as answer:
@@ -52,7 +52,7 @@ async def test_further_users_have_tokens_of_their_own() -> None:
 
 
 async def test_the_same_seed_gives_the_same_cluster() -> None:
-    first, second = (ApiServer(Options(seed=7, now=lambda: 0.0)).cluster.store for _ in range(2))
+    first, second = (ApiServer(ServerOptions(seed=7, now=lambda: 0.0)).cluster.store for _ in range(2))
     assert [each.object for each in first.list(NAMESPACES)] == [each.object for each in second.list(NAMESPACES)]
 
 
@@ -68,7 +68,7 @@ async def test_state_survives_a_restart_on_the_same_port(server: ApiServer, api:
 
 
 async def test_a_port_that_is_taken_is_an_error(server: ApiServer) -> None:
-    second = ApiServer(Options(port=int(server.url.rsplit(":", 1)[1])))
+    second = ApiServer(ServerOptions(port=int(server.url.rsplit(":", 1)[1])))
     with pytest.raises(OSError, match="in use"):
         await second.start()
     await second.stop()
@@ -135,7 +135,7 @@ async def test_a_fault_of_the_server_itself_is_a_500(
     monkeypatch.setattr(server.verbs, "get", None)
     answer = await api.get(f"{PODS_PATH}/p")
     assert (answer.status, answer.reason) == (500, "InternalError")
-    assert "a request was not answered" in caplog.text
+    assert "request failed" in caplog.text
 
 
 async def test_the_next_requests_fail_and_then_no_more(server: ApiServer, api: Client) -> None:

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.ages import age, human
 from tessera.lab.sandbox.api.creation import quality_of_service
-from tessera.lab.sandbox.api.errors import ApiError, of_status
-from tessera.lab.sandbox.api.history import History
-from tessera.lab.sandbox.api.intake import MAX_DEPTH, as_object, decode_json, decode_yaml
+from tessera.lab.sandbox.api.defaults import canonical_quantity
+from tessera.lab.sandbox.api.errors import StatusError, status_error
 from tessera.lab.sandbox.api.kinds import EVENTS, NODES, PODS, Json
-from tessera.lab.sandbox.api.quantities import canonical
+from tessera.lab.sandbox.api.request_bodies import MAX_DEPTH, decode_json, decode_yaml, read_object
 from tessera.lab.sandbox.api.selectors import field_text, parse_fields, parse_labels
-from tessera.lab.sandbox.api.validation import is_extended
+from tessera.lab.sandbox.api.store import History
+from tessera.lab.sandbox.api.tables import format_age, format_duration
+from tessera.lab.sandbox.api.validation import is_extended_resource
 from tessera.wire.quantity import NotAQuantity
 
 
@@ -44,12 +44,12 @@ from tessera.wire.quantity import NotAQuantity
     ],
 )
 def test_a_quantity_has_one_spelling(text: str | int | float, written: str) -> None:
-    assert canonical(text) == written
-    assert canonical(written) == written
+    assert canonical_quantity(text) == written
+    assert canonical_quantity(written) == written
 
 
 def test_what_is_no_quantity_has_no_spelling() -> None:
-    assert isinstance(canonical("lots"), NotAQuantity)
+    assert isinstance(canonical_quantity("lots"), NotAQuantity)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_no_quantity_has_no_spelling() -> None:
     ],
 )
 def test_an_age_is_short(seconds: float, text: str) -> None:
-    assert human(seconds) == text
+    assert format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_age_is_short(seconds: float, text: str) -> None:
     [(None, "<unknown>"), ("soon", "<invalid>"), ("1970-01-01T00:00:10Z", "90s"), ("1970-01-01T00:00:10", "90s")],
 )
 def test_an_age_needs_a_time(timestamp: str | None, text: str) -> None:
-    assert age(timestamp, 100.0) == text
+    assert format_age(timestamp, 100.0) == text
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_label_selectors(selector: str, labels: dict[str, str], matches: bool) -
 
 @pytest.mark.parametrize("selector", ["a=b=c", "a in b", "a in (b", "=b", ",", "a b", "a,,b", "!"])
 def test_a_malformed_label_selector_is_refused(selector: str) -> None:
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(StatusError) as refusal:
         parse_labels(selector)
     assert refusal.value.code == 400
 
@@ -132,7 +132,7 @@ def test_field_selectors(selector: str, matches: bool) -> None:
 
 @pytest.mark.parametrize("selector", ["metadata.name", "status.phase=x"])
 def test_an_unknown_field_is_refused(selector: str) -> None:
-    with pytest.raises(ApiError):
+    with pytest.raises(StatusError):
         parse_fields(NODES, selector)
 
 
@@ -176,7 +176,7 @@ def test_quality_of_service_follows_cpu_and_memory(containers: list[Json], quali
     [("cpu", False), ("nvidia.com/gpu", True), ("kubernetes.io/x", False), ("requests.nvidia.com/gpu", False)],
 )
 def test_extended_resources_have_a_domain_of_their_own(name: str, extended: bool) -> None:
-    assert is_extended(name) is extended
+    assert is_extended_resource(name) is extended
 
 
 @pytest.mark.parametrize(
@@ -184,32 +184,32 @@ def test_extended_resources_have_a_domain_of_their_own(name: str, extended: bool
     [b"", b"{", b"\xff", b'{"a":1}x', b"[" * 100_000, (b'{"a":' * (MAX_DEPTH + 2)) + b"1" + b"}" * (MAX_DEPTH + 2)],
 )
 def test_a_body_that_cannot_be_read_is_refused_at_once(body: bytes) -> None:
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(StatusError) as refusal:
         decode_json(body)
     assert refusal.value.code == 400
 
 
 @pytest.mark.parametrize("body", [b"a: [", b"\xff", b"a: &x [1]\nb: *y\n"])
 def test_yaml_that_cannot_be_read_is_refused(body: bytes) -> None:
-    with pytest.raises(ApiError) as refusal:
+    with pytest.raises(StatusError) as refusal:
         decode_yaml(body)
     assert refusal.value.code == 400
 
 
 @pytest.mark.parametrize("body", [[], "pod", {"kind": "Node"}, {"apiVersion": "v2"}, {"spec": {"containers": [7]}}])
 def test_an_object_of_another_kind_is_refused(body: Any) -> None:
-    with pytest.raises(ApiError) as refusal:
-        as_object(PODS, body)
+    with pytest.raises(StatusError) as refusal:
+        read_object(PODS, body)
     assert refusal.value.code == 400
 
 
 def test_null_counts_as_absent() -> None:
     body = {"metadata": {"name": "p", "creationTimestamp": None, "labels": {}}, "spec": {"containers": [{"env": None}]}}
-    found = as_object(PODS, body)
+    found = read_object(PODS, body)
     assert found["metadata"] == {"name": "p"}
     assert found["spec"] == {"containers": [{}]}
 
 
 def test_a_fault_on_purpose_has_a_reason() -> None:
-    assert of_status(429).reason == "TooManyRequests"
-    assert of_status(418).reason == "I'maTeapot"
+    assert status_error(429).reason == "TooManyRequests"
+    assert status_error(418).reason == "I'maTeapot"

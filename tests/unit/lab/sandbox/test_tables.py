@@ -4,19 +4,19 @@ from typing import Any
 
 import pytest
 
-from tessera.lab.sandbox.api.kinds import KINDS, Json, Kind
-from tessera.lab.sandbox.api.store import stored_from
+from tessera.lab.sandbox.api.kinds import KINDS, Json, ResourceKind
+from tessera.lab.sandbox.api.store import make_stored
 from tessera.lab.sandbox.api.tables import pod_state, table
 
 NOW = 1_800_000_000.0
 THEN = "2027-01-15T07:59:00Z"
 
-BY_KIND: dict[str, Kind] = {each.kind: each for each in KINDS}
+BY_KIND: dict[str, ResourceKind] = {each.kind: each for each in KINDS}
 
 
 def cells(kind: str, content: Json) -> dict[str, Any]:
     content = {"metadata": {"name": "x", "creationTimestamp": THEN} | content.pop("metadata", {})} | content
-    stored = stored_from(BY_KIND[kind], content, 1)
+    stored = make_stored(BY_KIND[kind], content, 1)
     shown = table(BY_KIND[kind], [stored], now=NOW, metadata={}, include="None")
     (row,) = shown["rows"]
     assert "object" not in row
@@ -115,6 +115,6 @@ def test_a_pod_counts_ready_containers_and_restarts() -> None:
 
 @pytest.mark.parametrize(("include", "kind"), [("Object", "Pod"), ("Metadata", "PartialObjectMetadata")])
 def test_a_row_can_carry_its_object(include: str, kind: str) -> None:
-    stored = stored_from(BY_KIND["Pod"], {"metadata": {"name": "x"}, "spec": {"containers": []}}, 1)
+    stored = make_stored(BY_KIND["Pod"], {"metadata": {"name": "x"}, "spec": {"containers": []}}, 1)
     shown = table(BY_KIND["Pod"], [stored], now=NOW, metadata={}, include=include)
     assert shown["rows"][0]["object"]["kind"] == kind

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import json
 
-from tessera.lab.sandbox.api import watches as watching
+from tessera.lab.sandbox.api import watches
 from tessera.lab.sandbox.api.kinds import CONFIG_MAPS, PODS, Json
-from tessera.lab.sandbox.api.selectors import FieldTerm, Selector
+from tessera.lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
 from tessera.lab.sandbox.api.store import Store
-from tessera.lab.sandbox.api.watches import Hub, Scope, Watcher
+from tessera.lab.sandbox.api.watches import Watcher, WatchHub, WatchScope
 
 
 def pod(name: str, node: str = "") -> Json:
@@ -18,14 +18,16 @@ def heard(watcher: Watcher) -> list[tuple[str, str]]:
     return [(each["type"], each["object"]["metadata"]["name"]) for each in events]
 
 
-def of_node(name: str) -> Scope:
-    return Scope(PODS, selector=Selector(fields=(FieldTerm("spec.nodeName", True, name),)))
+def of_node(name: str) -> WatchScope:
+    return WatchScope(PODS, selector=ObjectSelector(fields=(FieldRequirement("spec.nodeName", True, name),)))
 
 
 async def test_watchers_of_a_node_hear_of_its_pods_only() -> None:
     store = Store(history_length=100)
-    hub = Hub(store)
-    mine, other, all_of_them = (hub.open(scope, version=None) for scope in (of_node("a"), of_node("b"), Scope(PODS)))
+    hub = WatchHub(store)
+    mine, other, all_of_them = (
+        hub.open(scope, version=None) for scope in (of_node("a"), of_node("b"), WatchScope(PODS))
+    )
     store.put(PODS, pod("p"))
     bound = store.put(PODS, pod("p", "a"))
     store.put(PODS, pod("p", "b"))
@@ -39,8 +41,8 @@ async def test_watchers_of_a_node_hear_of_its_pods_only() -> None:
 
 async def test_a_watcher_that_is_closed_hears_nothing() -> None:
     store = Store(history_length=100)
-    hub = Hub(store)
-    watcher = hub.open(Scope(PODS, "default"), version=None)
+    hub = WatchHub(store)
+    watcher = hub.open(WatchScope(PODS, "default"), version=None)
     hub.close(watcher)
     hub.close(watcher)
     store.put(PODS, pod("p"))
@@ -50,7 +52,7 @@ async def test_a_watcher_that_is_closed_hears_nothing() -> None:
 
 async def test_other_namespaces_and_kinds_are_not_heard() -> None:
     store = Store(history_length=100)
-    watcher = Hub(store).open(Scope(PODS, "kube-system"), version=None)
+    watcher = WatchHub(store).open(WatchScope(PODS, "kube-system"), version=None)
     store.put(PODS, pod("p"))
     store.put(CONFIG_MAPS, {"metadata": {"name": "c", "namespace": "kube-system"}})
     assert heard(watcher) == []
@@ -58,8 +60,8 @@ async def test_other_namespaces_and_kinds_are_not_heard() -> None:
 
 async def test_a_watcher_that_never_reads_is_ended() -> None:
     store = Store(history_length=100)
-    watcher = Hub(store).open(Scope(PODS), version=None)
-    for index in range(watching.MAX_PENDING + 1):
+    watcher = WatchHub(store).open(WatchScope(PODS), version=None)
+    for index in range(watches.MAX_PENDING + 1):
         watcher.push("ADDED", b'{"metadata":{"name":"%d"}}' % index)
     assert watcher.ended
-    assert len(heard(watcher)) == watching.MAX_PENDING
+    assert len(heard(watcher)) == watches.MAX_PENDING

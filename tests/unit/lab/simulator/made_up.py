@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.lab.simulator.traces import Ask, Trace, TraceNode, TracePod
+from tessera.lab.simulator.traces import Trace, TraceNode, TracePod, TraceRequest
 
 
 def nodes(*cards: int, cpu: int = 64_000, memory: int = 262_144, model: str = "T4") -> tuple[TraceNode, ...]:
@@ -10,7 +10,7 @@ def nodes(*cards: int, cpu: int = 64_000, memory: int = 262_144, model: str = "T
 
 
 def pod(name: str, *, cpu: int = 1_000, cards: int = 1, milli: int = 1_000, models: tuple[str, ...] = ()) -> TracePod:
-    return TracePod(name, Ask(cpu, 1_024, cards, milli if cards else 0, models))
+    return TracePod(name, TraceRequest(cpu, 1_024, cards, milli if cards else 0, models))
 
 
 def trace(made: tuple[TraceNode, ...], *pods: TracePod) -> Trace:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tessera.lab.simulator.churn import Options, replay
+from tessera.lab.simulator.churn import ChurnOptions, replay
 from tessera.lab.simulator.traces import Trace, TraceError, TracePod
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
@@ -42,13 +42,13 @@ def test_allocation_is_counted_while_pods_arrive() -> None:
 def test_faster_arrivals_wait_longer() -> None:
     pods = [timed(f"p{i}", 10.0 * i, 8.0) for i in range(6)]
     assert replay(world(*pods), "best-fit", 1).wait_mean == 0.0
-    assert replay(world(*pods), "best-fit", 1, Options(speed=5.0)).wait_mean > 0.0
+    assert replay(world(*pods), "best-fit", 1, ChurnOptions(speed=5.0)).wait_mean > 0.0
 
 
 def test_a_smaller_cluster_keeps_every_model() -> None:
     mixed = (*nodes(1, 1), *(replace(n, name=f"m{n.name}", model="A10") for n in nodes(1, 1)))
     pods = [timed("a", 0.0, 10.0), timed("b", 0.0, 10.0), timed("c", 0.0, 10.0)]
-    assert replay(trace(mixed, *pods), "best-fit", 1, Options(shrink=2)).waited == pytest.approx(100.0 / 3)
+    assert replay(trace(mixed, *pods), "best-fit", 1, ChurnOptions(shrink=2)).waited == pytest.approx(100.0 / 3)
 
 
 def test_a_trace_without_times_cannot_be_replayed() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.selection import Selected, Selector
-from tessera.lab.simulator.cluster import Cluster, request_of
-from tessera.lab.simulator.saturation import Options, place, saturate
+from tessera.lab.simulator.cluster import SimulatedCluster, make_request
+from tessera.lab.simulator.saturation import SaturationOptions, place_pod, saturate
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.shipped import Shipped
-from tessera.lab.simulator.synthetic import synthetic
-from tessera.lab.simulator.traces import Ask
+from tessera.lab.simulator.synthetic import make_trace
+from tessera.lab.simulator.traces import TraceRequest
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 EVERY = pytest.mark.parametrize("policy", list(STRATEGIES))
@@ -27,19 +27,19 @@ def test_every_policy_fills_a_cluster_that_can_be_filled(policy: str) -> None:
 
 @EVERY
 def test_a_run_is_the_same_every_time(policy: str) -> None:
-    world = synthetic(nodes=5, seed=2)
-    options = Options(sample=0.5, shuffle_nodes=True)
+    world = make_trace(nodes=5, seed=2)
+    options = SaturationOptions(sample=0.5, shuffle_nodes=True)
     assert saturate(world, policy, 7, options) == saturate(world, policy, 7, options)
 
 
 @EVERY
 def test_no_policy_gives_more_than_there_is(policy: str) -> None:
-    world = synthetic(nodes=6, seed=3)
-    cluster = Cluster(world.nodes)
+    world = make_trace(nodes=6, seed=3)
+    cluster = SimulatedCluster(world.nodes)
     strategy = STRATEGIES[policy](cluster, world, Random(1))
     for each in world.pods:
         strategy.arrived(each.ask)
-        place(cluster, strategy, each.ask)
+        place_pod(cluster, strategy, each.ask)
     arrays = cluster.arrays
     rows = cluster.rows
     assert (arrays.free_cpu[rows] >= 0).all()
@@ -66,8 +66,8 @@ def test_a_pod_goes_to_the_models_it_accepts_and_to_no_longer_names() -> None:
     ("node", "device"), [("fragmentation", "fragmentation"), ("binpack", "spread"), ("spread", "binpack")]
 )
 def test_the_scheduler_s_policies_choose_what_the_scheduler_chooses(node: str, device: str) -> None:
-    world = synthetic(nodes=8, seed=6)
-    cluster = Cluster(world.nodes)
+    world = make_trace(nodes=8, seed=6)
+    cluster = SimulatedCluster(world.nodes)
     strategy = Shipped(cluster, node=node, device=device)
     selector = Selector(cluster.ledger)
     for each in world.pods[:150]:
@@ -78,23 +78,23 @@ def test_the_scheduler_s_policies_choose_what_the_scheduler_chooses(node: str, d
             names = [cluster.arrays.names[row] for row in rows.tolist()]
             answer = selector.select(request, names)
             assert isinstance(answer, Selected)
-            found = place(cluster, strategy, ask)
+            found = place_pod(cluster, strategy, ask)
             assert found is not None
             entry = cluster.ledger.pod(found[1])
             assert entry is not None
             assert entry.facts.node == answer.placement.node
             assert entry.facts.grants == answer.placement.grants
         else:
-            place(cluster, strategy, ask)
+            place_pod(cluster, strategy, ask)
 
 
 def test_thousandths_of_a_card_are_exact() -> None:
-    cluster = Cluster(nodes(1))
-    asks = [Ask(0, 0, 1, milli) for milli in (475, 475, 51, 50)]
+    cluster = SimulatedCluster(nodes(1))
+    asks = [TraceRequest(0, 0, 1, milli) for milli in (475, 475, 51, 50)]
     strategy = STRATEGIES["first-fit"](cluster, trace(nodes(1)), Random(1))
-    placed = [place(cluster, strategy, ask) is not None for ask in asks]
+    placed = [place_pod(cluster, strategy, ask) is not None for ask in asks]
     assert placed == [True, True, False, True]
 
 
 def test_cpu_only_pods_ask_for_no_devices() -> None:
-    assert not request_of(Ask(1_000, 1_024)).asks_for_devices
+    assert not make_request(TraceRequest(1_000, 1_024)).asks_for_devices

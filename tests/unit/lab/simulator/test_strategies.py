@@ -4,11 +4,11 @@ from random import Random
 
 import pytest
 
-from tessera.lab.simulator.cluster import Cluster
-from tessera.lab.simulator.saturation import place
+from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.saturation import place_pod
 from tessera.lab.simulator.strategies import STRATEGIES
 from tessera.lab.simulator.strategies.base import Strategy
-from tessera.lab.simulator.traces import Ask, TraceNode
+from tessera.lab.simulator.traces import TraceNode, TraceRequest
 from tests.unit.lab.simulator.made_up import trace
 
 SHARED = TraceNode("shared", 32_000, 65_536, 2, "T4")
@@ -20,25 +20,25 @@ class World:
     """Nodes, and pods put where a test wants them before a strategy is asked."""
 
     def __init__(self, policy: str, *nodes: TraceNode, seed: int = 1) -> None:
-        self.cluster = Cluster(nodes)
+        self.cluster = SimulatedCluster(nodes)
         self.strategy: Strategy = STRATEGIES[policy](self.cluster, trace(nodes), Random(seed))
 
-    def put(self, name: str, ask: Ask) -> None:
+    def put(self, name: str, ask: TraceRequest) -> None:
         row = self.cluster.arrays.row(name)
         self.cluster.put(ask, row, self.strategy.cards(ask, row) if ask.cards else None)
 
-    def chosen(self, ask: Ask) -> str:
-        found = place(self.cluster, self.strategy, ask)
+    def chosen(self, ask: TraceRequest) -> str:
+        found = place_pod(self.cluster, self.strategy, ask)
         assert found is not None
         return self.cluster.arrays.names[found[0]]
 
 
-def part(milli: int, *, cpu: int = 1_000) -> Ask:
-    return Ask(cpu, 1_024, 1, milli)
+def part(milli: int, *, cpu: int = 1_000) -> TraceRequest:
+    return TraceRequest(cpu, 1_024, 1, milli)
 
 
-def cards(number: int) -> Ask:
-    return Ask(1_000, 1_024, number, 1_000)
+def cards(number: int) -> TraceRequest:
+    return TraceRequest(1_000, 1_024, number, 1_000)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def cards(number: int) -> Ask:
         "nearly equal cards are equal",
     ],
 )
-def test_packing_uses_what_is_in_use(running: list[tuple[str, Ask]], ask: Ask, where: str) -> None:
+def test_packing_uses_what_is_in_use(running: list[tuple[str, TraceRequest]], ask: TraceRequest, where: str) -> None:
     world = World("gpu-packing", SHARED, WHOLE, SMALL)
     for name, pod in running:
         world.put(name, pod)
@@ -77,7 +77,9 @@ def test_packing_uses_what_is_in_use(running: list[tuple[str, Ask]], ask: Ask, w
     ],
     ids=["with its own kind", "with its own kind alone", "rather an idle node", "with others where nothing is left"],
 )
-def test_clustering_keeps_kinds_together(running: list[tuple[str, Ask]], ask: Ask, where: str) -> None:
+def test_clustering_keeps_kinds_together(
+    running: list[tuple[str, TraceRequest]], ask: TraceRequest, where: str
+) -> None:
     world = World("gpu-clustering", SHARED, WHOLE, SMALL)
     for name, pod in running:
         world.put(name, pod)
@@ -88,7 +90,7 @@ def test_clustering_keeps_kinds_together(running: list[tuple[str, Ask]], ask: As
 def test_those_who_look_at_cards_alone_put_other_pods_on_the_first_node(policy: str) -> None:
     world = World(policy, SHARED, WHOLE, SMALL)
     world.put("z-small", cards(1))
-    assert world.chosen(Ask(4_000, 1_024)) == "shared"
+    assert world.chosen(TraceRequest(4_000, 1_024)) == "shared"
 
 
 @pytest.mark.parametrize("policy", ["best-fit", "dot-product"])
@@ -114,7 +116,7 @@ def test_under_hami_pods_without_cards_go_where_kube_scheduler_puts_them() -> No
     lopsided = TraceNode("lopsided", 32_000, 8_192, 2, "T4")
     world = World("binpack-spread", lopsided, WHOLE)
     world.put("whole", part(300, cpu=2_000))
-    assert world.chosen(Ask(2_000, 4_096)) == "whole"
+    assert world.chosen(TraceRequest(2_000, 4_096)) == "whole"
     world = World("binpack-spread", SHARED, WHOLE)
     world.put("whole", part(300, cpu=16_000))
-    assert world.chosen(Ask(2_000, 4_096)) == "shared"
+    assert world.chosen(TraceRequest(2_000, 4_096)) == "shared"

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.lab.simulator.arrivals import arriving
-from tessera.lab.simulator.synthetic import synthetic, write_trace
-from tessera.lab.simulator.traces import Ask, TraceError, TraceNode, read_nodes, read_pods, read_trace
+from tessera.lab.simulator.saturation import generate_arrivals
+from tessera.lab.simulator.synthetic import make_trace, write_trace
+from tessera.lab.simulator.traces import TraceError, TraceNode, TraceRequest, read_nodes, read_pods, read_trace
 from tests.unit.lab.simulator.made_up import nodes, pod, trace
 
 
@@ -26,9 +26,9 @@ def test_nodes_and_pods_are_read_from_csv(tmp_path: Path) -> None:
     )
     assert read_nodes(made) == (TraceNode("a", 64_000, 262_144, 2, "T4"),)
     first, second = read_pods(pods)
-    assert first.ask == Ask(4_000, 1_024, 1, 470, ("A10", "T4"))
+    assert first.ask == TraceRequest(4_000, 1_024, 1, 470, ("A10", "T4"))
     assert first.lasts == 50.0
-    assert second.ask == Ask(500, 64)
+    assert second.ask == TraceRequest(500, 64)
     assert second.lasts is None
 
 
@@ -55,9 +55,9 @@ def test_a_cluster_that_cannot_be_used_says_why(tmp_path: Path, text: str, says:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("p,1,1,2,500", "cannot be asked for"),
-        ("p,1,1,1,1500", "cannot be asked for"),
-        ("p,1,1,0,0", "no pod asks for a card"),
+        ("p,1,1,2,500", "is not a valid request"),
+        ("p,1,1,1,1500", "is not a valid request"),
+        ("p,1,1,0,0", "no pod requests a card"),
     ],
 )
 def test_pods_that_cannot_be_used_say_why(tmp_path: Path, row: str, says: str) -> None:
@@ -72,27 +72,27 @@ def test_a_missing_file_is_a_trace_error(tmp_path: Path) -> None:
 
 
 def test_a_made_up_trace_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    made = synthetic(nodes=3, seed=4)
+    made = make_trace(nodes=3, seed=4)
     write_trace(made, tmp_path / "nodes.csv", tmp_path / "pods.csv")
     back = read_trace(tmp_path / "nodes.csv", tmp_path / "pods.csv")
     assert back.nodes == made.nodes
     assert [pod.ask for pod in back.pods] == [pod.ask for pod in made.pods]
-    assert made == synthetic(nodes=3, seed=4)
-    assert made != synthetic(nodes=3, seed=5)
+    assert made == make_trace(nodes=3, seed=4)
+    assert made != make_trace(nodes=3, seed=5)
 
 
 class TestArrivals:
     world = trace(nodes(2), pod("a"), pod("b", milli=500), pod("c", cards=0))
 
     def test_every_pod_comes_once_before_any_comes_again(self) -> None:
-        came = [each.name for each in arriving(self.world, 1, until=2.0)]
+        came = [each.name for each in generate_arrivals(self.world, 1, until=2.0)]
         assert sorted(came[:3]) == ["a", "b", "c"]
         assert set(came[3:]) <= {"a", "b", "c"}
 
     def test_they_stop_when_enough_is_asked_for(self) -> None:
-        asked = [each.ask.demand for each in arriving(self.world, 1, until=1.5)]
+        asked = [each.ask.demand for each in generate_arrivals(self.world, 1, until=1.5)]
         assert sum(asked) >= 3_000 > sum(asked[:-1])
 
     def test_a_seed_is_an_order(self) -> None:
-        orders = [[each.name for each in arriving(self.world, seed, until=9.0)] for seed in (1, 1, 2)]
+        orders = [[each.name for each in generate_arrivals(self.world, seed, until=9.0)] for seed in (1, 1, 2)]
         assert orders[0] == orders[1] != orders[2]

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
-from tessera.node.configuration.agent import Configuration, InventoryKind
 from tessera.node.configuration.dump import changes, describe, print_configuration
-from tessera.node.configuration.flags import FLAGS, Group
-from tessera.node.settings import AgentSettings, DeviceListStrategy, MigAllowance, Paths
+from tessera.node.settings import (
+    TABLE,
+    AgentSettings,
+    Configuration,
+    DeviceListStrategy,
+    InventoryKind,
+    MigAllowance,
+    Paths,
+)
+from tessera.services.settings_table import Group
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 
 USUAL = Configuration(settings=AgentSettings(node_name="n1"))
@@ -56,6 +64,16 @@ def test_at_start_only_what_is_unusual_is_said() -> None:
     }
 
 
+def test_after_a_reload_only_what_changed_is_said() -> None:
+    changed = replace(UNUSUAL, settings=replace(UNUSUAL.settings, gds=True, node=NodeSettings(mode="mps")))
+    assert changes(changed, since=UNUSUAL) == {
+        "gds-enabled": True,
+        "operatingmode": "mps",
+        "filterdevices": {"uuid": [], "index": []},
+    }
+    assert changes(UNUSUAL, since=UNUSUAL) == {}
+
+
 def test_no_flag_is_forgotten() -> None:
     elsewhere = {
         "config-file": "named in what it says",
@@ -70,5 +88,5 @@ def test_no_flag_is_forgotten() -> None:
         "v": "of the process",
         "print-config": "of the process",
     }
-    wanted = {flag.name for flag in FLAGS if flag.group is not Group.IGNORED}
+    wanted = {row.flag for row in TABLE if row.group is not Group.IGNORED}
     assert wanted - elsewhere.keys() == {name for name in describe(USUAL) if not name.isupper()}

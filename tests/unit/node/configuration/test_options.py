@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 
-from tessera.node.configuration.agent import Configuration, InventoryKind
+from tessera.cli.grouped import wants_print
 from tessera.node.configuration.device_file import NO_FILE
-from tessera.node.configuration.flags import FLAGS, Group
-from tessera.node.configuration.options import (
-    OptionsError,
-    build_configuration,
-    flags_of,
-    log_options,
-    wants_print,
+from tessera.node.configuration.options import build_configuration
+from tessera.node.settings import (
+    TABLE,
+    AgentSettings,
+    Configuration,
+    DeviceIdStrategy,
+    DeviceListStrategy,
+    InventoryKind,
+    MigAllowance,
+    Paths,
 )
-from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy, MigAllowance, Paths
 from tessera.services.addresses import Address
-from tessera.services.flags import Kind
-from tessera.services.logs import LogFormat, LogLevel
+from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
+from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
+from tessera.services.value_types import FlagKind
 from tessera.wire.node_config import NodeSettings
 
 YAML = "device-config.yaml"
@@ -64,7 +67,7 @@ def told(
 
 
 def problems(*arguments: str, **given: Any) -> list[str]:
-    with pytest.raises(OptionsError) as caught:
+    with pytest.raises(SettingsError) as caught:
         told(*arguments, **given)
     return list(caught.value.problems)
 
@@ -439,7 +442,7 @@ def test_a_mistake_in_another_vendors_section_does_not_stop_this_agent() -> None
 # -- the node's own file
 
 
-def test_a_missing_node_file_is_nothing_unusual_unless_somebody_named_it() -> None:
+def test_a_missing_node_file_is_nothing_unusual_unless_a_flag_names_it() -> None:
     assert told(yaml="nvidia: {deviceSplitCount: 1}").warnings == ()
     found = told("node-config-file=/n.json", yaml="nvidia: {deviceSplitCount: 1}")
     assert (found.files, found.node_config) == ((YAML, "/n.json"), "{}")
@@ -461,7 +464,7 @@ def test_while_the_node_file_is_broken_the_last_good_one_holds(broken: str | OSE
     found = told(yaml="nvidia: {deviceSplitCount: 4}", files={JSON: broken, LAST_GOOD: good})
     assert (found.settings.node.mode, found.settings.node.filtered.index) == ("mig", (0,))
     assert (found.settings.node.split_count, found.node_config) == (4, None)
-    assert "the last good one goes on to hold" in found.faults[-1]
+    assert "the last good one stays in force" in found.faults[-1]
     assert JSON in found.faults[0]
 
 
@@ -530,6 +533,10 @@ def test_where_to_listen_and_whom_to_ask() -> None:
     assert told("kubeconfig=/k").kubeconfig == "/k"
 
 
+def log_options(flags: Flags) -> LogOptions:
+    return read_log_options(Sources(flags, {}))
+
+
 def test_logs_are_configured_by_flags_alone() -> None:
     assert log_options({"v": "=5"}).level is LogLevel.DEBUG
     assert log_options({"v": "4"}).level is LogLevel.INFO
@@ -540,18 +547,18 @@ def test_logs_are_configured_by_flags_alone() -> None:
 
 
 def test_flags_can_be_listed_by_their_group() -> None:
-    assert flags_of(Group.IGNORED, {"imex-required": "true", "v": "4"}) == ["--imex-required"]
+    assert given_in(Group.IGNORED, TABLE, {"imex-required": "true", "v": "4"}) == ["--imex-required"]
 
 
 def test_no_two_flags_share_a_name_or_a_variable() -> None:
-    names = [name for flag in FLAGS for name in (flag.name, *flag.aliases)]
-    variables = [variable for flag in FLAGS for variable in flag.env]
+    names = [name for row in TABLE for name in row.names]
+    variables = [variable for row in TABLE for variable in row.env]
     assert len(names) == len(set(names))
     assert len(variables) == len(set(variables))
 
 
 def test_every_switch_is_read() -> None:
-    """One that nobody reads would be accepted and do nothing."""
-    for flag in FLAGS:
-        if flag.kind is Kind.SWITCH and flag.group is not Group.IGNORED:
-            assert problems(f"{flag.name}=neither"), flag.name
+    """One that is not read would be accepted and do nothing."""
+    for row in TABLE:
+        if row.type.kind is FlagKind.SWITCH and row.group is not Group.IGNORED:
+            assert problems(f"{row.flag}=neither"), row.flag

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.node.handover.allocator import MOST_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.fake_cluster import Step, refused
 from tests.support.looping import in_fake_time
@@ -57,7 +57,7 @@ async def test_the_pod_of_the_lock_fails_where_the_number_of_devices_is_another(
     world = World(bound("p", A))
     world.api.lock_for("p")
     async with world.running():
-        with pytest.raises(Refused, match="device number not matched"):
+        with pytest.raises(AllocationRefused, match="device number not matched"):
             await world.ask("GPU-a-0", "GPU-a-1")
         assert world.api.phase("p") == "failed"
         assert world.api.lock_text is None
@@ -80,7 +80,7 @@ async def test_a_call_that_fits_another_pod_does_not_fail_the_pod_of_the_lock() 
 async def test_without_any_pod_the_call_is_refused_and_nothing_is_written() -> None:
     world = World()
     async with world.running():
-        with pytest.raises(Refused, match=f"no binding pod found on node {NODE}"):
+        with pytest.raises(AllocationRefused, match=f"no binding pod found on node {NODE}"):
             await world.ask("GPU-a-0")
         assert world.api.fake.writes == []
         assert world.count("allocations", result="nobody") == 1
@@ -104,7 +104,7 @@ async def test_a_patch_that_fails_refuses_fails_the_pod_and_releases_the_lock() 
     world.api.lock_for("p")
     world.api.fake.script("annotate_pod", refused(500))
     async with world.running():
-        with pytest.raises(Refused, match="patch of the annotations"):
+        with pytest.raises(AllocationRefused, match="patch of the annotations"):
             await world.ask("GPU-a-0")
         assert (world.api.phase("p"), world.api.lock_text) == ("failed", None)
         assert world.api.left("p") == entry(A)
@@ -116,7 +116,7 @@ async def test_a_lock_is_released_though_no_phase_can_be_written_and_the_phase_f
     world.api.lock_for("p")
     world.api.fake.script("annotate_pod", refused(500), refused(500), refused(503))
     async with world.running():
-        with pytest.raises(Refused):
+        with pytest.raises(AllocationRefused):
             await world.ask("GPU-a-0")
         assert world.api.lock_text is None
         await world.at_rest()
@@ -177,7 +177,7 @@ def test_an_unreadable_pod_is_refused_with_the_reason(
         if locked:
             world.api.lock_for("bad")
         async with world.running():
-            with pytest.raises(Refused, match=text):
+            with pytest.raises(AllocationRefused, match=text):
                 await world.ask("GPU-a-0")
             await world.at_rest()
             assert world.api.phase("bad") == ("failed" if locked else "allocating")
@@ -250,11 +250,11 @@ async def test_a_mode_that_refuses_fails_the_pod_that_was_meant() -> None:
     world = World(bound("p", A))
     world.mode.refusals["p"] = "no such card"
     async with world.running():
-        with pytest.raises(Refused, match="no such card"):
+        with pytest.raises(AllocationRefused, match="no such card"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "failed"
-        with pytest.raises(Refused, match="no binding pod"):
+        with pytest.raises(AllocationRefused, match="no binding pod"):
             await world.ask("GPU-a-0")
 
 
@@ -263,7 +263,7 @@ async def test_a_fault_of_the_mode_is_a_refusal() -> None:
     world = World(bound("p", A))
     world.mode.faults["p"] = OSError("disk full")
     async with world.running():
-        with pytest.raises(Refused, match="OSError: disk full"):
+        with pytest.raises(AllocationRefused, match="OSError: disk full"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "failed"
@@ -274,7 +274,7 @@ async def test_a_refusal_for_pods_that_use_the_downward_api_fails_none_of_them()
     world = World(bound("p", A, downward_api=[0]))
     world.mode.refusals["*"] = "driver missing"
     async with world.running():
-        with pytest.raises(Refused, match="driver missing"):
+        with pytest.raises(AllocationRefused, match="driver missing"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "allocating"
@@ -287,7 +287,7 @@ async def test_a_refusal_for_pods_that_use_the_downward_api_fails_none_of_them()
 async def test_different_slices_are_never_guessed_between_and_nobody_is_marked_failed() -> None:
     world = World(bound("p", A), bound("q", B))
     async with world.running():
-        with pytest.raises(Refused, match=r"default/p, default/q"):
+        with pytest.raises(AllocationRefused, match=r"default/p, default/q"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.fake.writes == []
@@ -352,7 +352,7 @@ async def test_where_kubelet_does_not_say_it_a_mixture_is_refused() -> None:
     world = World(bound("depends", A, B), bound("carries", A, downward_api=[0]), resources=False)
     async with world.running():
         await world.ask("GPU-a-0")
-        with pytest.raises(Refused, match="different slices"):
+        with pytest.raises(AllocationRefused, match="different slices"):
             await world.ask("GPU-b-1")
 
 
@@ -415,7 +415,7 @@ async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() ->
     async with world.running():
         world.api.put(bound("p", A, downward_api=[0]))
         world.mode.refusals["*"] = "driver missing"
-        with pytest.raises(Refused, match="driver missing"):
+        with pytest.raises(AllocationRefused, match="driver missing"):
             await world.ask("GPU-a-0")
         world.mode.refusals.clear()
         world.api.behind = True
@@ -432,7 +432,7 @@ async def test_without_the_api_the_watch_gets_its_time_and_is_believed() -> None
         for verb in ("get_pod", "list_pods"):
             world.api.fake.always(verb, refused(503))
         assert (await world.ask("GPU-a-0"))["pod"] == "p"
-        with pytest.raises(Refused, match="no binding pod"):
+        with pytest.raises(AllocationRefused, match="no binding pod"):
             await world.ask("GPU-a-1", "GPU-a-2")
 
 
@@ -441,7 +441,7 @@ async def test_a_call_before_the_pods_are_known_is_refused_in_the_end() -> None:
     world = World(bound("p", A))
     world.agent.pods.ready.clear()
     async with world.running():
-        with pytest.raises(Refused, match="not known yet"):
+        with pytest.raises(AllocationRefused, match="not known yet"):
             await world.ask("GPU-a-0")
 
 
@@ -519,7 +519,7 @@ async def test_an_agent_that_stops_refuses_waiting_calls() -> None:
         asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(3)]
         await asyncio.sleep(1)
     for each in asked:
-        with pytest.raises(Refused, match="stopping"):
+        with pytest.raises(AllocationRefused, match="stopping"):
             await each
 
 
@@ -529,7 +529,7 @@ async def test_more_calls_than_kubelet_ever_makes_are_refused() -> None:
     world.mode.gate = asyncio.Event()
     asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(MOST_CALLS)]
     await asyncio.sleep(1)
-    with pytest.raises(Refused, match="at once"):
+    with pytest.raises(AllocationRefused, match="at once"):
         await world.ask("GPU-a-99")
     for each in asked:
         each.cancel()
@@ -572,7 +572,7 @@ async def test_a_refusal_where_another_may_be_asking_fails_nobody() -> None:
     world = World(bound("depends", A), bound("carries", B, downward_api=[0]))
     world.mode.refusals["depends"] = "no such card"
     async with world.running():
-        with pytest.raises(Refused, match="no such card"):
+        with pytest.raises(AllocationRefused, match="no such card"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("depends") == "allocating"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.node.handover.checkpoint import Record
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tests.support.fake_cluster import refused
 from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import World, bound, claims
@@ -47,7 +47,7 @@ def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
                 assert (second.api.phase("p"), second.api.left("p")) == ("success", ";;;")
             else:
                 # kubelet may not have stored the last answer, and does not say.
-                with pytest.raises(Refused, match="different slices"):
+                with pytest.raises(AllocationRefused, match="different slices"):
                     await second.ask("GPU-b-0")
 
     check()
@@ -157,7 +157,7 @@ def test_a_pod_past_every_scheduler_does_not_get_the_slice_of_the_last_one(speak
     async def check() -> None:
         async with World(bound("p", A), resources=speaks).running() as world:
             await world.gets("p", "c0", "GPU-a-0")
-            with pytest.raises(Refused, match="no binding pod"):
+            with pytest.raises(AllocationRefused, match="no binding pod"):
                 await world.ask("GPU-a-3")
 
     check()

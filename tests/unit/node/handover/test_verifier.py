@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Pod
@@ -340,7 +340,7 @@ async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_n
         world.api.status("p", "Failed")
         await world.at_rest()
         assert (world.api.phase("p"), world.api.phase("q")) == ("failed", "success")
-        with pytest.raises(Refused):
+        with pytest.raises(AllocationRefused):
             await world.ask("GPU-a-3")
 
 

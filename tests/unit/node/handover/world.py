@@ -20,7 +20,7 @@ from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, re
 from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import Annotations
-from tessera.node.modes.base import Answer, Refused
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
@@ -215,23 +215,23 @@ class Mode:
 
     async def start(self, fleet: Fleet) -> None: ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         if self.gate is not None:
             await self.gate.wait()
         if claim.pod.name in self.refusals:
-            raise Refused(self.refusals[claim.pod.name])
+            raise AllocationRefused(self.refusals[claim.pod.name])
         if claim.pod.name in self.faults:
             raise self.faults[claim.pod.name]
         if not certain:
             self.doubts.append(claim.pod.name)
-        return Answer(env={"pod": claim.pod.name, "container": claim.container, "what": repr(claim.what)})
+        return ContainerResponse(env={"pod": claim.pod.name, "container": claim.container, "what": repr(claim.what)})
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         if "*" in self.refusals:
-            raise Refused(self.refusals["*"])
-        return Answer(env={"welcome": "yes"})
+            raise AllocationRefused(self.refusals["*"])
+        return ContainerResponse(env={"welcome": "yes"})
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
 
     async def stop(self) -> None: ...
 

@@ -1,8 +1,8 @@
-"""Admission by webhooks, as their configurations say: which are asked, in which order, and what their answers do.
+"""Admission by webhooks: which are called, in which order, and what their responses do.
 
-Mutating webhooks run one after the other by name of configuration and place in it, validating ones after them.
-Configurations with side effects are refused when they are written, so dry runs ask everybody.
-Not here: matchConditions (CEL is not evaluated: a webhook with conditions is asked always) and admission policies.
+Mutating webhooks run one after the other, by the name of their configuration and their position in it; validating ones
+run after them. Webhooks with side effects cannot be registered, so dry runs call all of them. Not supported:
+matchConditions (a webhook with conditions is always called) and admission policies.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from tessera.lab.sandbox.api import selectors
-from tessera.lab.sandbox.api.errors import ApiError, internal
-from tessera.lab.sandbox.api.intake import as_object, decode_json
-from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, Kind
+from tessera.lab.sandbox.api.errors import StatusError, internal
+from tessera.lab.sandbox.api.kinds import MUTATING_WEBHOOKS, NAMESPACES, VALIDATING_WEBHOOKS, Json, ResourceKind
 from tessera.lab.sandbox.api.patches import apply_json_patch
+from tessera.lab.sandbox.api.request_bodies import decode_json, read_object
 from tessera.lab.sandbox.api.shapes import Rule, Webhook, WebhookConfiguration
 from tessera.lab.sandbox.api.store import DECODE, ENCODE, Store
-from tessera.lab.sandbox.api.webhook_client import Answer, Caller, CallFailed
+from tessera.lab.sandbox.api.webhook_client import WebhookCallError, WebhookClient, WebhookResponse
 
 VERB_OPTIONS = {"CREATE": "CreateOptions", "UPDATE": "UpdateOptions", "DELETE": "DeleteOptions"}
 
 
 @dataclass(frozen=True, slots=True)
-class User:
-    """Who is asking."""
+class ApiUser:
+    """The user of a request."""
 
     username: str = "system:admin"
     groups: tuple[str, ...] = ("system:masters", "system:authenticated")
@@ -38,53 +38,53 @@ class Attributes:
     """One request, as admission sees it."""
 
     operation: str
-    kind: Kind
+    kind: ResourceKind
     namespace: str
     name: str
     content: Json | None
     old: Json | None = None
     subresource: str = ""
     dry_run: bool = False
-    user: User = User()
+    user: ApiUser = ApiUser()
     options: Json = field(default_factory=dict)
     subresource_kind: tuple[str, str] | None = None
-    """group/version and kind of the body where it is not the resource's own"""
+    """group/version and kind of the body, if they are not those of the resource"""
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """What is left of the object after everybody has had their say."""
+    """The object after all webhooks, and their warnings."""
 
     content: Json | None
     warnings: tuple[str, ...] = ()
 
 
 class Admission:
-    """Reads the webhook configurations from the store; nothing is asked while there are none."""
+    """Calls the webhooks whose configurations are in the store."""
 
-    def __init__(self, store: Store, caller: Caller) -> None:
+    def __init__(self, store: Store, caller: WebhookClient) -> None:
         self._store = store
         self._caller = caller
-        self._parsed: dict[Kind, tuple[int, tuple[Webhook, ...]]] = {}
+        self._parsed: dict[ResourceKind, tuple[int, tuple[Webhook, ...]]] = {}
 
     async def admit(self, attributes: Attributes, *, uid: str) -> Admitted:
         if attributes.kind in (MUTATING_WEBHOOKS, VALIDATING_WEBHOOKS):
             return Admitted(attributes.content)
-        mutating = self._asked(MUTATING_WEBHOOKS, attributes)
-        validating = self._asked(VALIDATING_WEBHOOKS, attributes)
+        mutating = self._matching(MUTATING_WEBHOOKS, attributes)
+        validating = self._matching(VALIDATING_WEBHOOKS, attributes)
         if not mutating and not validating:
             return Admitted(attributes.content)
-        round_ = _Round(self._caller, attributes, uid)
+        round_ = _AdmissionRound(self._caller, attributes, uid)
         await round_.mutate(mutating)
         for webhook in validating:
-            if self._concerns(webhook, round_.attributes):
-                await round_.ask(webhook, may_patch=False)
+            if self._matches(webhook, round_.attributes):
+                await round_.call(webhook, may_patch=False)
         return Admitted(round_.attributes.content, tuple(round_.warnings))
 
-    def _asked(self, configurations: Kind, attributes: Attributes) -> list[Webhook]:
-        return [each for each in self._webhooks(configurations) if self._concerns(each, attributes)]
+    def _matching(self, configurations: ResourceKind, attributes: Attributes) -> list[Webhook]:
+        return [each for each in self._webhooks(configurations) if self._matches(each, attributes)]
 
-    def _webhooks(self, configurations: Kind) -> tuple[Webhook, ...]:
+    def _webhooks(self, configurations: ResourceKind) -> tuple[Webhook, ...]:
         version, webhooks = self._parsed.get(configurations, (-1, ()))
         if version != self._store.touched(configurations):
             read = [msgspec.convert(each.object, WebhookConfiguration) for each in self._store.list(configurations)]
@@ -92,13 +92,13 @@ class Admission:
             self._parsed[configurations] = (self._store.touched(configurations), webhooks)
         return webhooks
 
-    def _concerns(self, webhook: Webhook, attributes: Attributes) -> bool:
+    def _matches(self, webhook: Webhook, attributes: Attributes) -> bool:
         if not any(_rule_matches(rule, attributes) for rule in webhook.rules):
             return False
         return self._namespace_matches(webhook, attributes) and _object_matches(webhook, attributes)
 
     def _namespace_matches(self, webhook: Webhook, attributes: Attributes) -> bool:
-        terms = selectors.of_structure(webhook.namespace_selector)
+        terms = selectors.parse_label_selector(webhook.namespace_selector)
         if not terms:
             return True
         if attributes.kind is NAMESPACES:
@@ -111,10 +111,10 @@ class Admission:
         return all(term.matches(labels) for term in terms)
 
 
-class _Round:
-    """The questions about one request, and what they have changed so far."""
+class _AdmissionRound:
+    """The webhook calls for one request, and what they have changed so far."""
 
-    def __init__(self, caller: Caller, attributes: Attributes, uid: str) -> None:
+    def __init__(self, caller: WebhookClient, attributes: Attributes, uid: str) -> None:
         self.attributes = attributes
         self.warnings: list[str] = []
         self._caller = caller
@@ -123,7 +123,7 @@ class _Round:
     async def mutate(self, webhooks: list[Webhook]) -> None:
         left_behind: list[bytes] = []
         for webhook in webhooks:
-            await self.ask(webhook, may_patch=True)
+            await self.call(webhook, may_patch=True)
             left_behind.append(ENCODE(self.attributes.content))
         again = [
             webhook
@@ -131,13 +131,13 @@ class _Round:
             if webhook.reinvocation_policy == "IfNeeded" and left != left_behind[-1]
         ]
         for webhook in again:
-            await self.ask(webhook, may_patch=True)
+            await self.call(webhook, may_patch=True)
 
-    async def ask(self, webhook: Webhook, *, may_patch: bool) -> None:
+    async def call(self, webhook: Webhook, *, may_patch: bool) -> None:
         try:
             answer = await self._caller.call(webhook, _request(self.attributes, self._uid))
             content = self._patched(answer) if may_patch else self.attributes.content
-        except CallFailed as failure:
+        except WebhookCallError as failure:
             if webhook.failure_policy == "Ignore":
                 return
             message = f'failed calling webhook "{webhook.name}": failed to call webhook: {failure}'
@@ -147,23 +147,23 @@ class _Round:
             raise _denied(webhook, answer)
         self.attributes = replace(self.attributes, content=content)
 
-    def _patched(self, answer: Answer) -> Json | None:
+    def _patched(self, answer: WebhookResponse) -> Json | None:
         if not answer.patch or not answer.allowed:
             return self.attributes.content
         if self.attributes.content is None:
-            raise CallFailed("there is no object to patch")
+            raise WebhookCallError("there is no object to patch")
         try:
             operations = decode_json(base64.b64decode(answer.patch, validate=True))
             fresh = DECODE(ENCODE(self.attributes.content))
             patched = apply_json_patch(fresh, operations)
             if self.attributes.subresource_kind is None:
-                patched = as_object(self.attributes.kind, patched)
+                patched = read_object(self.attributes.kind, patched)
         except (binascii.Error, ValueError) as error:
-            raise CallFailed(f"the patch is not base64: {error}") from error
-        except ApiError as error:
-            raise CallFailed(f"the patch does not apply: {error.message}") from error
+            raise WebhookCallError(f"the patch is not base64: {error}") from error
+        except StatusError as error:
+            raise WebhookCallError(f"the patch does not apply: {error.message}") from error
         if not isinstance(patched, dict):
-            raise CallFailed("the patch leaves no object")
+            raise WebhookCallError("the patch leaves no object")
         return patched
 
 
@@ -195,8 +195,8 @@ def _request(attributes: Attributes, uid: str) -> Json:
     }
 
 
-def _denied(webhook: Webhook, answer: Answer) -> ApiError:
-    """The webhook's own code and reason, but never one that means success."""
+def _denied(webhook: Webhook, answer: WebhookResponse) -> StatusError:
+    """The webhook's own code and reason, but never a code that means success."""
     status = answer.status
     message, reason, code = (status.get(key) for key in ("message", "reason", "code"))
     by = f'admission webhook "{webhook.name}" denied the request'
@@ -207,7 +207,7 @@ def _denied(webhook: Webhook, answer: Answer) -> ApiError:
     else:
         text = f"{by} without explanation"
     refused = isinstance(code, int) and 400 <= code <= 599
-    return ApiError(code if refused and code else 400, reason if isinstance(reason, str) else "", text)
+    return StatusError(code if refused and code else 400, reason if isinstance(reason, str) else "", text)
 
 
 def _rule_matches(rule: Rule, attributes: Attributes) -> bool:
@@ -216,7 +216,7 @@ def _rule_matches(rule: Rule, attributes: Attributes) -> bool:
         return False
     if not _listed(rule.api_versions, kind.version):
         return False
-    # A namespace counts as cluster-wide here, although requests about it carry a namespace.
+    # A namespace counts as cluster-scoped here, although requests about it have a namespace.
     if rule.scope not in ("*", "Namespaced" if kind.namespaced else "Cluster"):
         return False
     return any(_resource_matches(pattern, kind.plural, attributes.subresource) for pattern in rule.resources)
@@ -232,7 +232,7 @@ def _listed(wanted: tuple[str, ...], found: str) -> bool:
 
 
 def _object_matches(webhook: Webhook, attributes: Attributes) -> bool:
-    terms = selectors.of_structure(webhook.object_selector)
+    terms = selectors.parse_label_selector(webhook.object_selector)
     if not terms:
         return True
     for content in (attributes.content, attributes.old):

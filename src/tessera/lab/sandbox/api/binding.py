@@ -1,4 +1,4 @@
-"""`pods/binding`: one write that puts a pod on a node together with the binding's annotations and labels.
+"""`pods/binding`: one write that sets the pod's node and adds the binding's annotations and labels.
 
 The uid in the binding is a precondition. Whether the node exists is not checked; kube-apiserver does not either.
 """
@@ -6,16 +6,16 @@ The uid in the binding is a precondition. Whether the node exists is not checked
 from __future__ import annotations
 
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import Call, Cluster
-from tessera.lab.sandbox.api.errors import ApiError, bad_request, conflict, not_found, unexplained
-from tessera.lab.sandbox.api.intake import shaped, without_nulls
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
+from tessera.lab.sandbox.api.errors import StatusError, bad_request, conflict, not_found, unknown_error
 from tessera.lab.sandbox.api.kinds import BINDING, PODS, Json
+from tessera.lab.sandbox.api.request_bodies import convert, without_nulls
 from tessera.lab.sandbox.api.shapes import Binding
 from tessera.lab.sandbox.api.store import Stored
 from tessera.lab.sandbox.api.writes import check_precondition
 
 
-async def bind(cluster: Cluster, namespace: str, name: str, body: object, *, call: Call) -> Stored:
+async def bind(cluster: ApiState, namespace: str, name: str, body: object, *, call: RequestContext) -> Stored:
     """Assigns the pod to the binding's target."""
     content = without_nulls(body)
     binding = _checked(content, namespace, name)
@@ -37,24 +37,24 @@ async def bind(cluster: Cluster, namespace: str, name: str, body: object, *, cal
 
 
 def _checked(content: object, namespace: str, name: str) -> Binding:
-    binding = shaped(content, Binding)
+    binding = convert(content, Binding)
     metadata, target = binding.metadata, binding.target
     if metadata.name != name or metadata.namespace not in ("", namespace):
         raise bad_request("name in URL does not match name in Binding object")
     if target.kind not in ("", "Node"):
-        raise unexplained(f'target.kind: Unsupported value: "{target.kind}": supported values: "Node", "<empty>"')
+        raise unknown_error(f'target.kind: Unsupported value: "{target.kind}": supported values: "Node", "<empty>"')
     if not target.name:
-        raise unexplained("target.name: Required value")
+        raise unknown_error("target.name: Required value")
     return binding
 
 
-def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dry_run: bool) -> Stored:
+def _assign(cluster: ApiState, namespace: str, name: str, binding: Binding, *, dry_run: bool) -> Stored:
     current = cluster.store.get(PODS, namespace, name)
     if current is None:
         raise not_found(PODS, name)
     try:
         check_precondition(current, uid=binding.metadata.uid or None, version=binding.metadata.resource_version or None)
-    except ApiError as error:
+    except StatusError as error:
         why = error.message.partition(": ")[2]
         place = f"Key: /registry/pods/{namespace}/{name}, ResourceVersion: 0"
         text = f"StorageError: invalid object, Code: 4, {place}, AdditionalErrorMsg: {why}"
@@ -74,7 +74,7 @@ def _assign(cluster: Cluster, namespace: str, name: str, binding: Binding, *, dr
     return cluster.store.put(PODS, pod)
 
 
-def _refusal(current: Stored) -> ApiError | None:
+def _refusal(current: Stored) -> StatusError | None:
     spec, metadata, why = current.object["spec"], current.object["metadata"], ""
     if "deletionTimestamp" in metadata:
         why = f"pod {current.name} is being deleted, cannot be assigned to a host"

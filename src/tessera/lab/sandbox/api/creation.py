@@ -1,6 +1,6 @@
-"""What an object gets because it is being created: the built-in admission steps, its identity, and its first status.
+"""What creation adds to an object: the built-in admission, its identity, and its first status.
 
-Same order as kube-apiserver: `admit` before the webhooks see the object, `complete` after them.
+The order is kube-apiserver's: `run_builtin_admission` before the webhooks, `assign_identity` after them.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from fractions import Fraction
 
 from tessera.lab.sandbox.api.defaults import containers
 from tessera.lab.sandbox.api.errors import forbidden
-from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, Kind
+from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import Store
 from tessera.wire.quantity import NotAQuantity, read
 
 SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""of generated names: no vowels, so no words"""
+"""letters of generated names: without vowels, so that they form no words"""
 MAX_GENERATED = 63 - 5
 """characters kept of a generateName"""
 
 TOKEN_PATH = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_SECONDS = 3607
 EVICTED_AFTER_S = 300
-"""default time that a pod stays on a node that is not ready"""
+"""seconds that a pod stays on a node that is not ready, by default"""
 
 PRIORITIES = {"system-cluster-critical": 2_000_000_000, "system-node-critical": 2_000_001_000}
 
 
-class Identities:
-    """Where uids and name suffixes come from; with a seed, the same ones every time."""
+class IdentitySource:
+    """Makes uids and name suffixes; with a seed, the same ones every time."""
 
     def __init__(self, *, now: Callable[[], float], seed: int | None = None) -> None:
         self._random = random.Random(seed)
@@ -47,20 +47,20 @@ class Identities:
         return datetime.fromtimestamp(self._now() + after_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def admit(kind: Kind, content: Json, *, store: Store, identities: Identities) -> None:
+def run_builtin_admission(kind: ResourceKind, content: Json, *, store: Store, identities: IdentitySource) -> None:
     """The built-in admission of a pod: service account, tolerations, priority."""
     if kind is not PODS:
         return
     content["status"] = {}
     spec = content["spec"]
     _use_service_account(content, store, identities)
-    tolerate_short_outages(spec)
+    add_default_tolerations(spec)
     spec.setdefault("priority", PRIORITIES.get(spec.get("priorityClassName", ""), 0))
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
 
 
-def complete(kind: Kind, content: Json, *, identities: Identities) -> None:
-    """Gives the object its identity; a name made from generateName is the caller's to retry."""
+def assign_identity(kind: ResourceKind, content: Json, *, identities: IdentitySource) -> None:
+    """Sets uid, times and first status. The caller makes the name from generateName, and retries if it exists."""
     metadata = content["metadata"]
     for key in ("deletionTimestamp", "deletionGracePeriodSeconds"):
         metadata.pop(key, None)
@@ -77,12 +77,12 @@ def complete(kind: Kind, content: Json, *, identities: Identities) -> None:
         content["status"] = {}
 
 
-def generated_name(prefix: str, identities: Identities) -> str:
+def generate_name(prefix: str, identities: IdentitySource) -> str:
     return prefix[:MAX_GENERATED] + identities.suffix()
 
 
 def quality_of_service(spec: Json) -> str:
-    """The class that kubelet evicts by, from cpu and memory of all containers."""
+    """The pod's QoS class, from cpu and memory of all containers."""
     guaranteed, any_amount = True, False
     for container in containers(spec):
         resources = container.get("resources", {})
@@ -101,7 +101,7 @@ def _amount(amounts: Json, name: str) -> Fraction:
     return Fraction(0) if isinstance(found, NotAQuantity) else Fraction(found.value)
 
 
-def _use_service_account(content: Json, store: Store, identities: Identities) -> None:
+def _use_service_account(content: Json, store: Store, identities: IdentitySource) -> None:
     spec, namespace = content["spec"], content["metadata"]["namespace"]
     account = spec.setdefault("serviceAccountName", "default")
     spec["serviceAccount"] = account
@@ -114,7 +114,7 @@ def _use_service_account(content: Json, store: Store, identities: Identities) ->
         _mount_token(spec, identities)
 
 
-def _mount_token(spec: Json, identities: Identities) -> None:
+def _mount_token(spec: Json, identities: IdentitySource) -> None:
     without = [
         each
         for each in containers(spec)
@@ -135,8 +135,8 @@ def _mount_token(spec: Json, identities: Identities) -> None:
         container.setdefault("volumeMounts", []).append(mount)
 
 
-def tolerate_short_outages(spec: Json) -> None:
-    """Adds the default tolerations where nothing covers them, on every write of a pod."""
+def add_default_tolerations(spec: Json) -> None:
+    """Adds the default tolerations unless others cover them, on every write of a pod."""
     held = spec.setdefault("tolerations", [])
     for taint in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
         covered = any(

@@ -1,26 +1,28 @@
-"""What kube-apiserver fills in when it reads an object, before any webhook sees it.
+"""Defaults that kube-apiserver sets when it reads an object, before any webhook sees it.
 
-Idempotent: it runs again on what a webhook patched. Not here: what only the moment of creation decides (`creating`).
+Idempotent: they are set again after webhooks have patched the object. Quantities are rewritten in the one form that
+kube-apiserver stores: `3000` becomes `3k`, `0.1` `100m`, `1024Mi` `1Gi`. Defaults of creation only are in `creation`.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from typing import Any
 
 from tessera.lab.sandbox.api.errors import bad_request
-from tessera.lab.sandbox.api.kinds import Json, Kind
-from tessera.lab.sandbox.api.quantities import canonical
-from tessera.wire.quantity import NotAQuantity
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
+from tessera.wire.quantity import NotAQuantity, read
 
 FILE_MODE = 0o644
 """of files in volumes made from secrets, config maps and the like"""
 
 
-def set_defaults(kind: Kind, content: Json) -> None:
-    """Fills in what `content` leaves out."""
+def set_defaults(kind: ResourceKind, content: Json) -> None:
+    """Sets defaults for what `content` leaves out."""
     fill = _DEFAULTS.get(kind.kind)
     if fill is not None:
         fill(content)
@@ -33,7 +35,7 @@ def containers(spec: Json) -> Iterator[Json]:
 
 def canonical_amounts(amounts: Json, where: str) -> None:
     for name, amount in amounts.items():
-        written = canonical(amount)
+        written = canonical_quantity(amount)
         if isinstance(written, NotAQuantity):
             raise bad_request(f"unable to parse quantity {str(amount)[:80]!r} of {where}[{name}]: {written.reason}")
         amounts[name] = written
@@ -162,3 +164,46 @@ _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "MutatingWebhookConfiguration": _webhooks,
     "ValidatingWebhookConfiguration": _webhooks,
 }
+
+
+_DECIMAL = {-3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_EXPONENT = re.compile(r"[0-9.][eE][+-]?[0-9]")
+
+
+def canonical_quantity(text: str | int | float) -> str | NotAQuantity:
+    """A quantity as the API server writes it: rounded away from zero to thousandths."""
+    found = read(text)
+    if isinstance(found, NotAQuantity):
+        return found
+    value = _to_thousandths(Fraction(found.value))
+    spelled = str(text)
+    if spelled.endswith("i") and abs(value) >= 1024 and value.denominator == 1:
+        return _binary(value.numerator)
+    return _decimal(value, exponent=bool(_EXPONENT.search(spelled)))
+
+
+def _to_thousandths(value: Fraction) -> Fraction:
+    rounded = -(-abs(value.numerator) * 1000 // value.denominator)
+    return Fraction(rounded if value > 0 else -rounded, 1000)
+
+
+def _binary(value: int) -> str:
+    steps = 0
+    while steps < len(_BINARY) - 1 and value % 1024 == 0:
+        value //= 1024
+        steps += 1
+    return f"{value}{_BINARY[steps]}"
+
+
+def _decimal(value: Fraction, *, exponent: bool) -> str:
+    parts = int(value * 1000)
+    power = -3
+    while parts and power < 18 and parts % 1000 == 0:
+        parts //= 1000
+        power += 3
+    if not parts:
+        return "0"
+    if exponent:
+        return f"{parts}e{power}" if power else str(parts)
+    return f"{parts}{_DECIMAL[power]}"

@@ -1,10 +1,10 @@
-"""Deleting: at once, or gracefully while a kubelet still has to stop the pod, or not before the finalizers are done.
+"""Deletes objects: at once, after a kubelet has stopped the pod, or after the last finalizer is gone.
 
     bound pod, grace > 0      -> deletionTimestamp is set; the node deletes again with grace 0
     object with finalizers    -> deletionTimestamp is set; the update that removes the last one removes the object
     everything else           -> removed
 
-A namespace takes its content along and goes last. Owner references are not followed: no owner kind is served here.
+A namespace is removed after its content. Owner references are not followed: no kind that owns others is served.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.errors import forbidden, not_found
-from tessera.lab.sandbox.api.kinds import KINDS, NAMESPACES, PODS, Json, Kind
+from tessera.lab.sandbox.api.kinds import KINDS, NAMESPACES, PODS, Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import DeleteOptions
-from tessera.lab.sandbox.api.store import Stored, stored_from
+from tessera.lab.sandbox.api.store import Stored, make_stored
 from tessera.lab.sandbox.api.writes import check_precondition
 
 KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
@@ -25,16 +25,16 @@ KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """The object after the request: `gone`, or still there and on its way out."""
+    """The object after the request: `gone`, or still being deleted."""
 
     stored: Stored
     gone: bool
 
 
 async def delete(
-    cluster: Cluster, kind: Kind, namespace: str, name: str, *, options: DeleteOptions, call: Call
+    cluster: ApiState, kind: ResourceKind, namespace: str, name: str, *, options: DeleteOptions, call: RequestContext
 ) -> Deletion:
-    """One object."""
+    """Deletes one object."""
     current = cluster.store.get(kind, namespace, name)
     if current is None:
         raise not_found(kind, name)
@@ -52,8 +52,8 @@ async def delete(
     return remove(cluster, current, options, dry_run=call.dry_run)
 
 
-def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
-    """Takes the object out, or marks it where that has to wait."""
+def remove(cluster: ApiState, current: Stored, options: DeleteOptions, *, dry_run: bool = False) -> Deletion:
+    """Removes the object, or marks it if that has to wait."""
     if current.kind is NAMESPACES:
         return _remove_namespace(cluster, current, dry_run=dry_run)
     grace = _grace_s(current, options)
@@ -62,18 +62,18 @@ def remove(cluster: Cluster, current: Stored, options: DeleteOptions, *, dry_run
         if dry_run:
             return Deletion(current, gone=True)
         if current.kind is PODS and marked is not None:
-            # kube-apiserver writes the end of a pod down before it removes it: watchers see both.
+            # kube-apiserver marks a pod before it removes it: watchers see both writes.
             current = cluster.store.put(PODS, marked)
         return Deletion(cluster.store.remove(current), gone=True)
     if marked is None:
         return Deletion(current, gone=False)
     if dry_run:
-        return Deletion(stored_from(current.kind, marked, current.version), gone=False)
+        return Deletion(make_stored(current.kind, marked, current.version), gone=False)
     return Deletion(cluster.store.put(current.kind, marked), gone=False)
 
 
 def _grace_s(current: Stored, options: DeleteOptions) -> int:
-    """How long the pod may still run; everything that no kubelet runs goes at once."""
+    """Seconds that the pod may still run; what no kubelet runs is removed at once."""
     spec, status = current.object.get("spec", {}), current.object.get("status", {})
     if current.kind is not PODS or not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return 0
@@ -84,8 +84,8 @@ def _grace_s(current: Stored, options: DeleteOptions) -> int:
     return asked if asked >= 0 else 1
 
 
-def _marked(cluster: Cluster, current: Stored, grace: int) -> Json | None:
-    """The object with its end written down; None where that would change nothing."""
+def _marked(cluster: ApiState, current: Stored, grace: int) -> Json | None:
+    """The object with a deletion timestamp; None if that changes nothing."""
     pending = current.object["metadata"].get("deletionGracePeriodSeconds")
     if pending is not None and pending <= grace:
         return None
@@ -102,13 +102,13 @@ def _marked(cluster: Cluster, current: Stored, grace: int) -> Json | None:
     return marked
 
 
-def _remove_namespace(cluster: Cluster, current: Stored, *, dry_run: bool) -> Deletion:
+def _remove_namespace(cluster: ApiState, current: Stored, *, dry_run: bool) -> Deletion:
     marked = current.copy()
     if "deletionTimestamp" not in marked["metadata"]:
         marked["metadata"]["deletionTimestamp"] = cluster.identities.timestamp()
         marked["status"] = {"phase": "Terminating"}
     if dry_run:
-        return Deletion(stored_from(NAMESPACES, marked, current.version), gone=False)
+        return Deletion(make_stored(NAMESPACES, marked, current.version), gone=False)
     stored = cluster.store.put(NAMESPACES, marked)
     for kind in KINDS:
         if kind.namespaced:

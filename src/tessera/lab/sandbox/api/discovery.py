@@ -1,13 +1,13 @@
-"""What kubectl asks before it asks for anything: groups, resources, version, and as much OpenAPI as `apply` needs.
+"""What kubectl reads first: groups, resources, the version, and as much OpenAPI as `apply` needs.
 
-The OpenAPI documents say only that PATCH exists and which parameters it takes. Without schemas `kubectl explain`
-has nothing to show and field validation is not done.
+The OpenAPI documents only say that PATCH exists and which parameters it takes. They have no schemas, so
+`kubectl explain` shows nothing and fields are not validated.
 """
 
 from __future__ import annotations
 
 from tessera.lab.sandbox.api.errors import no_such_path
-from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, KINDS, REVIEWS, STATUS, Json, Kind, Review
+from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, KINDS, REVIEWS, STATUS, Json, ResourceKind, ReviewKind
 
 GIT_VERSION = "v1.36.0-tessera"
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
@@ -19,7 +19,7 @@ _SUBRESOURCES: dict[str, tuple[Json, tuple[str, ...]]] = {
 
 
 def document(path: str) -> Json:
-    """The discovery document at `path`; raises where there is none."""
+    """The discovery document at `path`. Raises if there is none."""
     found = _documents().get(path.rstrip("/"))
     if found is None:
         raise no_such_path()
@@ -82,7 +82,7 @@ def _resources(group: str) -> Json:
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
 
 
-def _resource(kind: Kind) -> Json:
+def _resource(kind: ResourceKind) -> Json:
     resource: Json = {"name": kind.plural, "singularName": kind.kind.lower(), "namespaced": kind.namespaced}
     resource |= {"kind": kind.kind, "verbs": list(VERBS)}
     if kind.short_names:
@@ -92,13 +92,13 @@ def _resource(kind: Kind) -> Json:
     return resource
 
 
-def _subresource(kind: Kind, name: str) -> Json:
+def _subresource(kind: ResourceKind, name: str) -> Json:
     what, verbs = _SUBRESOURCES.get(name, ({"kind": kind.kind}, ("get", "patch", "update")))
     base: Json = {"name": f"{kind.plural}/{name}", "singularName": "", "namespaced": kind.namespaced}
     return base | what | {"verbs": list(verbs)}
 
 
-def _review(review: Review) -> Json:
+def _review(review: ReviewKind) -> Json:
     return {
         "name": review.plural,
         "singularName": review.kind.lower(),
@@ -124,7 +124,7 @@ def _openapi(group: str) -> Json:
     return {"openapi": "3.0.0", "info": {"title": "Tessera", "version": GIT_VERSION}, "paths": paths, "components": {}}
 
 
-def _operations(kind: Kind) -> Json:
+def _operations(kind: ResourceKind) -> Json:
     names = ("dryRun", "fieldManager", "fieldValidation", "force")
     parameters = [{"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}} for name in names]
     meant = {"group": kind.group, "version": kind.version, "kind": kind.kind}

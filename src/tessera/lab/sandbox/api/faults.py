@@ -1,6 +1,6 @@
-"""Faults on purpose, for tests: the next requests that match fail, lose their answer, wait, or are cut off.
+"""Injected faults for tests: the next matching requests fail, lose their response, wait, or are cut off.
 
-Rules are used up in the order in which they were added. Nothing here is random: a test says what goes wrong, and when.
+Rules are used up in the order in which they were added. Nothing is random: a test says what goes wrong, and when.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tessera.lab.sandbox.api.cluster import Cluster
-from tessera.lab.sandbox.api.kinds import Kind
+from tessera.lab.sandbox.api.api_state import ApiState
+from tessera.lab.sandbox.api.kinds import ResourceKind
 from tessera.lab.sandbox.api.watches import Watcher
 
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Answers with this status instead of doing anything."""
+    """Answers with this status; the request has no effect."""
 
     status: int
     retry_after_s: int | None = None
@@ -26,24 +26,24 @@ class Fail:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Cuts the connection instead of doing anything."""
+    """Cuts the connection; the request has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoseAnswer:
-    """Does what was asked and cuts the connection instead of answering."""
+    """Carries out the request, then cuts the connection instead of answering."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Waits before doing anything."""
+    """Waits before the request is handled."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hold:
-    """Waits for `release`, before or after the effect; `reached` says that a request is waiting."""
+    """Waits for `release`, before or after the effect; `reached` is set while a request waits."""
 
     release: asyncio.Event
     reached: asyncio.Event
@@ -62,22 +62,22 @@ class _Rule:
     left: int
 
 
-class Faults:
-    """The faults still to come, and the ones that happen at once."""
+class ApiFaults:
+    """Faults planned for coming requests, and faults of running watches."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ApiState) -> None:
         self._cluster = cluster
         self._rules: list[_Rule] = []
 
     def next(self, fault: Fault, *, method: str = "*", path: str = "", agent: str = "", times: int = 1) -> None:
-        """Plans `fault` for the next `times` requests with this method whose path and User-Agent hold the patterns."""
+        """Plans `fault` for the next `times` requests with this method, path and User-Agent."""
         self._rules.append(_Rule(fault, method.upper(), re.compile(path), re.compile(agent), times))
 
     def clear(self) -> None:
         self._rules.clear()
 
     def take(self, method: str, path: str, agent: str = "") -> Fault | None:
-        """The fault that this request meets."""
+        """The fault planned for this request, if any."""
         for rule in self._rules:
             if rule.method in ("*", method) and rule.path.search(path) and rule.agent.search(agent):
                 rule.left -= 1
@@ -86,16 +86,16 @@ class Faults:
                 return rule.fault
         return None
 
-    def cut_watches(self, kind: Kind | None = None, *, agent: str = "") -> int:
-        """Resets the connections of running watches; answers how many there were."""
+    def cut_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> int:
+        """Resets the connections of running watches; returns how many there were."""
         return self._stop_watches(kind, agent, abort=True)
 
-    def end_watches(self, kind: Kind | None = None, *, agent: str = "") -> int:
+    def end_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> int:
         """Ends running watches with a plain end of stream."""
         return self._stop_watches(kind, agent, abort=False)
 
-    def hold_watches(self, kind: Kind | None = None, *, agent: str = "") -> Callable[[], None]:
-        """Running watches fall behind: nothing more reaches them until what is returned here is called."""
+    def hold_watches(self, kind: ResourceKind | None = None, *, agent: str = "") -> Callable[[], None]:
+        """Holds back all events of running watches until the returned function is called."""
         held = self._watchers(kind, agent)
         for watcher in held:
             watcher.hold()
@@ -107,14 +107,14 @@ class Faults:
         return release
 
     def compact(self) -> None:
-        """Forgets the past: whoever comes back to watch or to page from an older version gets 410."""
+        """Forgets past changes: a watch or a page from an older version gets 410."""
         self._cluster.store.compact()
 
-    def _stop_watches(self, kind: Kind | None, agent: str, *, abort: bool) -> int:
+    def _stop_watches(self, kind: ResourceKind | None, agent: str, *, abort: bool) -> int:
         watchers = self._watchers(kind, agent)
         for watcher in watchers:
             watcher.end(abort=abort)
         return len(watchers)
 
-    def _watchers(self, kind: Kind | None, agent: str) -> list[Watcher]:
+    def _watchers(self, kind: ResourceKind | None, agent: str) -> list[Watcher]:
         return [watcher for watcher in self._cluster.hub.all(kind) if re.search(agent, watcher.agent)]

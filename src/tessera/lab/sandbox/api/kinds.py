@@ -1,7 +1,7 @@
-"""The table of resources that the embedded API server knows, and how each one differs from the others.
+"""The resources that the embedded API server serves, and how they differ.
 
-Adding a kind here is enough to store, list, watch and discover it; what is special about its content is in `defaults`,
-`validating` and `tables`.
+A kind that is added here can be stored, listed, watched and discovered. Rules about its content are in `defaults`,
+`validation` and `tables`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ BINDING = "binding"
 EVICTION = "eviction"
 
 
-# Compared by identity: there is one of each, and it is the key of every look-up.
+# Compared by identity: there is one instance per kind, and it is the key of every lookup.
 @dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """One resource: its names on the wire and its rules."""
+class ResourceKind:
+    """One resource: its names and its rules."""
 
     kind: str
     plural: str
@@ -33,7 +33,7 @@ class Kind:
     fields: tuple[str, ...] = ()
     """what a fieldSelector may name besides metadata.name and metadata.namespace"""
     unconditional_update: bool = True
-    """whether a PUT without resourceVersion overwrites; refused otherwise"""
+    """whether a PUT without resourceVersion overwrites the object; otherwise it is refused"""
     create_on_update: bool = False
     returns_deleted: bool = False
     """whether a DELETE answers with the object instead of a Status"""
@@ -54,7 +54,7 @@ class Kind:
         return STATUS in self.subresources
 
 
-PODS = Kind(
+PODS = ResourceKind(
     "Pod",
     "pods",
     short_names=("po",),
@@ -73,10 +73,10 @@ PODS = Kind(
     returns_deleted=True,
     counts_generations=True,
 )
-NODES = Kind(
+NODES = ResourceKind(
     "Node", "nodes", namespaced=False, short_names=("no",), subresources=(STATUS,), fields=("spec.unschedulable",)
 )
-NAMESPACES = Kind(
+NAMESPACES = ResourceKind(
     "Namespace",
     "namespaces",
     namespaced=False,
@@ -86,7 +86,7 @@ NAMESPACES = Kind(
     returns_deleted=True,
     label_name=True,
 )
-EVENTS = Kind(
+EVENTS = ResourceKind(
     "Event",
     "events",
     short_names=("ev",),
@@ -105,14 +105,14 @@ EVENTS = Kind(
     ),
     create_on_update=True,
 )
-SECRETS = Kind("Secret", "secrets", fields=("type",))
-CONFIG_MAPS = Kind("ConfigMap", "configmaps", short_names=("cm",))
-RESOURCE_QUOTAS = Kind(
+SECRETS = ResourceKind("Secret", "secrets", fields=("type",))
+CONFIG_MAPS = ResourceKind("ConfigMap", "configmaps", short_names=("cm",))
+RESOURCE_QUOTAS = ResourceKind(
     "ResourceQuota", "resourcequotas", short_names=("quota",), subresources=(STATUS,), returns_deleted=True
 )
-SERVICE_ACCOUNTS = Kind("ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True)
-LEASES = Kind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
-MUTATING_WEBHOOKS = Kind(
+SERVICE_ACCOUNTS = ResourceKind("ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True)
+LEASES = ResourceKind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
+MUTATING_WEBHOOKS = ResourceKind(
     "MutatingWebhookConfiguration",
     "mutatingwebhookconfigurations",
     group="admissionregistration.k8s.io",
@@ -121,7 +121,7 @@ MUTATING_WEBHOOKS = Kind(
     unconditional_update=False,
     counts_generations=True,
 )
-VALIDATING_WEBHOOKS = Kind(
+VALIDATING_WEBHOOKS = ResourceKind(
     "ValidatingWebhookConfiguration",
     "validatingwebhookconfigurations",
     group="admissionregistration.k8s.io",
@@ -131,7 +131,7 @@ VALIDATING_WEBHOOKS = Kind(
     counts_generations=True,
 )
 
-KINDS: tuple[Kind, ...] = (
+KINDS: tuple[ResourceKind, ...] = (
     CONFIG_MAPS,
     EVENTS,
     NAMESPACES,
@@ -145,12 +145,12 @@ KINDS: tuple[Kind, ...] = (
     VALIDATING_WEBHOOKS,
 )
 
-BY_PATH: dict[tuple[str, str, str], Kind] = {(each.group, each.version, each.plural): each for each in KINDS}
+BY_PATH: dict[tuple[str, str, str], ResourceKind] = {(each.group, each.version, each.plural): each for each in KINDS}
 
 
 @dataclass(frozen=True, slots=True)
-class Review:
-    """A question that is answered and never stored."""
+class ReviewKind:
+    """A resource that is answered and never stored."""
 
     kind: str
     plural: str
@@ -158,9 +158,11 @@ class Review:
     version: str = "v1"
 
 
-REVIEWS: tuple[Review, ...] = (
-    Review("SelfSubjectReview", "selfsubjectreviews", "authentication.k8s.io"),
-    Review("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io"),
-    Review("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io"),
+REVIEWS: tuple[ReviewKind, ...] = (
+    ReviewKind("SelfSubjectReview", "selfsubjectreviews", "authentication.k8s.io"),
+    ReviewKind("SelfSubjectAccessReview", "selfsubjectaccessreviews", "authorization.k8s.io"),
+    ReviewKind("SubjectAccessReview", "subjectaccessreviews", "authorization.k8s.io"),
 )
-REVIEW_BY_PATH: dict[tuple[str, str, str], Review] = {(each.group, each.version, each.plural): each for each in REVIEWS}
+REVIEW_BY_PATH: dict[tuple[str, str, str], ReviewKind] = {
+    (each.group, each.version, each.plural): each for each in REVIEWS
+}

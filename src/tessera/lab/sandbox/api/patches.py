@@ -1,22 +1,21 @@
-"""Applies what a PATCH carries: JSON merge patches (RFC 7386) and JSON patches (RFC 6902).
+"""Applies the body of a PATCH: JSON patches (RFC 6902), merge patches (RFC 7386) and strategic merge patches.
 
-A patch that does not apply is refused whole. Strategic merge patches are in `strategic`.
+A patch that does not apply is refused as a whole. A strategic merge patch merges lists by their merge key, where
+Kubernetes gives them one, unites sets of plain values and replaces all other lists. It knows the directives $patch,
+$retainKeys, $deleteFromPrimitiveList and $setElementOrder.
 """
 
 from __future__ import annotations
 
-import re
+from collections import deque
 from typing import Any
 
-from tessera.lab.sandbox.api.errors import ApiError, bad_request
-from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.errors import StatusError, bad_request, unknown_error
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
+from tessera.wire import json_patch
 
 MAX_OPERATIONS = 10_000
 """of a JSON patch; kube-apiserver's own limit"""
-
-MISSING: Any = object()
-
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}", re.ASCII)
 
 
 def merge(target: Any, patch: Any) -> Any:
@@ -33,105 +32,148 @@ def merge(target: Any, patch: Any) -> Any:
 
 
 def apply_json_patch(target: Any, operations: Any) -> Any:
-    """RFC 6902. `target` is changed, also where a later operation turns out not to apply."""
+    """RFC 6902, with kube-apiserver's refusals. `target` is changed in place, even if a later operation fails."""
     if not isinstance(operations, list):
         raise bad_request("a JSON patch is a list of operations")
     if len(operations) > MAX_OPERATIONS:
-        raise ApiError(413, "RequestEntityTooLarge", f"at most {MAX_OPERATIONS} operations in a JSON patch")
-    for operation in operations:
-        if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
-            raise _unprocessable("every operation of a JSON patch needs a path")
-        target = _apply(target, operation)
-    return target
+        raise StatusError(413, "RequestEntityTooLarge", f"at most {MAX_OPERATIONS} operations in a JSON patch")
+    try:
+        return json_patch.apply_json_patch(target, operations)
+    except json_patch.JsonPatchError as error:
+        message = f"the server rejected our request due to an error in our request: {error}"
+        raise StatusError(422, "Invalid", message) from error
 
 
-def _apply(target: Any, operation: Json) -> Any:
-    path = _steps(operation["path"])
-    match operation.get("op"):
-        case "add" | "replace" | "test" as op if "value" in operation:
-            value = operation["value"]
-            if op == "test":
-                if _find(target, path) != value:
-                    raise _unprocessable(f"testing value {operation['path']} failed")
-                return target
-            if op == "replace":
-                _find(target, path)
-            return _put(target, path, value, insert=op == "add")
-        case "remove":
-            return _take(target, path)[0]
-        case "move" | "copy" as op if isinstance(operation.get("from"), str):
-            source = _steps(operation["from"])
-            if op == "copy":
-                return _put(target, path, _fresh(_find(target, source)), insert=True)
-            if path[: len(source)] == source and len(path) > len(source):
-                raise _unprocessable("cannot move a value into itself")
-            rest, value = _take(target, source)
-            return _put(rest, path, value, insert=True)
-    raise _unprocessable(f"not an operation of a JSON patch: {operation.get('op')!r} on {operation['path']!r}")
+SET = ""
+"""in place of a merge key: the list is a set of plain values"""
+
+_DELETE_FROM = "$deleteFromPrimitiveList/"
+_ORDER = "$setElementOrder/"
+
+_METADATA = {"metadata.ownerReferences": "uid", "metadata.finalizers": SET}
+_CONTAINER = {"ports": "containerPort", "env": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath"}
+_CONTAINERS = ("spec.containers", "spec.initContainers", "spec.ephemeralContainers")
+_POD = {
+    "spec.volumes": "name",
+    "spec.imagePullSecrets": "name",
+    "spec.hostAliases": "ip",
+    "spec.topologySpreadConstraints": "topologyKey",
+    "spec.resourceClaims": "name",
+    "spec.schedulingGates": "name",
+    "status.conditions": "type",
+    "status.podIPs": "ip",
+    "status.hostIPs": "ip",
+    "status.resourceClaimStatuses": "name",
+}
+_POD |= dict.fromkeys(_CONTAINERS, "name")
+_POD |= {f"{path}.{name}": key for path in _CONTAINERS for name, key in _CONTAINER.items()}
+
+MERGE_KEYS: dict[str, dict[str, str]] = {
+    "Pod": _POD,
+    "Node": {"status.conditions": "type", "status.addresses": "type", "spec.podCIDRs": SET},
+    "Namespace": {"status.conditions": "type"},
+    "ServiceAccount": {"secrets": "name", "imagePullSecrets": "name"},
+    "MutatingWebhookConfiguration": {"webhooks": "name"},
+    "ValidatingWebhookConfiguration": {"webhooks": "name"},
+}
+"""kind -> path of a list -> the member that identifies an element"""
 
 
-def _steps(pointer: str) -> list[str]:
-    if pointer and not pointer.startswith("/"):
-        raise _unprocessable(f"not a JSON pointer: {pointer!r}")
-    return [step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/")[1:]]
+def merge_strategic(kind: ResourceKind, target: Json, patch: Any) -> Json:
+    """`target`, which may be changed, with `patch` applied."""
+    if not isinstance(patch, dict):
+        raise bad_request("a strategic merge patch is an object")
+    merged: Json = _Merger(_METADATA | MERGE_KEYS.get(kind.kind, {})).maps(target, patch, "")
+    return merged
 
 
-def _find(target: Any, path: list[str]) -> Any:
-    for step in path:
-        target = _child(target, step)
-        if target is MISSING:
-            raise _unprocessable(f"missing value at /{'/'.join(path)}")
-    return target
+class _Merger:
+    def __init__(self, keys: dict[str, str]) -> None:
+        self._keys = keys
+
+    def maps(self, target: Any, patch: Json, path: str) -> Json:
+        directive = patch.get("$patch", "merge")
+        if directive == "replace":
+            return {key: value for key, value in patch.items() if key != "$patch"}
+        if directive == "delete":
+            return {}
+        if directive != "merge":
+            raise bad_request(f"unknown $patch directive: {directive!r}")
+        merged: Json = target if isinstance(target, dict) else {}
+        retained = patch.get("$retainKeys")
+        if isinstance(retained, list):
+            merged = {key: value for key, value in merged.items() if key in retained}
+        for key in _removals_first(patch):
+            self._field(merged, key, patch[key], f"{path}.{key}" if path else key)
+        for key, order in patch.items():
+            if key.startswith(_ORDER):
+                name = key.removeprefix(_ORDER)
+                self._order(merged, name, order, f"{path}.{name}" if path else name)
+        return merged
+
+    def _field(self, merged: Json, key: str, value: Any, path: str) -> None:
+        if key.startswith(_DELETE_FROM):
+            name = key.removeprefix(_DELETE_FROM)
+            gone = value if isinstance(value, list) else []
+            if isinstance(merged.get(name), list):
+                merged[name] = [each for each in merged[name] if each not in gone]
+        elif key.startswith("$"):
+            return
+        elif value is None:
+            merged.pop(key, None)
+        elif isinstance(value, dict):
+            merged[key] = self.maps(merged.get(key), value, path)
+        elif isinstance(value, list) and path in self._keys:
+            merged[key] = self._lists(merged.get(key), value, path)
+        else:
+            merged[key] = value
+
+    def _lists(self, target: Any, patch: list[Any], path: str) -> list[Any]:
+        current: list[Any] = list(target) if isinstance(target, list) else []
+        key = self._keys[path]
+        if key == SET:
+            if not all(isinstance(each, str | int) for each in (*current, *patch)):
+                raise bad_request(f"{path} holds plain values only")
+            return list(dict.fromkeys((*current, *patch)))
+        if any(isinstance(each, dict) and each.get("$patch") == "replace" for each in patch):
+            return [each for each in patch if not (isinstance(each, dict) and "$patch" in each)]
+        places = {each.get(key): place for place, each in enumerate(current) if isinstance(each, dict)}
+        for each in patch:
+            if not isinstance(each, dict) or not isinstance(each.get(key), str | int):
+                raise unknown_error(f"map: {each!r} does not contain declared merge key: {key}")
+            place = places.get(each[key])
+            if each.get("$patch") == "delete":
+                if place is not None:
+                    current[place] = None
+            elif place is None or current[place] is None:
+                places[each[key]] = len(current)
+                current.append(self.maps({}, each, path))
+            else:
+                current[place] = self.maps(current[place], each, path)
+        return [each for each in current if each is not None]
+
+    def _order(self, merged: Json, name: str, order: Any, path: str) -> None:
+        """Sorts the list as the patch says; elements that only the server has keep their place among the others."""
+        held = merged.get(name)
+        if not isinstance(held, list) or not isinstance(order, list):
+            return
+        key = self._keys.get(path, SET)
+        wanted = {_identity(each, key): place for place, each in enumerate(order)}
+        placed = [(place, each, wanted.get(_identity(each, key))) for place, each in enumerate(held)]
+        named = sorted((each for each in placed if each[2] is not None), key=lambda each: each[2] or 0)
+        others = deque(each for each in placed if each[2] is None)
+        result: list[Any] = []
+        for place, each, _ in named:
+            while others and others[0][0] < place:
+                result.append(others.popleft()[1])
+            result.append(each)
+        merged[name] = result + [each for _, each, _ in others]
 
 
-def _child(parent: Any, step: str) -> Any:
-    if isinstance(parent, dict):
-        return parent.get(step, MISSING)
-    if isinstance(parent, list) and _INDEX.fullmatch(step) and int(step) < len(parent):
-        return parent[int(step)]
-    return MISSING
+def _identity(element: Any, key: str) -> Any:
+    found = element.get(key) if key != SET and isinstance(element, dict) else element
+    return found if isinstance(found, str | int) else repr(found)
 
 
-def _put(target: Any, path: list[str], value: Any, *, insert: bool) -> Any:
-    if not path:
-        return value
-    parent, last = _find(target, path[:-1]), path[-1]
-    if isinstance(parent, dict):
-        parent[last] = value
-    elif isinstance(parent, list):
-        _put_in_list(parent, last, value, insert=insert)
-    else:
-        raise _unprocessable(f"nothing can be put at /{'/'.join(path)}")
-    return target
-
-
-def _put_in_list(parent: list[Any], step: str, value: Any, *, insert: bool) -> None:
-    if insert and step == "-":
-        parent.append(value)
-    elif _INDEX.fullmatch(step) and int(step) < len(parent) + insert:
-        parent[int(step) : int(step) + (not insert)] = [value]
-    else:
-        raise _unprocessable(f"index {step} is outside of the list")
-
-
-def _take(target: Any, path: list[str]) -> tuple[Any, Any]:
-    if not path:
-        raise _unprocessable("the whole object cannot be removed")
-    value = _find(target, path)
-    parent = _find(target, path[:-1])
-    if isinstance(parent, dict):
-        del parent[path[-1]]
-    else:
-        del parent[int(path[-1])]
-    return target, value
-
-
-def _fresh(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _fresh(each) for key, each in value.items()}
-    return [_fresh(each) for each in value] if isinstance(value, list) else value
-
-
-def _unprocessable(why: str) -> ApiError:
-    message = f"the server rejected our request due to an error in our request: {why}"
-    return ApiError(422, "Invalid", message)
+def _removals_first(patch: Json) -> list[str]:
+    return sorted(patch, key=lambda key: not key.startswith(_DELETE_FROM))

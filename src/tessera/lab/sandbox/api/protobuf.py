@@ -1,7 +1,7 @@
 """Reads the protobuf bodies that kubectl's typed commands send: `create configmap`, `create ns`, `auth can-i`, `drain`.
 
-Only the kinds in `MESSAGES`, and of those only the fields named there; others are skipped, as protobuf readers do.
-An empty text counts as absent. Answers are always JSON, which every client accepts as well.
+Only the kinds and fields in `MESSAGES` are read; other fields are skipped, as protobuf readers do. An empty text counts
+as absent. Responses are always JSON, which every client accepts as well.
 """
 
 from __future__ import annotations

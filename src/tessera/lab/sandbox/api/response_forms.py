@@ -1,13 +1,13 @@
-"""How an answer is written: plain JSON, a table, or metadata only, whichever the Accept header asks for first."""
+"""The form of a response: plain JSON, a table, or metadata only, whichever the Accept header names first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tessera.lab.sandbox.api.errors import ApiError
-from tessera.lab.sandbox.api.kinds import Json, Kind
-from tessera.lab.sandbox.api.lists import Page
+from tessera.lab.sandbox.api.errors import StatusError
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
+from tessera.lab.sandbox.api.lists import StoredPage
 from tessera.lab.sandbox.api.store import ENCODE, Stored
 from tessera.lab.sandbox.api.tables import partial, table
 
@@ -15,13 +15,13 @@ _PARTIAL = ("PartialObjectMetadata", "PartialObjectMetadataList")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
-    """One way to write objects."""
+class ResponseForm:
+    """One form of objects."""
 
+    now: Callable[[], float]
     shape: str = ""
     """empty for plain JSON, else "Table" or "Partial" """
     include: str = "Metadata"
-    now: Callable[[], float] = lambda: 0.0
 
     def one(self, stored: Stored) -> bytes:
         if self.shape == "Table":
@@ -31,7 +31,7 @@ class Form:
             return ENCODE(partial(stored, "PartialObjectMetadata"))
         return stored.whole
 
-    def many(self, kind: Kind, page: Page) -> bytes:
+    def many(self, kind: ResourceKind, page: StoredPage) -> bytes:
         metadata: Json = {"resourceVersion": str(page.version)}
         if page.token:
             metadata["continue"] = page.token
@@ -47,8 +47,8 @@ class Form:
         return ENCODE(heading)[:-1] + b',"items":[' + b",".join(each.bare for each in page.items) + b"]}"
 
 
-def form_for(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> Form:
-    """The first form in `accept` that can be written here."""
+def choose_form(accept: str, query: Mapping[str, str], now: Callable[[], float]) -> ResponseForm:
+    """The first form in `accept` that this server knows."""
     for part in accept.split(",") if accept else ("*/*",):
         media, *rest = (piece.strip() for piece in part.split(";"))
         if media not in ("application/json", "application/*", "*/*"):
@@ -56,11 +56,11 @@ def form_for(accept: str, query: Mapping[str, str], now: Callable[[], float]) ->
         parameters = dict(piece.split("=", 1) for piece in rest if "=" in piece)
         shape = parameters.get("as", "")
         if not shape:
-            return Form()
+            return ResponseForm(now)
         if parameters.get("g") == "meta.k8s.io" and parameters.get("v") in ("v1", "v1beta1"):
             if shape == "Table":
-                return Form("Table", query.get("includeObject", "Metadata"), now)
+                return ResponseForm(now, "Table", query.get("includeObject", "Metadata"))
             if shape in _PARTIAL:
-                return Form("Partial", now=now)
+                return ResponseForm(now, "Partial")
     message = "only the following media types are accepted: application/json"
-    raise ApiError(406, "NotAcceptable", message)
+    raise StatusError(406, "NotAcceptable", message)

@@ -1,6 +1,6 @@
-"""HTTP in front of the verbs: paths, methods, bodies, answers, watches.
+"""HTTP for the verbs: paths, methods, bodies, responses and watches.
 
-Every refusal leaves as a Status object; a fault in this server itself is a 500 that names it and is logged.
+Every refusal is answered with a Status object. A bug in this server is logged and answered with a 500 that names it.
 """
 
 from __future__ import annotations
@@ -13,54 +13,62 @@ from typing import Any
 
 from aiohttp import web
 
-from tessera.lab.sandbox.api import discovery, protobuf, queries
-from tessera.lab.sandbox.api.admission import User
-from tessera.lab.sandbox.api.cluster import Call
+from tessera.lab.sandbox.api import discovery, protobuf, request_url
+from tessera.lab.sandbox.api.admission import ApiUser
+from tessera.lab.sandbox.api.api_state import RequestContext
 from tessera.lab.sandbox.api.errors import (
-    ApiError,
+    StatusError,
     bad_request,
     internal,
     method_not_allowed,
-    of_status,
+    status_error,
     too_large_body,
     unauthorized,
     unsupported_media,
 )
-from tessera.lab.sandbox.api.faults import Delay, Drop, Fail, Fault, Faults, Hold, LoseAnswer
-from tessera.lab.sandbox.api.intake import decode_json, decode_yaml, shaped, without_nulls
-from tessera.lab.sandbox.api.journal import Journal, Seen
-from tessera.lab.sandbox.api.kinds import Json, Review
-from tessera.lab.sandbox.api.lists import Asked
-from tessera.lab.sandbox.api.paths import Target, resolve
-from tessera.lab.sandbox.api.response_forms import Form, form_for
+from tessera.lab.sandbox.api.faults import ApiFaults, Delay, Drop, Fail, Fault, Hold, LoseAnswer
+from tessera.lab.sandbox.api.kinds import Json, ReviewKind
+from tessera.lab.sandbox.api.lists import ListQuery
+from tessera.lab.sandbox.api.request_bodies import convert, decode_json, decode_yaml, without_nulls
+from tessera.lab.sandbox.api.request_log import LoggedRequest, RequestLog
+from tessera.lab.sandbox.api.request_url import RequestTarget, resolve_path
+from tessera.lab.sandbox.api.response_forms import ResponseForm, choose_form
 from tessera.lab.sandbox.api.shapes import DeleteOptions
 from tessera.lab.sandbox.api.store import ENCODE, Stored
 from tessera.lab.sandbox.api.verbs import APPLY_PATCH, PATCHES, Verbs
-from tessera.lab.sandbox.api.watches import Scope, Watcher
+from tessera.lab.sandbox.api.watches import Watcher, WatchScope
 
 HEALTH = ("/healthz", "/livez", "/readyz")
 BODIES = ("application/json", "application/yaml", protobuf.MEDIA)
 MAX_WARNING = 1024
-"""characters of one warning; kube-apiserver cuts long ones too"""
+"""characters of a warning; kube-apiserver cuts long ones too"""
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WatchTimings:
     """Times of a watch, in seconds."""
 
     timeout_s: float = 1800.0
     bookmark_every_s: float = 60.0
 
 
-DEFAULT_PACE = Pace()
+DEFAULT_TIMINGS = WatchTimings()
 
 
 class Rest:
-    """Answers requests. `users` maps bearer tokens to users; None lets everybody in."""
+    """Answers requests. `users` maps bearer tokens to users; None means no authentication."""
 
-    def __init__(self, verbs: Verbs, *, faults: Faults, journal: Journal, users: Mapping[str, User] | None, pace: Pace):
+    def __init__(
+        self,
+        verbs: Verbs,
+        *,
+        faults: ApiFaults,
+        journal: RequestLog,
+        users: Mapping[str, ApiUser] | None,
+        pace: WatchTimings,
+    ):
         self._verbs = verbs
         self._faults = faults
         self._journal = journal
@@ -76,13 +84,13 @@ class Rest:
             await _held(fault)
         cut = isinstance(fault, Drop | LoseAnswer)
         status = 0 if cut else response.status
-        self._journal.note(Seen(request.method, request.path, request.query_string, status, agent))
+        self._journal.note(LoggedRequest(request.method, request.path, request.query_string, status, agent))
         return _cut(request) if cut else response
 
     async def _before(self, fault: Fault | None) -> web.StreamResponse | None:
         match fault:
             case Fail():
-                refusal = of_status(fault.status, fault.message, retry_after_s=fault.retry_after_s)
+                refusal = status_error(fault.status, fault.message, retry_after_s=fault.retry_after_s)
                 return _refused(refusal)
             case Drop():
                 return web.Response()
@@ -95,31 +103,31 @@ class Rest:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
             return await self._dispatch(request)
-        except ApiError as refusal:
+        except StatusError as refusal:
             return _refused(refusal)
         except web.HTTPRequestEntityTooLarge:
             return _refused(too_large_body())
         except ConnectionError:
             raise
         except Exception as error:
-            _LOG.exception("a request was not answered: %s %s", request.method, request.path)
+            _LOG.exception("request failed: %s %s", request.method, request.path)
             return _refused(internal(f"{type(error).__name__}: {error}"))
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         user = self._user(request)
         if request.path in HEALTH:
             return web.Response(text="ok")
-        target = resolve(request.path)
+        target = resolve_path(request.path)
         if target is None:
             if request.method != "GET":
                 raise method_not_allowed()
             return _json(discovery.document(request.path))
-        call = Call(user=user, dry_run=queries.dry_run(request.query), options=_options(request))
-        if isinstance(target, Review):
+        call = RequestContext(user=user, dry_run=request_url.parse_dry_run(request.query), options=_options(request))
+        if isinstance(target, ReviewKind):
             if request.method != "POST":
                 raise method_not_allowed()
             return _json(self._verbs.review(target, await _body(request), call), status=201)
-        form = form_for(",".join(request.headers.getall("Accept", ())), request.query, self._verbs.cluster.now)
+        form = choose_form(",".join(request.headers.getall("Accept", ())), request.query, self._verbs.cluster.now)
         match request.method:
             case "GET" if target.name:
                 return _stored(self._verbs.get(target), form, call)
@@ -139,50 +147,52 @@ class Rest:
                 return await self._delete(request, target, form, call)
         raise method_not_allowed()
 
-    async def _collection(self, request: web.Request, target: Target, form: Form) -> web.StreamResponse:
+    async def _collection(self, request: web.Request, target: RequestTarget, form: ResponseForm) -> web.StreamResponse:
         query = request.query
-        selector = queries.selector(target.kind, query)
-        if queries.flag(query, "watch"):
-            return await self._watch(request, Scope(target.kind, target.namespace, selector, form.one))
+        selector = request_url.parse_selector(target.kind, query)
+        if request_url.parse_flag(query, "watch"):
+            return await self._watch(request, WatchScope(target.kind, target.namespace, selector, form.one))
         page = self._verbs.list(
-            Asked(
+            ListQuery(
                 target.kind,
                 target.namespace,
                 selector,
-                limit=queries.limit(query),
+                limit=request_url.parse_limit(query),
                 token=query.get("continue", ""),
-                version=queries.whole_number(query, "resourceVersion"),
+                version=request_url.parse_whole_number(query, "resourceVersion"),
                 exact=query.get("resourceVersionMatch") == "Exact",
             )
         )
         return _bytes(form.many(target.kind, page))
 
-    async def _delete(self, request: web.Request, target: Target, form: Form, call: Call) -> web.StreamResponse:
+    async def _delete(
+        self, request: web.Request, target: RequestTarget, form: ResponseForm, call: RequestContext
+    ) -> web.StreamResponse:
         options = await _delete_options(request)
         call.dry_run = call.dry_run or "All" in options.dry_run
         if not target.name:
-            selector = queries.selector(target.kind, request.query)
+            selector = request_url.parse_selector(target.kind, request.query)
             page = await self._verbs.delete_all(target, selector, options, call)
             return _bytes(form.many(target.kind, page), call)
         done = await self._verbs.delete(target, options, call)
         return _json(done, call, status=200) if isinstance(done, dict) else _stored(done, form, call)
 
-    async def _watch(self, request: web.Request, scope: Scope) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, scope: WatchScope) -> web.StreamResponse:
         query = request.query
-        asked_s = queries.whole_number(query, "timeoutSeconds")
-        version = queries.whole_number(query, "resourceVersion")
+        asked_s = request_url.parse_whole_number(query, "timeoutSeconds")
+        version = request_url.parse_whole_number(query, "resourceVersion")
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        # Headers go out only with the watch already open: nothing may happen unseen after the client sees them.
+        # The watch is opened before the headers are sent: the client must see every change from then on.
         hub = self._verbs.cluster.hub
         watcher = hub.open(
             scope,
             version=version,
-            initial_events=queries.flag(query, "sendInitialEvents"),
+            initial_events=request_url.parse_flag(query, "sendInitialEvents"),
             agent=request.headers.get("User-Agent", ""),
         )
         try:
             await response.prepare(request)
-            every_s = self._pace.bookmark_every_s if queries.flag(query, "allowWatchBookmarks") else None
+            every_s = self._pace.bookmark_every_s if request_url.parse_flag(query, "allowWatchBookmarks") else None
             await self._stream(response, watcher, float(asked_s or self._pace.timeout_s), every_s)
             if watcher.aborted:
                 return _cut(request)
@@ -213,9 +223,9 @@ class Rest:
                     watcher.bookmark(self._verbs.cluster.store.version)
                     bookmark_at = loop.time() + bookmark_every_s
 
-    def _user(self, request: web.Request) -> User:
+    def _user(self, request: web.Request) -> ApiUser:
         if self._users is None:
-            return User()
+            return ApiUser()
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         user = self._users.get(token.strip()) if scheme.lower() == "bearer" else None
         if user is None:
@@ -253,10 +263,10 @@ async def _patch(request: web.Request) -> tuple[str, Any]:
 async def _delete_options(request: web.Request) -> DeleteOptions:
     content = await request.read()
     decoded = _decoded(request.content_type, content) if content.strip() else {}
-    options = shaped(without_nulls(decoded), DeleteOptions)
+    options = convert(without_nulls(decoded), DeleteOptions)
     if options.kind != "DeleteOptions":
         raise bad_request(f"a DELETE takes DeleteOptions, not {options.kind!r}")
-    asked_s = queries.whole_number(request.query, "gracePeriodSeconds")
+    asked_s = request_url.parse_whole_number(request.query, "gracePeriodSeconds")
     if asked_s is None:
         return options
     return DeleteOptions(
@@ -278,28 +288,28 @@ async def _held(fault: Hold) -> None:
 
 
 def _cut(request: web.Request) -> web.StreamResponse:
-    """Ends the connection as a crash would; what is returned reaches nobody."""
+    """Cuts the connection as a crash would. The returned response is never sent."""
     if request.transport is not None:
         request.transport.abort()
     return web.Response(status=500)
 
 
-def _stored(stored: Stored, form: Form, call: Call, *, status: int = 200) -> web.Response:
+def _stored(stored: Stored, form: ResponseForm, call: RequestContext, *, status: int = 200) -> web.Response:
     return _bytes(form.one(stored), call, status=status)
 
 
-def _json(content: Json, call: Call | None = None, *, status: int | None = None) -> web.Response:
+def _json(content: Json, call: RequestContext | None = None, *, status: int | None = None) -> web.Response:
     return _bytes(ENCODE(content), call, status=status or content.get("code", 200))
 
 
-def _refused(refusal: ApiError) -> web.Response:
+def _refused(refusal: StatusError) -> web.Response:
     response = _bytes(ENCODE(refusal.status()), status=refusal.code)
     if refusal.retry_after_s is not None:
         response.headers["Retry-After"] = str(refusal.retry_after_s)
     return response
 
 
-def _bytes(body: bytes, call: Call | None = None, *, status: int = 200) -> web.Response:
+def _bytes(body: bytes, call: RequestContext | None = None, *, status: int = 200) -> web.Response:
     response = web.Response(body=body, status=status, content_type="application/json")
     for text in dict.fromkeys(call.warnings if call is not None else ()):
         response.headers.add("Warning", f'299 - "{_quotable(text)}"')

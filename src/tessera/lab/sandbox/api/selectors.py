@@ -1,21 +1,18 @@
-"""Label and field selectors: the text of a query parameter, or the structure of a webhook, to a test of one object.
+"""Label and field selectors, from the text of a query parameter or the structure in a webhook configuration.
 
-Unknown fields and malformed texts are refused as kube-apiserver refuses them.
+Unknown fields and malformed texts are refused as by kube-apiserver.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tessera.lab.sandbox.api.errors import bad_request
-from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.shapes import LabelSelector
-
-Labels = Mapping[str, str]
-LabelTest = Callable[[Labels], bool]
+from tessera.wire.label_requirements import LabelRequirement
 
 _TERM = re.compile(
     r"\s*(?:(?P<absent>!\s*[^\s!=<>(),]+)"
@@ -27,30 +24,8 @@ _FIELD_TERM = re.compile(r"(?P<field>[^=!]+)(?P<op>==|=|!=)(?P<value>.*)", re.DO
 
 
 @dataclass(frozen=True, slots=True)
-class LabelTerm:
-    """One requirement on one label."""
-
-    key: str
-    operator: str
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Labels) -> bool:
-        found = labels.get(self.key)
-        match self.operator:
-            case "In":
-                return found in self.values
-            case "NotIn":
-                return found not in self.values
-            case "Exists":
-                return found is not None
-            case "DoesNotExist":
-                return found is None
-        return _compares(found, self.operator, next(iter(self.values)))
-
-
-@dataclass(frozen=True, slots=True)
-class FieldTerm:
-    """One requirement on one field, which counts as empty where it is missing."""
+class FieldRequirement:
+    """One requirement on one field; a missing field counts as empty."""
 
     field: str
     equal: bool
@@ -61,11 +36,11 @@ class FieldTerm:
 
 
 @dataclass(frozen=True, slots=True)
-class Selector:
-    """All that a list or a watch asks of an object."""
+class ObjectSelector:
+    """What a list or a watch requires of an object."""
 
-    labels: tuple[LabelTerm, ...] = ()
-    fields: tuple[FieldTerm, ...] = ()
+    labels: tuple[LabelRequirement, ...] = ()
+    fields: tuple[FieldRequirement, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.labels or self.fields)
@@ -77,15 +52,15 @@ class Selector:
                 return False
         return all(term.matches(content) for term in self.fields)
 
-    def demanded(self, field: str) -> str | None:
-        """The one value that `field` must have, if there is one."""
+    def required_value(self, field: str) -> str | None:
+        """The value that `field` must have, if the selector names one."""
         return next((term.value for term in self.fields if term.field == field and term.equal), None)
 
 
-EVERYTHING = Selector()
+EVERYTHING = ObjectSelector()
 
 
-def parse_labels(text: str) -> tuple[LabelTerm, ...]:
+def parse_labels(text: str) -> tuple[LabelRequirement, ...]:
     terms = []
     position = 0
     while position < len(text):
@@ -97,7 +72,7 @@ def parse_labels(text: str) -> tuple[LabelTerm, ...]:
     return tuple(terms)
 
 
-def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
+def parse_fields(kind: ResourceKind, text: str) -> tuple[FieldRequirement, ...]:
     terms = []
     for part in _FIELD_PART.findall(text):
         found = _FIELD_TERM.fullmatch(part)
@@ -106,21 +81,21 @@ def parse_fields(kind: Kind, text: str) -> tuple[FieldTerm, ...]:
         field = found["field"].strip()
         if field not in kind.fields and field not in ("metadata.name", "metadata.namespace"):
             raise bad_request(f"field label not supported: {field}")
-        terms.append(FieldTerm(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
+        terms.append(FieldRequirement(field, found["op"] != "!=", re.sub(r"\\(.)", r"\1", found["value"])))
     return tuple(terms)
 
 
-def of_structure(selector: LabelSelector) -> tuple[LabelTerm, ...]:
+def parse_label_selector(selector: LabelSelector) -> tuple[LabelRequirement, ...]:
     """A `metav1.LabelSelector`; an empty one selects everything."""
-    plain = [LabelTerm(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
+    plain = [LabelRequirement(key, "In", frozenset((value,))) for key, value in selector.match_labels.items()]
     return (
         *plain,
-        *(LabelTerm(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
+        *(LabelRequirement(each.key, each.operator, frozenset(each.values)) for each in selector.match_expressions),
     )
 
 
 def field_text(content: Json, path: str) -> str:
-    """A field as selectors see it."""
+    """The field as selectors compare it."""
     found: Any = content
     for step in path.split("."):
         found = found.get(step) if isinstance(found, dict) else None
@@ -133,22 +108,14 @@ def field_text(content: Json, path: str) -> str:
     return str(found)
 
 
-def _label_term(found: re.Match[str]) -> LabelTerm:
+def _label_term(found: re.Match[str]) -> LabelRequirement:
     if found["absent"]:
-        return LabelTerm(found["absent"][1:].strip(), "DoesNotExist")
+        return LabelRequirement(found["absent"][1:].strip(), "DoesNotExist")
     key = found["key"]
     if found["set"]:
         values = frozenset(value.strip() for value in found["values"].split(","))
-        return LabelTerm(key, "In" if found["set"] == "in" else "NotIn", values)
+        return LabelRequirement(key, "In" if found["set"] == "in" else "NotIn", values)
     if not found["op"]:
-        return LabelTerm(key, "Exists")
-    operator = {"=": "In", "==": "In", "!=": "NotIn"}.get(found["op"], found["op"])
-    return LabelTerm(key, operator, frozenset((found["value"],)))
-
-
-def _compares(found: str | None, operator: str, bound: str) -> bool:
-    try:
-        left, right = int(found or ""), int(bound)
-    except ValueError:
-        return False
-    return left > right if operator == ">" else left < right
+        return LabelRequirement(key, "Exists")
+    operator = {"=": "In", "==": "In", "!=": "NotIn", ">": "Gt", "<": "Lt"}[found["op"]]
+    return LabelRequirement(key, operator, frozenset((found["value"],)))

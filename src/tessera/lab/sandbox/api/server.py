@@ -1,4 +1,4 @@
-"""Starts and stops the embedded API server on a loopback port, and tells kubectl how to find it.
+"""Starts and stops the embedded API server on a loopback port, and writes a kubeconfig for it.
 
 async with ApiServer() as server:
     server.write_kubeconfig(path)
@@ -17,57 +17,57 @@ from types import TracebackType
 import yaml
 from aiohttp import web
 
-from tessera.lab.sandbox.api.admission import User
+from tessera.lab.sandbox.api.admission import ApiUser
+from tessera.lab.sandbox.api.api_state import ApiState
 from tessera.lab.sandbox.api.certificates import Certificates, for_loopback
-from tessera.lab.sandbox.api.cluster import Cluster
-from tessera.lab.sandbox.api.faults import Faults
-from tessera.lab.sandbox.api.journal import Journal
+from tessera.lab.sandbox.api.faults import ApiFaults
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.rest import DEFAULT_PACE, Pace, Rest
+from tessera.lab.sandbox.api.request_log import RequestLog
+from tessera.lab.sandbox.api.rest import DEFAULT_TIMINGS, Rest, WatchTimings
 from tessera.lab.sandbox.api.verbs import Verbs
 from tessera.lab.sandbox.api.webhook_client import Resolver
 
 MAX_BODY = 3 * 1024 * 1024
 """bytes of a request; kube-apiserver's own limit"""
 KEEP_ALIVE_S = 120.0
-"""longer than the 90 s for which Go clients keep an idle connection, so that it is them who close it"""
+"""longer than the 90 s for which Go clients keep an idle connection, so that the client closes it"""
 SHUTDOWN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """How to serve. Port 0 takes a free one. A token makes authentication required; kubectl sends it over TLS only."""
+class ServerOptions:
+    """How to serve. Port 0 takes a free one. A token makes authentication required; kubectl sends it only over TLS."""
 
     host: str = "127.0.0.1"
     port: int = 0
     tls: bool = False
     token: str | None = None
-    users: Mapping[str, User] = field(default_factory=dict)
-    """further bearer tokens and who they stand for"""
+    users: Mapping[str, ApiUser] = field(default_factory=dict)
+    """users of further bearer tokens"""
     now: Callable[[], float] = time.time
     seed: int | None = None
-    """makes uids and generated names repeat"""
+    """makes uids and generated names reproducible"""
     history_length: int = 5_000
-    """changes remembered for each kind, about 10 KB each for pods; older watches get 410"""
-    pace: Pace = DEFAULT_PACE
+    """changes kept per kind, about 10 KB each for pods; older watches get 410"""
+    pace: WatchTimings = DEFAULT_TIMINGS
     resolver: Resolver | None = None
-    """where Services named by webhook configurations are served"""
+    """finds the addresses of Services in webhook configurations"""
 
 
 class ApiServer:
-    """One server. `verbs` reaches the same state without HTTP, `faults` breaks it, `journal` remembers requests."""
+    """One server. `verbs` is the API without HTTP, `faults` injects faults, `journal` lists the latest requests."""
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or Options()
-        self.cluster = Cluster(
+    def __init__(self, options: ServerOptions | None = None) -> None:
+        self.options = options or ServerOptions()
+        self.cluster = ApiState(
             now=self.options.now,
             seed=self.options.seed,
             history_length=self.options.history_length,
             resolver=self.options.resolver,
         )
         self.verbs = Verbs(self.cluster)
-        self.faults = Faults(self.cluster)
-        self.journal = Journal()
+        self.faults = ApiFaults(self.cluster)
+        self.journal = RequestLog()
         self._certificates: Certificates | None = None
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -79,11 +79,11 @@ class ApiServer:
 
     @property
     def ca(self) -> bytes | None:
-        """Who signed the serving certificate, in PEM."""
+        """The CA of the serving certificate, in PEM."""
         return self._certificates.ca if self._certificates is not None else None
 
     async def start(self) -> None:
-        """Serves; after `stop` the same state can be served again, on the same port."""
+        """Starts serving. After `stop`, the same state can be served again on the same port."""
         if self.options.tls and self._certificates is None:
             self._certificates = for_loopback(self.options.host)
         rest = Rest(self.verbs, faults=self.faults, journal=self.journal, users=self._users(), pace=self.options.pace)
@@ -110,7 +110,7 @@ class ApiServer:
         self._port = int(runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Ends watches, then the rest. Clients see what they see when an API server goes away."""
+        """Ends watches, then the server, as when an API server shuts down."""
         for watcher in self.cluster.hub.all():
             watcher.end()
         if self._runner is not None:
@@ -128,7 +128,7 @@ class ApiServer:
         await self.stop()
 
     def kubeconfig(self) -> Json:
-        """For kubectl and every other client."""
+        """A kubeconfig for kubectl and every other client."""
         cluster: Json = {"server": self.url}
         if self.ca is not None:
             cluster["certificate-authority-data"] = base64.b64encode(self.ca).decode()
@@ -144,13 +144,13 @@ class ApiServer:
         }
 
     def write_kubeconfig(self, path: Path) -> None:
-        """Readable by its owner only: it may hold a token."""
+        """Writes the kubeconfig, readable by its owner only: it may hold a token."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "w") as file:
             yaml.safe_dump(self.kubeconfig(), file, sort_keys=False)
 
-    def _users(self) -> dict[str, User] | None:
+    def _users(self) -> dict[str, ApiUser] | None:
         users = dict(self.options.users)
         if self.options.token:
-            users[self.options.token] = User()
+            users[self.options.token] = ApiUser()
         return users or None

@@ -1,6 +1,6 @@
-"""The types of the fields that this server looks into: a body that has others is refused before anything reads it.
+"""The types of the fields that this server reads. A body with other types is refused.
 
-Partial on purpose: fields that nothing here looks at are stored as they come.
+Deliberately partial: fields that nothing here reads are stored as they come.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Amounts = dict[str, str | int | float]
 Maps = list[Json]
 
 
-class Shape(msgspec.Struct, frozen=True, rename="camel", gc=False):
-    """Base: camelCase on the wire, everything optional unless said otherwise."""
+class ApiStruct(msgspec.Struct, frozen=True, rename="camel", gc=False):
+    """Base class: camelCase on the wire, everything optional unless stated."""
 
 
-class Metadata(Shape, frozen=True):
+class Metadata(ApiStruct, frozen=True):
     name: str = ""
     generate_name: str = ""
     namespace: str = ""
@@ -33,31 +33,31 @@ class Metadata(Shape, frozen=True):
     deletion_timestamp: str = ""
 
 
-class Resources(Shape, frozen=True):
+class ResourceRequirements(ApiStruct, frozen=True):
     limits: Amounts = {}
     requests: Amounts = {}
 
 
-class FieldRef(Shape, frozen=True):
+class FieldRef(ApiStruct, frozen=True):
     field_path: str = ""
 
 
-class EnvSource(Shape, frozen=True):
+class EnvSource(ApiStruct, frozen=True):
     field_ref: FieldRef | None = None
 
 
-class Env(Shape, frozen=True):
+class Env(ApiStruct, frozen=True):
     name: str = ""
     value: str = ""
     value_from: EnvSource | None = None
 
 
-class Mount(Shape, frozen=True):
+class VolumeMount(ApiStruct, frozen=True):
     name: str = ""
     mount_path: str = ""
 
 
-class Container(Shape, frozen=True):
+class Container(ApiStruct, frozen=True):
     name: str = ""
     image: str = ""
     image_pull_policy: str = ""
@@ -66,12 +66,12 @@ class Container(Shape, frozen=True):
     args: list[str] = []
     env: list[Env] = []
     ports: Maps = []
-    resources: Resources = Resources()
-    volume_mounts: list[Mount] = []
+    resources: ResourceRequirements = ResourceRequirements()
+    volume_mounts: list[VolumeMount] = []
     security_context: Json = {}
 
 
-class Volume(Shape, frozen=True):
+class Volume(ApiStruct, frozen=True):
     name: str = ""
     secret: Json = {}
     config_map: Json = {}
@@ -79,7 +79,7 @@ class Volume(Shape, frozen=True):
     downward_api: Json = msgspec.field(default={}, name="downwardAPI")
 
 
-class PodSpec(Shape, frozen=True):
+class PodSpec(ApiStruct, frozen=True):
     containers: list[Container] = []
     init_containers: list[Container] = []
     volumes: list[Volume] = []
@@ -100,21 +100,21 @@ class PodSpec(Shape, frozen=True):
     active_deadline_seconds: int = 0
 
 
-class Condition(Shape, frozen=True):
+class Condition(ApiStruct, frozen=True):
     type: str = ""
     status: str = ""
     reason: str = ""
     message: str = ""
 
 
-class ContainerStatus(Shape, frozen=True):
+class ContainerStatus(ApiStruct, frozen=True):
     name: str = ""
     ready: bool = False
     restart_count: int = 0
     state: dict[str, Json] = {}
 
 
-class PodStatus(Shape, frozen=True):
+class PodStatus(ApiStruct, frozen=True):
     phase: str = ""
     reason: str = ""
     conditions: list[Condition] = []
@@ -122,18 +122,18 @@ class PodStatus(Shape, frozen=True):
     init_container_statuses: list[ContainerStatus] = []
 
 
-class Pod(Shape, frozen=True):
+class Pod(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
 
-class NodeSpec(Shape, frozen=True):
+class NodeSpec(ApiStruct, frozen=True):
     unschedulable: bool = False
     taints: Maps = []
 
 
-class NodeStatus(Shape, frozen=True):
+class NodeStatus(ApiStruct, frozen=True):
     capacity: Amounts = {}
     allocatable: Amounts = {}
     conditions: list[Condition] = []
@@ -141,27 +141,27 @@ class NodeStatus(Shape, frozen=True):
     node_info: Json = {}
 
 
-class Node(Shape, frozen=True):
+class Node(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
 
 
-class NamespaceStatus(Shape, frozen=True):
+class NamespaceStatus(ApiStruct, frozen=True):
     phase: str = ""
 
 
-class NamespaceSpec(Shape, frozen=True):
+class NamespaceSpec(ApiStruct, frozen=True):
     finalizers: list[str] = []
 
 
-class Namespace(Shape, frozen=True):
+class Namespace(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     spec: NamespaceSpec = NamespaceSpec()
     status: NamespaceStatus = NamespaceStatus()
 
 
-class Event(Shape, frozen=True):
+class Event(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     involved_object: dict[str, str] = {}
     source: dict[str, str] = {}
@@ -176,7 +176,7 @@ class Event(Shape, frozen=True):
     reporting_component: str = ""
 
 
-class Secret(Shape, frozen=True):
+class Secret(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     type: str = ""
     data: dict[str, str] = {}
@@ -184,30 +184,30 @@ class Secret(Shape, frozen=True):
     immutable: bool = False
 
 
-class ConfigMap(Shape, frozen=True):
+class ConfigMap(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     data: dict[str, str] = {}
     binary_data: dict[str, str] = {}
     immutable: bool = False
 
 
-class Quota(Shape, frozen=True):
+class Quota(ApiStruct, frozen=True):
     hard: Amounts = {}
     used: Amounts = {}
 
 
-class ResourceQuota(Shape, frozen=True):
+class ResourceQuota(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     spec: Quota = Quota()
     status: Quota = Quota()
 
 
-class ServiceAccount(Shape, frozen=True):
+class ServiceAccount(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     secrets: Maps = []
 
 
-class LeaseSpec(Shape, frozen=True):
+class LeaseSpec(ApiStruct, frozen=True):
     holder_identity: str = ""
     lease_duration_seconds: int = 0
     lease_transitions: int = 0
@@ -215,25 +215,25 @@ class LeaseSpec(Shape, frozen=True):
     renew_time: str = ""
 
 
-class Lease(Shape, frozen=True):
+class Lease(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     spec: LeaseSpec = LeaseSpec()
 
 
-class ServiceReference(Shape, frozen=True):
+class ServiceReference(ApiStruct, frozen=True):
     namespace: str = ""
     name: str = ""
     path: str = ""
     port: int = 443
 
 
-class ClientConfig(Shape, frozen=True):
+class ClientConfig(ApiStruct, frozen=True):
     url: str = ""
     ca_bundle: str = ""
     service: ServiceReference | None = None
 
 
-class Rule(Shape, frozen=True):
+class Rule(ApiStruct, frozen=True):
     operations: tuple[str, ...] = ()
     api_groups: tuple[str, ...] = ()
     api_versions: tuple[str, ...] = ()
@@ -241,18 +241,18 @@ class Rule(Shape, frozen=True):
     scope: str = "*"
 
 
-class LabelRequirement(Shape, frozen=True):
+class LabelSelectorRequirement(ApiStruct, frozen=True):
     key: str
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
     values: list[str] = []
 
 
-class LabelSelector(Shape, frozen=True):
+class LabelSelector(ApiStruct, frozen=True):
     match_labels: dict[str, str] = {}
-    match_expressions: list[LabelRequirement] = []
+    match_expressions: list[LabelSelectorRequirement] = []
 
 
-class Webhook(Shape, frozen=True):
+class Webhook(ApiStruct, frozen=True):
     name: str = ""
     client_config: ClientConfig = ClientConfig()
     rules: tuple[Rule, ...] = ()
@@ -264,27 +264,27 @@ class Webhook(Shape, frozen=True):
     admission_review_versions: tuple[str, ...] = ()
 
 
-class WebhookConfiguration(Shape, frozen=True):
+class WebhookConfiguration(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     webhooks: tuple[Webhook, ...] = ()
 
 
-class Target(Shape, frozen=True):
+class BindingTarget(ApiStruct, frozen=True):
     kind: str = ""
     name: str = ""
 
 
-class Binding(Shape, frozen=True):
+class Binding(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
-    target: Target = Target()
+    target: BindingTarget = BindingTarget()
 
 
-class Preconditions(Shape, frozen=True):
+class Preconditions(ApiStruct, frozen=True):
     uid: str | None = None
     resource_version: str | None = None
 
 
-class DeleteOptions(Shape, frozen=True):
+class DeleteOptions(ApiStruct, frozen=True):
     kind: str = "DeleteOptions"
     grace_period_seconds: int | None = None
     propagation_policy: str | None = None
@@ -292,7 +292,7 @@ class DeleteOptions(Shape, frozen=True):
     dry_run: tuple[str, ...] = ()
 
 
-class Eviction(Shape, frozen=True):
+class Eviction(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     delete_options: DeleteOptions = DeleteOptions()
 

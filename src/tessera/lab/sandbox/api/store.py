@@ -1,19 +1,53 @@
-"""What the API server knows: objects by kind, namespace and name, and one version that grows with every write.
+"""The API server's objects by kind, namespace and name, with one version that grows with every write.
 
-Invariant: an object in the store is never changed, only replaced: snapshots, watches and cached bytes stay true.
-Not here: rules about content, and who may write what.
+Invariant: a stored object is never changed, only replaced, so that snapshots, watches and cached bytes stay valid.
+Every change after `oldest` is kept; a reader that needs an older one is told so. Rules about content are elsewhere.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from itertools import islice
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
-from tessera.lab.sandbox.api.history import History
-from tessera.lab.sandbox.api.kinds import KINDS, Json, Kind
+from tessera.lab.sandbox.api.kinds import KINDS, Json, ResourceKind
+
+T = TypeVar("T")
+
+
+class History(Generic[T]):
+    """The past changes of one kind: a bounded log, newest last."""
+
+    def __init__(self, length: int) -> None:
+        self.oldest = 0
+        self._versions: deque[int] = deque()
+        self._entries: deque[T] = deque()
+        self._length = length
+
+    def append(self, version: int, entry: T) -> None:
+        self._versions.append(version)
+        self._entries.append(entry)
+        while len(self._entries) > self._length:
+            self.oldest = self._versions.popleft()
+            self._entries.popleft()
+
+    def since(self, version: int) -> Iterable[T] | None:
+        """What came after `version`; None if part of that is forgotten."""
+        if version < self.oldest:
+            return None
+        return islice(self._entries, bisect_right(self._versions, version), None)
+
+    def forget(self, version: int) -> None:
+        """Drops everything; the log is complete only from `version` on."""
+        self.oldest = version
+        self._versions.clear()
+        self._entries.clear()
+
 
 ENCODE = msgspec.json.Encoder().encode
 DECODE = msgspec.json.Decoder().decode
@@ -23,11 +57,11 @@ DECODE = msgspec.json.Decoder().decode
 class Stored:
     """One object at one version."""
 
-    kind: Kind
+    kind: ResourceKind
     object: Json
     """read only; `copy` gives one to change"""
     bare: bytes
-    """JSON without kind and apiVersion, as the items of a list have it"""
+    """JSON without kind and apiVersion, as in the items of a list"""
     version: int
 
     @property
@@ -53,8 +87,8 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Change:
-    """One write: `old` is missing for a new object, `removed` when `new` is the last state of one that is gone."""
+class StoreChange:
+    """One write. `old` is None for a new object; with `removed`, `new` is the last state of a deleted one."""
 
     version: int
     old: Stored | None
@@ -63,76 +97,76 @@ class Change:
 
 
 class Store:
-    """All objects. Listeners hear of every change before the writer goes on."""
+    """All objects. Listeners are called for every change before the write returns."""
 
     def __init__(self, *, history_length: int) -> None:
         self.version = 1
-        self._objects: dict[Kind, dict[str, dict[str, Stored]]] = {kind: {} for kind in KINDS}
-        self._history: dict[Kind, History[Change]] = {kind: History(history_length) for kind in KINDS}
-        self._touched: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        self._listeners: list[Callable[[Change], None]] = []
+        self._objects: dict[ResourceKind, dict[str, dict[str, Stored]]] = {kind: {} for kind in KINDS}
+        self._history: dict[ResourceKind, History[StoreChange]] = {kind: History(history_length) for kind in KINDS}
+        self._touched: dict[ResourceKind, int] = dict.fromkeys(KINDS, 0)
+        self._listeners: list[Callable[[StoreChange], None]] = []
 
-    def listen(self, listener: Callable[[Change], None]) -> None:
+    def listen(self, listener: Callable[[StoreChange], None]) -> None:
         self._listeners.append(listener)
 
-    def get(self, kind: Kind, namespace: str, name: str) -> Stored | None:
+    def get(self, kind: ResourceKind, namespace: str, name: str) -> Stored | None:
         return self._objects[kind].get(namespace, {}).get(name)
 
-    def list(self, kind: Kind, namespace: str = "") -> list[Stored]:
-        """In the order of namespace and name; all namespaces when none is given."""
+    def list(self, kind: ResourceKind, namespace: str = "") -> list[Stored]:
+        """Sorted by namespace and name; all namespaces if none is given."""
         held = self._objects[kind]
         if kind.namespaced and namespace:
             return _by_name(held.get(namespace, {}))
         return [stored for space in sorted(held) for stored in _by_name(held[space])]
 
-    def touched(self, kind: Kind) -> int:
+    def touched(self, kind: ResourceKind) -> int:
         """The version of the last change of this kind."""
         return self._touched[kind]
 
     def namespace_is_empty(self, namespace: str) -> bool:
         return not any(self._objects[kind].get(namespace) for kind in KINDS if kind.namespaced)
 
-    def put(self, kind: Kind, content: Json) -> Stored:
-        """Writes `content`, which the store owns from here on."""
+    def put(self, kind: ResourceKind, content: Json) -> Stored:
+        """Stores `content`. The caller must not change it afterwards."""
         metadata = content["metadata"]
         space = self._objects[kind].setdefault(metadata.get("namespace", ""), {})
         old = space.get(metadata["name"])
         new = self._next(kind, content)
         space[metadata["name"]] = new
-        self._record(Change(new.version, old, new))
+        self._record(StoreChange(new.version, old, new))
         return new
 
     def remove(self, stored: Stored) -> Stored:
-        """Takes the object out; the answer is its last state with the version of its removal."""
+        """Removes the object; returns its last state with the version of the removal."""
         space = self._objects[stored.kind][stored.namespace]
         del space[stored.name]
         if not space:
             del self._objects[stored.kind][stored.namespace]
         last = self._next(stored.kind, stored.copy())
-        self._record(Change(last.version, stored, last, removed=True))
+        self._record(StoreChange(last.version, stored, last, removed=True))
         return last
 
-    def since(self, kind: Kind, version: int) -> Iterable[Change] | None:
-        """The changes after `version`, or None when some of them are forgotten."""
+    def since(self, kind: ResourceKind, version: int) -> Iterable[StoreChange] | None:
+        """The changes after `version`, or None if some of them are forgotten."""
         return self._history[kind].since(version)
 
-    def oldest(self, kind: Kind) -> int:
+    def oldest(self, kind: ResourceKind) -> int:
         """The oldest version that a watch may start from."""
         return self._history[kind].oldest
 
     def compact(self) -> None:
-        """Forgets every past change, as etcd does from time to time: only the present can be watched from."""
-        # One version ahead of the last write, so that a client who has seen everything is too old as well.
+        """Forgets all past changes, as etcd does from time to time."""
+        # One version ahead of the last write, so that even a client that has seen everything is too old.
         self.version += 1
         for history in self._history.values():
             history.forget(self.version)
 
-    def _next(self, kind: Kind, content: Json) -> Stored:
+    def _next(self, kind: ResourceKind, content: Json) -> Stored:
         self.version += 1
         content["metadata"]["resourceVersion"] = str(self.version)
-        return stored_from(kind, content, self.version)
+        return make_stored(kind, content, self.version)
 
-    def _record(self, change: Change) -> None:
+    def _record(self, change: StoreChange) -> None:
         kind = change.new.kind
         self._touched[kind] = change.version
         self._history[kind].append(change.version, change)
@@ -140,8 +174,8 @@ class Store:
             listener(change)
 
 
-def stored_from(kind: Kind, content: Json, version: int) -> Stored:
-    """`content` in the order of fields that the wire has."""
+def make_stored(kind: ResourceKind, content: Json, version: int) -> Stored:
+    """Orders the fields of `content` as kube-apiserver writes them."""
     ordered = {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": content["metadata"]}
     ordered |= content
     ordered |= {"kind": kind.kind, "apiVersion": kind.api_version}
@@ -149,7 +183,7 @@ def stored_from(kind: Kind, content: Json, version: int) -> Stored:
     return Stored(kind, ordered, ENCODE(bare), version)
 
 
-def _heading(kind: Kind) -> bytes:
+def _heading(kind: ResourceKind) -> bytes:
     return b'{"kind":"%b","apiVersion":"%b",' % (kind.kind.encode(), kind.api_version.encode())
 
 

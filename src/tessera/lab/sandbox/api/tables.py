@@ -1,16 +1,16 @@
-"""The tables of `kubectl get`: which columns a kind has and what its rows say.
+"""The tables of `kubectl get`: the columns of each kind and the cells of its rows.
 
-Cells come from the object alone and from the time; kinds without columns of their own get name and age.
+Cells depend only on the object and the time; kinds without their own columns show name and age.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
-from tessera.lab.sandbox.api.ages import UNKNOWN, age
-from tessera.lab.sandbox.api.kinds import Json, Kind
+from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.store import Stored
 
 NONE = "<none>"
@@ -19,8 +19,8 @@ Cells = Callable[[Json, float], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """The columns of one kind; those in `wide` are shown with `-o wide` only."""
+class TableLayout:
+    """The columns of one kind; those in `wide` appear only with `-o wide`."""
 
     columns: tuple[str, ...]
     cells: Cells
@@ -28,7 +28,7 @@ class Layout:
 
 
 def table(
-    kind: Kind,
+    kind: ResourceKind,
     items: Iterable[Stored],
     *,
     now: float,
@@ -59,14 +59,14 @@ def partial(stored: Stored, kind: str) -> Json:
     return {"kind": kind, "apiVersion": "meta.k8s.io/v1", "metadata": stored.object["metadata"]}
 
 
-def _definition(name: str, layout: Layout) -> Json:
+def _definition(name: str, layout: TableLayout) -> Json:
     kind = "integer" if name in ("Data", "Webhooks", "Count") else "string"
     shown = "name" if name == "Name" else ""
     return {"name": name, "type": kind, "format": shown, "description": "", "priority": int(name in layout.wide)}
 
 
 def _since(content: Json, now: float) -> str:
-    return age(content["metadata"].get("creationTimestamp"), now)
+    return format_age(content["metadata"].get("creationTimestamp"), now)
 
 
 def _plain(content: Json, now: float) -> list[Any]:
@@ -92,7 +92,7 @@ def _pod(content: Json, now: float) -> list[Any]:
 
 
 def pod_state(content: Json) -> str:
-    """The one word for how a pod is doing: the reason of the container in trouble where there is one."""
+    """The pod's status in one word: the reason of a failing container, if there is one."""
     status, metadata = content.get("status", {}), content["metadata"]
     word: str = status.get("reason") or status.get("phase") or UNKNOWN
     if content["spec"].get("schedulingGates") and word == "Pending":
@@ -147,14 +147,14 @@ def _event(content: Json, now: float) -> list[Any]:
     component = source.get("component") or content.get("reportingComponent", "")
     host = source.get("host", "")
     return [
-        age(last, now),
+        format_age(last, now),
         content.get("type", ""),
         content.get("reason", ""),
         f"{about.get('kind', '').lower()}/{about.get('name', '')}",
         about.get("fieldPath", ""),
         f"{component}, {host}" if host else component,
         content.get("message", "").strip(),
-        age(first, now),
+        format_age(first, now),
         count,
         content["metadata"]["name"],
     ]
@@ -189,15 +189,15 @@ def _webhooks(content: Json, now: float) -> list[Any]:
     return [content["metadata"]["name"], len(content.get("webhooks", ())), _since(content, now)]
 
 
-_PLAIN = Layout(("Name", "Age"), _plain)
+_PLAIN = TableLayout(("Name", "Age"), _plain)
 
-LAYOUTS: dict[str, Layout] = {
-    "Pod": Layout(
+LAYOUTS: dict[str, TableLayout] = {
+    "Pod": TableLayout(
         ("Name", "Ready", "Status", "Restarts", "Age", "IP", "Node", "Nominated Node", "Readiness Gates"),
         _pod,
         frozenset({"IP", "Node", "Nominated Node", "Readiness Gates"}),
     ),
-    "Node": Layout(
+    "Node": TableLayout(
         (
             *("Name", "Status", "Roles", "Age", "Version"),
             *("Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"),
@@ -205,7 +205,7 @@ LAYOUTS: dict[str, Layout] = {
         _node,
         frozenset({"Internal-IP", "External-IP", "OS-Image", "Kernel-Version", "Container-Runtime"}),
     ),
-    "Event": Layout(
+    "Event": TableLayout(
         (
             *("Last Seen", "Type", "Reason", "Object", "Subobject", "Source"),
             *("Message", "First Seen", "Count", "Name"),
@@ -213,11 +213,57 @@ LAYOUTS: dict[str, Layout] = {
         _event,
         frozenset({"Subobject", "Source", "First Seen", "Count", "Name"}),
     ),
-    "Namespace": Layout(("Name", "Status", "Age"), _namespace),
-    "Secret": Layout(("Name", "Type", "Data", "Age"), _secret),
-    "ConfigMap": Layout(("Name", "Data", "Age"), _config_map),
-    "ResourceQuota": Layout(("Name", "Request", "Limit", "Age"), _quota),
-    "Lease": Layout(("Name", "Holder", "Age"), _lease),
-    "MutatingWebhookConfiguration": Layout(("Name", "Webhooks", "Age"), _webhooks),
-    "ValidatingWebhookConfiguration": Layout(("Name", "Webhooks", "Age"), _webhooks),
+    "Namespace": TableLayout(("Name", "Status", "Age"), _namespace),
+    "Secret": TableLayout(("Name", "Type", "Data", "Age"), _secret),
+    "ConfigMap": TableLayout(("Name", "Data", "Age"), _config_map),
+    "ResourceQuota": TableLayout(("Name", "Request", "Limit", "Age"), _quota),
+    "Lease": TableLayout(("Name", "Holder", "Age"), _lease),
+    "MutatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
+    "ValidatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
 }
+
+
+_MINUTE, _HOUR, _DAY, _YEAR = 60, 3600, 86_400, 365 * 86_400
+"""seconds"""
+
+UNKNOWN = "<unknown>"
+
+
+def format_age(timestamp: str | None, now: float) -> str:
+    """The time since an RFC 3339 timestamp."""
+    if not timestamp:
+        return UNKNOWN
+    try:
+        then = datetime.fromisoformat(timestamp)
+    except ValueError:
+        return "<invalid>"
+    return format_duration(now - then.replace(tzinfo=then.tzinfo or UTC).timestamp())
+
+
+def format_duration(seconds: float) -> str:
+    """As kubectl prints durations: two units while the number is small, else one."""
+    whole = int(seconds)
+    if whole < -1:
+        return "<invalid>"
+    if whole < 2 * _MINUTE:
+        return f"{max(whole, 0)}s"
+    if whole < 10 * _MINUTE:
+        return _two(whole, _MINUTE, "m", 1, "s")
+    if whole < 3 * _HOUR:
+        return f"{whole // _MINUTE}m"
+    if whole < 8 * _HOUR:
+        return _two(whole, _HOUR, "h", _MINUTE, "m")
+    if whole < 2 * _DAY:
+        return f"{whole // _HOUR}h"
+    if whole < 8 * _DAY:
+        return _two(whole, _DAY, "d", _HOUR, "h")
+    if whole < 2 * _YEAR:
+        return f"{whole // _DAY}d"
+    if whole < 8 * _YEAR:
+        return _two(whole, _YEAR, "y", _DAY, "d")
+    return f"{whole // _YEAR}y"
+
+
+def _two(seconds: int, large: int, large_name: str, small: int, small_name: str) -> str:
+    rest = seconds % large // small
+    return f"{seconds // large}{large_name}" + (f"{rest}{small_name}" if rest else "")

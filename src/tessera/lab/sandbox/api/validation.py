@@ -1,6 +1,6 @@
-"""Rules about content that matter to this product and its users: names, labels, sizes, amounts, what may not change.
+"""The rules about content that matter here: names, labels, sizes, amounts and immutable fields.
 
-Answers values: a list of problems, empty when all is well. Far fewer rules than kube-apiserver has.
+They return a list of problems, empty if there are none. kube-apiserver has far more rules.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tessera.lab.sandbox.api.errors import Problem
-from tessera.lab.sandbox.api.kinds import EVENTS, PODS, STATUS, Json, Kind
+from tessera.lab.sandbox.api.errors import FieldProblem
+from tessera.lab.sandbox.api.kinds import EVENTS, PODS, STATUS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import ENCODE
 from tessera.wire.quantity import NotAQuantity, NotWhole, read
 
 MAX_ANNOTATIONS = 256 * 1024
-"""bytes of all keys and values of an object together"""
+"""bytes of all keys and values of an object"""
 SHOWN = 80
-"""characters of a bad value that a message repeats"""
+"""characters of a bad value that a message quotes"""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -39,7 +39,7 @@ _MUTABLE_TEXT = (
 )
 
 
-def problems_of(kind: Kind, content: Json) -> list[Problem]:
+def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
     """What is wrong with an object."""
     found = [*_metadata(kind, content["metadata"])]
     if kind is PODS:
@@ -51,42 +51,42 @@ def problems_of(kind: Kind, content: Json) -> list[Problem]:
     return found
 
 
-def problems_of_change(kind: Kind, old: Json, new: Json, *, subresource: str) -> list[Problem]:
-    """What is wrong with a change, the object itself aside."""
+def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresource: str) -> list[FieldProblem]:
+    """What is wrong with a change, besides the object itself."""
     if kind is PODS and subresource != STATUS:
         return [*_pod_change(old["spec"], new["spec"])]
     if old.get("immutable") and any(old.get(key) != new.get(key) for key in ("data", "binaryData", "immutable")):
-        return [Problem("data", "Forbidden: field is immutable when `immutable` is set", "FieldValueForbidden")]
+        return [FieldProblem("data", "Forbidden: field is immutable when `immutable` is set", "FieldValueForbidden")]
     if kind.kind == "Secret" and old.get("type") != new.get("type"):
-        return [Problem("type", f"Invalid value: {_shown(new.get('type'))}: field is immutable")]
+        return [FieldProblem("type", f"Invalid value: {_shown(new.get('type'))}: field is immutable")]
     return []
 
 
-def is_name(kind: Kind, name: str) -> bool:
+def is_name(kind: ResourceKind, name: str) -> bool:
     if kind.label_name:
         return _LABEL.fullmatch(name) is not None
     return len(name) <= 253 and _SUBDOMAIN.fullmatch(name) is not None
 
 
-def _metadata(kind: Kind, metadata: Json) -> Iterator[Problem]:
+def _metadata(kind: ResourceKind, metadata: Json) -> Iterator[FieldProblem]:
     name = metadata.get("name", "")
     if not is_name(kind, name):
         why = _LABEL_TEXT if kind.label_name else _SUBDOMAIN_TEXT
-        yield Problem("metadata.name", f"Invalid value: {_shown(name)}: {why}")
+        yield FieldProblem("metadata.name", f"Invalid value: {_shown(name)}: {why}")
     for key, value in metadata.get("labels", {}).items():
         if not _is_qualified(key):
-            yield Problem("metadata.labels", f"Invalid value: {_shown(key)}: not a qualified name")
+            yield FieldProblem("metadata.labels", f"Invalid value: {_shown(key)}: not a qualified name")
         if value and not _QUALIFIED.fullmatch(value):
             why = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.'"
-            yield Problem("metadata.labels", f"Invalid value: {_shown(value)}: {why}")
+            yield FieldProblem("metadata.labels", f"Invalid value: {_shown(value)}: {why}")
     size = 0
     for key, value in metadata.get("annotations", {}).items():
         size += len(key.encode(errors="replace")) + len(value.encode(errors="replace"))
         if not _is_qualified(key.lower()):
-            yield Problem("metadata.annotations", f"Invalid value: {_shown(key)}: not a qualified name")
+            yield FieldProblem("metadata.annotations", f"Invalid value: {_shown(key)}: not a qualified name")
     if size > MAX_ANNOTATIONS:
         text = f"Too long: may not be more than {MAX_ANNOTATIONS} bytes"
-        yield Problem("metadata.annotations", text, "FieldValueTooLong")
+        yield FieldProblem("metadata.annotations", text, "FieldValueTooLong")
 
 
 def _is_qualified(key: str) -> bool:
@@ -96,75 +96,77 @@ def _is_qualified(key: str) -> bool:
     return _QUALIFIED.fullmatch(name) is not None
 
 
-def _pod(spec: Json) -> Iterator[Problem]:
+def _pod(spec: Json) -> Iterator[FieldProblem]:
     if not spec.get("containers"):
-        yield Problem("spec.containers", "Required value", "FieldValueRequired")
+        yield FieldProblem("spec.containers", "Required value", "FieldValueRequired")
     seen: set[str] = set()
     for group in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(group, ())):
             where = f"spec.{group}[{index}]"
             name = container.get("name", "")
             if not name:
-                yield Problem(f"{where}.name", "Required value", "FieldValueRequired")
+                yield FieldProblem(f"{where}.name", "Required value", "FieldValueRequired")
             elif not _LABEL.fullmatch(name):
-                yield Problem(f"{where}.name", f"Invalid value: {_shown(name)}: {_LABEL_TEXT}")
+                yield FieldProblem(f"{where}.name", f"Invalid value: {_shown(name)}: {_LABEL_TEXT}")
             elif name in seen:
-                yield Problem(f"{where}.name", f"Duplicate value: {_shown(name)}", "FieldValueDuplicate")
+                yield FieldProblem(f"{where}.name", f"Duplicate value: {_shown(name)}", "FieldValueDuplicate")
             seen.add(name)
             if not container.get("image"):
-                yield Problem(f"{where}.image", "Required value", "FieldValueRequired")
+                yield FieldProblem(f"{where}.image", "Required value", "FieldValueRequired")
             yield from _resources(container.get("resources", {}), f"{where}.resources")
 
 
-def _resources(resources: Json, where: str) -> Iterator[Problem]:
+def _resources(resources: Json, where: str) -> Iterator[FieldProblem]:
     limits, requests = resources.get("limits", {}), resources.get("requests", {})
     for key, amounts in (("limits", limits), ("requests", requests)):
         for name, text in amounts.items():
             if not _is_qualified(name):
-                yield Problem(f"{where}.{key}[{name[:SHOWN]}]", f"Invalid value: {_shown(name)}: not a resource name")
+                yield FieldProblem(
+                    f"{where}.{key}[{name[:SHOWN]}]", f"Invalid value: {_shown(name)}: not a resource name"
+                )
             amount = read(text)
             if not isinstance(amount, NotAQuantity) and amount.value < 0:
                 why = "must be greater than or equal to 0"
-                yield Problem(f"{where}.{key}[{name}]", f"Invalid value: {_shown(text)}: {why}")
-            elif is_extended(name) and isinstance(amount, NotWhole):
-                yield Problem(f"{where}.{key}[{name}]", f"Invalid value: {_shown(text)}: must be an integer")
+                yield FieldProblem(f"{where}.{key}[{name}]", f"Invalid value: {_shown(text)}: {why}")
+            elif is_extended_resource(name) and isinstance(amount, NotWhole):
+                yield FieldProblem(f"{where}.{key}[{name}]", f"Invalid value: {_shown(text)}: must be an integer")
     for name, text in requests.items():
         yield from _request(name, text, limits, f"{where}.requests")
 
 
-def _request(name: str, text: str, limits: Json, where: str) -> Iterator[Problem]:
+def _request(name: str, text: str, limits: Json, where: str) -> Iterator[FieldProblem]:
     request = read(text)
     limit = read(limits[name]) if name in limits else None
     if isinstance(request, NotAQuantity) or isinstance(limit, NotAQuantity):
         return
     if limit is None:
-        if is_extended(name):
+        if is_extended_resource(name):
             text = "Required value: Limit must be set for non overcommitable resources"
-            yield Problem(where.replace("requests", "limits"), text, "FieldValueRequired")
-    elif is_extended(name) and request.value != limit.value:
-        yield Problem(where, f"Invalid value: {_shown(text)}: must be equal to {name} limit of {limits[name]}")
+            yield FieldProblem(where.replace("requests", "limits"), text, "FieldValueRequired")
+    elif is_extended_resource(name) and request.value != limit.value:
+        yield FieldProblem(where, f"Invalid value: {_shown(text)}: must be equal to {name} limit of {limits[name]}")
     elif request.value > limit.value:
-        yield Problem(
+        yield FieldProblem(
             where, f"Invalid value: {_shown(text)}: must be less than or equal to {name} limit of {limits[name]}"
         )
 
 
-def is_extended(name: str) -> bool:
-    """Whether a resource is one that device plugins bring."""
+def is_extended_resource(name: str) -> bool:
+    """Whether the resource is an extended one, such as device plugins offer."""
     prefix, slash, _ = name.rpartition("/")
     return bool(slash) and not prefix.endswith("kubernetes.io") and not name.startswith("requests.")
 
 
-def _pod_change(old: Json, new: Json) -> Iterator[Problem]:
+def _pod_change(old: Json, new: Json) -> Iterator[FieldProblem]:
     kept = {ENCODE(each | {"tolerationSeconds": None}) for each in new.get("tolerations", ())}
     if any(ENCODE(each | {"tolerationSeconds": None}) not in kept for each in old.get("tolerations", ())):
         text = "Forbidden: existing toleration can not be modified except its tolerationSeconds"
-        yield Problem("spec.tolerations", text, "FieldValueForbidden")
+        yield FieldProblem("spec.tolerations", text, "FieldValueForbidden")
     if len(new.get("schedulingGates", ())) > len(old.get("schedulingGates", ())):
         text = "Forbidden: only deletion is allowed, but found new scheduling gate"
-        yield Problem("spec.schedulingGates", text, "FieldValueForbidden")
+        yield FieldProblem("spec.schedulingGates", text, "FieldValueForbidden")
     if _fixed_part(old) != _fixed_part(new):
-        yield Problem("spec", _MUTABLE_TEXT, "FieldValueForbidden")
+        yield FieldProblem("spec", _MUTABLE_TEXT, "FieldValueForbidden")
 
 
 def _fixed_part(spec: Json) -> Json:
@@ -174,33 +176,33 @@ def _fixed_part(spec: Json) -> Json:
     return fixed
 
 
-def _event(content: Json) -> Iterator[Problem]:
+def _event(content: Json) -> Iterator[FieldProblem]:
     about = content.get("involvedObject", {}).get("namespace", "")
     namespace = content["metadata"].get("namespace", "")
     if namespace != (about or "default"):
         why = "does not match event.namespace"
-        yield Problem("involvedObject.namespace", f"Invalid value: {_shown(about)}: {why}")
+        yield FieldProblem("involvedObject.namespace", f"Invalid value: {_shown(about)}: {why}")
 
 
-def _webhooks(content: Json) -> Iterator[Problem]:
+def _webhooks(content: Json) -> Iterator[FieldProblem]:
     for index, webhook in enumerate(content["webhooks"]):
         where = f"webhooks[{index}]"
         if not webhook.get("name"):
-            yield Problem(f"{where}.name", "Required value", "FieldValueRequired")
+            yield FieldProblem(f"{where}.name", "Required value", "FieldValueRequired")
         if webhook.get("sideEffects") not in ("None", "NoneOnDryRun"):
             text = f'Unsupported value: {_shown(webhook.get("sideEffects"))}: supported values: "None", "NoneOnDryRun"'
-            yield Problem(f"{where}.sideEffects", text, "FieldValueNotSupported")
+            yield FieldProblem(f"{where}.sideEffects", text, "FieldValueNotSupported")
         if not set(webhook.get("admissionReviewVersions", ())) & {"v1", "v1beta1"}:
             text = "Invalid value: must include at least one of v1, v1beta1"
-            yield Problem(f"{where}.admissionReviewVersions", text)
+            yield FieldProblem(f"{where}.admissionReviewVersions", text)
         if not 1 <= webhook.get("timeoutSeconds", 10) <= 30:
-            yield Problem(
+            yield FieldProblem(
                 f"{where}.timeoutSeconds", "Invalid value: the timeout value must be between 1 and 30 seconds"
             )
         client = webhook.get("clientConfig", {})
         if bool(client.get("url")) == ("service" in client):
             text = "Required value: exactly one of url or service is required"
-            yield Problem(f"{where}.clientConfig", text, "FieldValueRequired")
+            yield FieldProblem(f"{where}.clientConfig", text, "FieldValueRequired")
 
 
 def _shown(value: object) -> str:

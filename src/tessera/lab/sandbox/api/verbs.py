@@ -1,6 +1,6 @@
-"""The verbs of the API on a target, from decoded body to stored object: what `rest` speaks HTTP for.
+"""The verbs of the API on a target, from decoded body to stored object. `rest` serves them over HTTP.
 
-Tests and simulated parts in the same process may call these directly; every rule but authentication is below this line.
+Tests and simulated components in the same process may call them directly: only authentication is above this layer.
 """
 
 from __future__ import annotations
@@ -8,27 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tessera.lab.sandbox.api import binding, deletion
-from tessera.lab.sandbox.api import writes as writing
-from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api import binding, deletion, writes
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.errors import (
-    ApiError,
-    Problem,
+    FieldProblem,
+    StatusError,
     bad_request,
     invalid,
     method_not_allowed,
     not_found,
     success,
 )
-from tessera.lab.sandbox.api.intake import as_object, shaped, without_nulls
-from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, Json, Review
-from tessera.lab.sandbox.api.lists import Asked, Lister, Page
-from tessera.lab.sandbox.api.patches import apply_json_patch, merge
-from tessera.lab.sandbox.api.paths import Target
-from tessera.lab.sandbox.api.selectors import Selector
+from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, Json, ReviewKind
+from tessera.lab.sandbox.api.lists import Lister, ListQuery, StoredPage
+from tessera.lab.sandbox.api.patches import apply_json_patch, merge, merge_strategic
+from tessera.lab.sandbox.api.request_bodies import convert, read_object, without_nulls
+from tessera.lab.sandbox.api.request_url import RequestTarget
+from tessera.lab.sandbox.api.selectors import ObjectSelector
 from tessera.lab.sandbox.api.shapes import DeleteOptions, Eviction
 from tessera.lab.sandbox.api.store import Stored
-from tessera.lab.sandbox.api.strategic import merge_strategic
 
 JSON_PATCH = "application/json-patch+json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -38,13 +36,13 @@ PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
 
 class Verbs:
-    """All that can be asked of a cluster."""
+    """All verbs of the API."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ApiState) -> None:
         self.cluster = cluster
         self._lister = Lister(cluster.store)
 
-    def get(self, target: Target) -> Stored:
+    def get(self, target: RequestTarget) -> Stored:
         if target.subresource in (BINDING, EVICTION):
             raise method_not_allowed()
         stored = self.cluster.store.get(target.kind, target.namespace, target.name)
@@ -52,11 +50,11 @@ class Verbs:
             raise not_found(target.kind, target.name)
         return stored
 
-    def list(self, asked: Asked) -> Page:
+    def list(self, asked: ListQuery) -> StoredPage:
         return self._lister.page(asked)
 
-    async def create(self, target: Target, body: Any, call: Call) -> Stored | Json:
-        """A new object, or a binding or eviction, which answer with a Status."""
+    async def create(self, target: RequestTarget, body: Any, call: RequestContext) -> Stored | Json:
+        """Creates an object, or a binding or eviction, which return a Status."""
         if target.subresource == BINDING:
             await binding.bind(self.cluster, target.namespace, target.name, body, call=call)
             return success(target.kind, name=target.name, uid="", code=201)
@@ -65,24 +63,24 @@ class Verbs:
             return success(target.kind, name=target.name, uid="", code=201)
         if target.name or (target.kind.namespaced and not target.namespace):
             raise method_not_allowed()
-        content = as_object(target.kind, body)
-        return await writing.create(self.cluster, target.kind, target.namespace, content, call=call)
+        content = read_object(target.kind, body)
+        return await writes.create(self.cluster, target.kind, target.namespace, content, call=call)
 
-    async def replace(self, target: Target, body: Any, call: Call) -> tuple[Stored, bool]:
-        """The object as it is now, and whether this made it."""
+    async def replace(self, target: RequestTarget, body: Any, call: RequestContext) -> tuple[Stored, bool]:
+        """The object afterwards, and whether it was created."""
         self._must_be_updatable(target)
-        content = as_object(target.kind, body)
+        content = read_object(target.kind, body)
         missing = self.cluster.store.get(target.kind, target.namespace, target.name) is None
         if missing and target.kind.create_on_update:
             content["metadata"].setdefault("name", target.name)
             if content["metadata"]["name"] != target.name:
                 raise bad_request("the name of the object does not match the name on the URL")
             content["metadata"].pop("resourceVersion", None)
-            return await writing.create(self.cluster, target.kind, target.namespace, content, call=call), True
-        return await self._update(target, lambda _: as_object(target.kind, body), call), False
+            return await writes.create(self.cluster, target.kind, target.namespace, content, call=call), True
+        return await self._update(target, lambda _: read_object(target.kind, body), call), False
 
-    async def patch(self, target: Target, media: str, body: Any, call: Call) -> tuple[Stored, bool]:
-        """The object as it is now, and whether this made it (server-side apply only)."""
+    async def patch(self, target: RequestTarget, media: str, body: Any, call: RequestContext) -> tuple[Stored, bool]:
+        """The object afterwards, and whether it was created (server-side apply only)."""
         self._must_be_updatable(target)
         if media == MERGE_PATCH and not isinstance(body, dict):
             raise bad_request("a merge patch is an object")
@@ -91,12 +89,12 @@ class Verbs:
             if not isinstance(body, dict) or not isinstance(body.setdefault("metadata", {}), dict):
                 raise bad_request("an applied configuration is an object with metadata")
             body["metadata"].setdefault("name", target.name)
-            content = as_object(target.kind, body)
-            return await writing.create(self.cluster, target.kind, target.namespace, content, call=call), True
+            content = read_object(target.kind, body)
+            return await writes.create(self.cluster, target.kind, target.namespace, content, call=call), True
         return await self._update(target, _patcher(target, media, body), call), False
 
-    async def delete(self, target: Target, options: DeleteOptions, call: Call) -> Stored | Json:
-        """The object where its kind answers so or where it is still there; a Status otherwise."""
+    async def delete(self, target: RequestTarget, options: DeleteOptions, call: RequestContext) -> Stored | Json:
+        """The object if its kind returns it or it still exists; otherwise a Status."""
         if target.subresource:
             raise method_not_allowed()
         done = await deletion.delete(
@@ -106,19 +104,21 @@ class Verbs:
             return success(target.kind, name=target.name, uid=done.stored.uid)
         return done.stored
 
-    async def delete_all(self, target: Target, selector: Selector, options: DeleteOptions, call: Call) -> Page:
-        """Everything that the selector matches."""
-        page = self.list(Asked(target.kind, target.namespace, selector))
+    async def delete_all(
+        self, target: RequestTarget, selector: ObjectSelector, options: DeleteOptions, call: RequestContext
+    ) -> StoredPage:
+        """Deletes everything that the selector matches."""
+        page = self.list(ListQuery(target.kind, target.namespace, selector))
         deleted = []
         for each in page.items:
             if self.cluster.store.get(each.kind, each.namespace, each.name) is None:
                 continue
             done = await deletion.delete(self.cluster, each.kind, each.namespace, each.name, options=options, call=call)
             deleted.append(done.stored)
-        return Page(deleted, self.cluster.store.version)
+        return StoredPage(deleted, self.cluster.store.version)
 
-    def review(self, review: Review, body: Any, call: Call) -> Json:
-        """Everybody may do everything here."""
+    def review(self, review: ReviewKind, body: Any, call: RequestContext) -> Json:
+        """Every user may do everything here."""
         content = without_nulls(body) if isinstance(body, dict) else {}
         heading = {"kind": review.kind, "apiVersion": f"{review.group}/{review.version}"}
         if review.kind == "SelfSubjectReview":
@@ -126,8 +126,8 @@ class Verbs:
             return heading | {"metadata": {}, "status": {"userInfo": user}}
         return heading | {"metadata": {}, "spec": content.get("spec", {}), "status": {"allowed": True}}
 
-    async def _update(self, target: Target, change: Callable[[Json], Json], call: Call) -> Stored:
-        return await writing.update(
+    async def _update(self, target: RequestTarget, change: Callable[[Json], Json], call: RequestContext) -> Stored:
+        return await writes.update(
             self.cluster,
             target.kind,
             target.namespace,
@@ -137,10 +137,10 @@ class Verbs:
             call=call,
         )
 
-    async def _evict(self, target: Target, body: Any, call: Call) -> None:
-        eviction = shaped(without_nulls(body), Eviction)
+    async def _evict(self, target: RequestTarget, body: Any, call: RequestContext) -> None:
+        eviction = convert(without_nulls(body), Eviction)
         if eviction.metadata.name not in ("", target.name):
-            problem = Problem("metadata.name", "does not match the name on the URL")
+            problem = FieldProblem("metadata.name", "does not match the name on the URL")
             raise invalid(target.kind, target.name, [problem])
         call.dry_run = call.dry_run or "All" in eviction.delete_options.dry_run
         await deletion.delete(
@@ -153,12 +153,12 @@ class Verbs:
         )
 
     @staticmethod
-    def _must_be_updatable(target: Target) -> None:
+    def _must_be_updatable(target: RequestTarget) -> None:
         if target.subresource in (BINDING, EVICTION) or not target.name:
             raise method_not_allowed()
 
 
-def _patcher(target: Target, media: str, body: Any) -> Callable[[Json], Json]:
+def _patcher(target: RequestTarget, media: str, body: Any) -> Callable[[Json], Json]:
     def change(old: Json) -> Json:
         uid = old["metadata"]["uid"]
         if media == JSON_PATCH:
@@ -172,13 +172,13 @@ def _patcher(target: Target, media: str, body: Any) -> Callable[[Json], Json]:
     return change
 
 
-def _checked(target: Target, patched: Any, uid: str) -> Json:
-    """What a patch leaves must be an object of the kind: here that is a 422, where a bad body is a 400."""
+def _checked(target: RequestTarget, patched: Any, uid: str) -> Json:
+    """Checks that the result of a patch is an object of the kind; if not, it is a 422, unlike a bad body (400)."""
     try:
-        content = as_object(target.kind, patched)
-    except ApiError as error:
-        raise ApiError(422, "Invalid", error.message) from error
+        content = read_object(target.kind, patched)
+    except StatusError as error:
+        raise StatusError(422, "Invalid", error.message) from error
     if content["metadata"].get("uid", uid) != uid:
         text = f'Invalid value: "{content["metadata"]["uid"]}": field is immutable'
-        raise invalid(target.kind, target.name, [Problem("metadata.uid", text)])
+        raise invalid(target.kind, target.name, [FieldProblem("metadata.uid", text)])
     return content

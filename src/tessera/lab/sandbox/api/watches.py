@@ -1,7 +1,7 @@
-"""Watches: every change of a kind, from a version on, to each watcher that asked for it, in order and without gaps.
+"""Watches: each watcher gets every change of a kind from a version on, in order and without gaps.
 
-Invariant: between the replay of the past and the first live change nothing is awaited, so nothing falls between.
-A watcher that reads too slowly is ended with a plain end of stream, as kube-apiserver does; it must list again.
+Invariant: nothing is awaited between the replay of the past and the first live change, so no change is lost between.
+A watcher that reads too slowly gets a plain end of stream, as from kube-apiserver, and must list again.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tessera.lab.sandbox.api.errors import ApiError, too_large_version, too_old
-from tessera.lab.sandbox.api.kinds import PODS, Json, Kind
-from tessera.lab.sandbox.api.selectors import EVERYTHING, Selector, field_text
-from tessera.lab.sandbox.api.store import ENCODE, Change, Store, Stored, stored_from
+from tessera.lab.sandbox.api.errors import StatusError, too_large_version, too_old
+from tessera.lab.sandbox.api.kinds import PODS, Json, ResourceKind
+from tessera.lab.sandbox.api.selectors import EVERYTHING, ObjectSelector, field_text
+from tessera.lab.sandbox.api.store import ENCODE, Store, StoreChange, Stored, make_stored
 
 MAX_PENDING = 20_000
-"""events that a watcher may be behind"""
+"""how many events a watcher may be behind"""
 
 INITIAL_EVENTS_END = "k8s.io/initial-events-end"
 
@@ -25,12 +25,12 @@ Represent = Callable[[Stored], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
-    """What a watcher wants to hear of, and how."""
+class WatchScope:
+    """What a watcher wants to see, and in which form."""
 
-    kind: Kind
+    kind: ResourceKind
     namespace: str = ""
-    selector: Selector = EVERYTHING
+    selector: ObjectSelector = EVERYTHING
     represent: Represent = field(default=lambda stored: stored.whole)
 
     def holds(self, stored: Stored) -> bool:
@@ -40,9 +40,9 @@ class Scope:
 
 
 class Watcher:
-    """Frames that one client has not been sent yet. `aborted` asks to cut the connection instead of ending it."""
+    """Events that have not been sent to one client yet. `aborted`: cut the connection instead of ending the stream."""
 
-    def __init__(self, scope: Scope, *, agent: str = "") -> None:
+    def __init__(self, scope: WatchScope, *, agent: str = "") -> None:
         self.scope = scope
         self.agent = agent
         self.ended = False
@@ -53,7 +53,7 @@ class Watcher:
         self._wake = asyncio.Event()
 
     def hold(self) -> None:
-        """Send nothing more until `go_on`, as a slow network would."""
+        """Sends nothing until `go_on`, like a slow network."""
         self._held = True
 
     def go_on(self) -> None:
@@ -61,7 +61,7 @@ class Watcher:
         self._wake.set()
 
     def take(self) -> bytes:
-        """Everything so far, in one piece."""
+        """All pending events, in one piece."""
         if self._held and not self.ended:
             self._wake.clear()
             return b""
@@ -71,11 +71,11 @@ class Watcher:
         return taken
 
     async def wait(self) -> None:
-        """Until there is something to take or the watch is over."""
+        """Waits until there is something to take or the watch has ended."""
         await self._wake.wait()
 
-    def hear(self, change: Change) -> None:
-        """One change, as it looks through the selector: an object that stops matching counts as deleted."""
+    def hear(self, change: StoreChange) -> None:
+        """Adds a change as seen through the selector: an object that stops matching counts as deleted."""
         if change.version <= self.live_from:
             return
         was = change.old is not None and self.scope.holds(change.old)
@@ -93,8 +93,8 @@ class Watcher:
         self._frames.append(b'{"type":"%b","object":%b}\n' % (event.encode(), body))
         self._wake.set()
 
-    def fail(self, error: ApiError) -> None:
-        """Tells the client why, as the last event."""
+    def fail(self, error: StatusError) -> None:
+        """Ends the watch with an ERROR event."""
         self.push("ERROR", ENCODE(error.status()))
         self.end()
 
@@ -111,16 +111,16 @@ class Watcher:
         self._wake.set()
 
 
-class Hub:
-    """All watchers, found by kind; those of one node's pods also by that node, or a big cluster would wake them all."""
+class WatchHub:
+    """All watchers by kind. Watchers of one node's pods are also indexed by that node, so that a bind wakes few."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._watchers: dict[tuple[Kind, str | None], dict[Watcher, None]] = defaultdict(dict)
+        self._watchers: dict[tuple[ResourceKind, str | None], dict[Watcher, None]] = defaultdict(dict)
         store.listen(self._tell)
 
-    def open(self, scope: Scope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
-        """A watcher that has heard everything since `version`, or the whole present when that is None or 0."""
+    def open(self, scope: WatchScope, *, version: int | None, initial_events: bool = False, agent: str = "") -> Watcher:
+        """A watcher with every change since `version`; with None or 0, the current objects."""
         watcher = Watcher(scope, agent=agent)
         if version is not None and version > self._store.version:
             watcher.fail(too_large_version(version, self._store.version))
@@ -139,7 +139,7 @@ class Hub:
         if not self._watchers[bucket]:
             del self._watchers[bucket]
 
-    def all(self, kind: Kind | None = None) -> list[Watcher]:
+    def all(self, kind: ResourceKind | None = None) -> list[Watcher]:
         return [each for (of, _), held in self._watchers.items() if kind in (None, of) for each in held]
 
     def _tell_present(self, watcher: Watcher, *, mark_end: bool) -> None:
@@ -158,17 +158,17 @@ class Hub:
         for change in past:
             watcher.hear(change)
 
-    def _tell(self, change: Change) -> None:
+    def _tell(self, change: StoreChange) -> None:
         for key in _buckets_of(change):
             for watcher in list(self._watchers.get(key, ())):
                 watcher.hear(change)
 
 
-def _bucket(scope: Scope) -> tuple[Kind, str | None]:
-    return scope.kind, scope.selector.demanded("spec.nodeName") if scope.kind is PODS else None
+def _bucket(scope: WatchScope) -> tuple[ResourceKind, str | None]:
+    return scope.kind, scope.selector.required_value("spec.nodeName") if scope.kind is PODS else None
 
 
-def _buckets_of(change: Change) -> Iterator[tuple[Kind, str | None]]:
+def _buckets_of(change: StoreChange) -> Iterator[tuple[ResourceKind, str | None]]:
     kind = change.new.kind
     yield kind, None
     if kind is PODS:
@@ -177,9 +177,9 @@ def _buckets_of(change: Change) -> Iterator[tuple[Kind, str | None]]:
             yield kind, node
 
 
-def _gone(change: Change) -> Stored:
-    """The state that still matched, at the version that ended it."""
+def _gone(change: StoreChange) -> Stored:
+    """The last state that matched, at the version of the change."""
     assert change.old is not None
     last = change.old.copy()
     last["metadata"]["resourceVersion"] = str(change.version)
-    return stored_from(change.old.kind, last, change.version)
+    return make_stored(change.old.kind, last, change.version)

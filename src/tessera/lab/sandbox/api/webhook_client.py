@@ -1,6 +1,6 @@
-"""Calls one admission webhook over HTTPS and reads its answer.
+"""Calls an admission webhook over HTTPS and reads its response.
 
-Every way in which that can go wrong is one exception, which the caller weighs by the webhook's failurePolicy.
+Every failure is one exception; the caller handles it by the webhook's failurePolicy.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from tessera.lab.sandbox.api.errors import ApiError
-from tessera.lab.sandbox.api.intake import decode_json, shaped, without_nulls
+from tessera.lab.sandbox.api.errors import StatusError
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.api.shapes import ServiceReference, Shape, Webhook
+from tessera.lab.sandbox.api.request_bodies import convert, decode_json, without_nulls
+from tessera.lab.sandbox.api.shapes import ApiStruct, ServiceReference, Webhook
 from tessera.lab.sandbox.api.store import ENCODE
 
 Resolver = Callable[[ServiceReference], tuple[str, int] | None]
-"""where a Service is served on this machine: host and port"""
+"""host and port of a Service on this machine"""
 
 GROUP = "admission.k8s.io"
 MAX_CONTEXTS = 64
-"""TLS contexts kept, one for each caBundle; certificates rotate, so old ones go"""
+"""how many TLS contexts are kept, one per caBundle; certificates rotate, so old ones are dropped"""
 
 
-class Answer(Shape, frozen=True):
+class WebhookResponse(ApiStruct, frozen=True):
     """The `response` of an AdmissionReview."""
 
     uid: str
@@ -41,12 +41,12 @@ class Answer(Shape, frozen=True):
     status: Json = msgspec.field(default_factory=dict)
 
 
-class CallFailed(Exception):
-    """No answer that could be used."""
+class WebhookCallError(Exception):
+    """There is no usable response."""
 
 
-class Caller:
-    """A client for webhooks. Connections are kept, as kube-apiserver keeps them."""
+class WebhookClient:
+    """Keeps connections open, as kube-apiserver does."""
 
     def __init__(self, resolver: Resolver | None) -> None:
         self._resolver = resolver
@@ -58,8 +58,8 @@ class Caller:
             await self._session.close()
             self._session = None
 
-    async def call(self, webhook: Webhook, request: Json) -> Answer:
-        """The answer to one review."""
+    async def call(self, webhook: Webhook, request: Json) -> WebhookResponse:
+        """The response to one review."""
         version = f"{GROUP}/{next(v for v in webhook.admission_review_versions if v in ('v1', 'v1beta1'))}"
         review = {"kind": "AdmissionReview", "apiVersion": version, "request": request}
         try:
@@ -67,11 +67,11 @@ class Caller:
             answer = without_nulls(decode_json(body))
             return _checked(answer, version=version, uid=request["uid"])
         except TimeoutError as error:
-            raise CallFailed("context deadline exceeded") from error
+            raise WebhookCallError("context deadline exceeded") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise CallFailed(str(error)) from error
-        except ApiError as error:
-            raise CallFailed(f"could not read the response: {error.message}") from error
+            raise WebhookCallError(str(error)) from error
+        except StatusError as error:
+            raise WebhookCallError(f"could not read the response: {error.message}") from error
 
     async def _post(self, webhook: Webhook, body: bytes) -> bytes:
         url, server_name = self._address(webhook)
@@ -92,7 +92,9 @@ class Caller:
             found = await response.read()
             if response.status != 200:
                 said = found[:200].decode(errors="replace").strip()
-                raise CallFailed(f"an error on the server ({said!r}, {response.status}) has prevented the request")
+                raise WebhookCallError(
+                    f"an error on the server ({said!r}, {response.status}) has prevented the request"
+                )
             return found
 
     def _address(self, webhook: Webhook) -> tuple[URL, str | None]:
@@ -100,12 +102,12 @@ class Caller:
         if client.service is None:
             url = URL(client.url)
             if url.scheme != "https":
-                raise CallFailed(f"{client.url!r} is not an https URL")
+                raise WebhookCallError(f"{client.url!r} is not an https URL")
             return url, None
         service = client.service
         place = self._resolver(service) if self._resolver is not None else None
         if place is None:
-            raise CallFailed(f'no endpoints available for service "{service.name}" in {service.namespace}')
+            raise WebhookCallError(f'no endpoints available for service "{service.name}" in {service.namespace}')
         url = URL.build(scheme="https", host=place[0], port=place[1], path="/" + service.path.lstrip("/"))
         return url, f"{service.name}.{service.namespace}.svc"
 
@@ -123,18 +125,18 @@ def _new_context(ca_bundle: str) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cadata=base64.b64decode(ca_bundle, validate=True).decode("ascii"))
     except (binascii.Error, ValueError, ssl.SSLError) as error:
-        raise CallFailed(f"unable to load root certificates: {error}") from error
+        raise WebhookCallError(f"unable to load root certificates: {error}") from error
 
 
-def _checked(answer: Any, *, version: str, uid: str) -> Answer:
+def _checked(answer: Any, *, version: str, uid: str) -> WebhookResponse:
     if not isinstance(answer, dict) or "response" not in answer:
-        raise CallFailed("webhook response did not include response")
+        raise WebhookCallError("webhook response did not include response")
     if answer.get("kind") != "AdmissionReview" or answer.get("apiVersion") != version:
         found = f"{answer.get('apiVersion')}, Kind={answer.get('kind')}"
-        raise CallFailed(f"expected webhook response of {version}, Kind=AdmissionReview, got {found}")
-    response = shaped(answer["response"], Answer)
+        raise WebhookCallError(f"expected webhook response of {version}, Kind=AdmissionReview, got {found}")
+    response = convert(answer["response"], WebhookResponse)
     if response.uid != uid:
-        raise CallFailed(f"expected response.uid={uid!r}, got {response.uid!r}")
+        raise WebhookCallError(f"expected response.uid={uid!r}, got {response.uid!r}")
     if response.patch and response.patch_type != "JSONPatch":
-        raise CallFailed(f"invalid response.patchType {response.patch_type!r}")
+        raise WebhookCallError(f"invalid response.patchType {response.patch_type!r}")
     return response

@@ -1,33 +1,32 @@
-"""Creating and changing objects, with optimistic concurrency.
+"""Creates and changes objects, with optimistic concurrency.
 
-Invariant: between the last look at the stored object and the write nothing is awaited; where admission was awaited in
-between and the object changed meanwhile, the change is made again on the new state or refused as a conflict.
+Invariant: nothing is awaited between the last read of the stored object and the write. If the object changed while
+admission was awaited, the change is applied again to the new state, or refused as a conflict.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.lab.sandbox.api import creation as creating
-from tessera.lab.sandbox.api import validation as validating
+from tessera.lab.sandbox.api import creation, validation
 from tessera.lab.sandbox.api.admission import Attributes
-from tessera.lab.sandbox.api.cluster import Call, Cluster
+from tessera.lab.sandbox.api.api_state import ApiState, RequestContext
 from tessera.lab.sandbox.api.defaults import set_defaults
 from tessera.lab.sandbox.api.errors import (
-    Problem,
+    FieldProblem,
     already_exists,
     bad_request,
     conflict,
     failed_precondition,
     invalid,
     not_found,
-    unexplained,
+    unknown_error,
 )
-from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, STATUS, Json, Kind
-from tessera.lab.sandbox.api.store import Stored, stored_from
+from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, STATUS, Json, ResourceKind
+from tessera.lab.sandbox.api.store import Stored, make_stored
 
 MAX_ATTEMPTS = 8
-"""of a change that others keep overtaking, and of a generated name that keeps being taken"""
+"""tries of a change that keeps conflicting, and of a generated name that keeps existing already"""
 
 _FIXED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 """metadata that no update changes"""
@@ -35,21 +34,23 @@ _FIXED = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", 
 _NOT_SPEC = ("kind", "apiVersion", "metadata", "status")
 
 
-async def create(cluster: Cluster, kind: Kind, namespace: str, content: Json, *, call: Call) -> Stored:
+async def create(
+    cluster: ApiState, kind: ResourceKind, namespace: str, content: Json, *, call: RequestContext
+) -> Stored:
     """Stores a new object."""
     metadata = content["metadata"]
     _place(kind, metadata, namespace)
     name = metadata.get("name", "")
     if metadata.pop("resourceVersion", None):
-        raise unexplained("resourceVersion should not be set on objects to be created")
+        raise unknown_error("resourceVersion should not be set on objects to be created")
     if not name and not metadata.get("generateName"):
         text = "Required value: name or generateName is required"
-        raise invalid(kind, "", [Problem("metadata.name", text, "FieldValueRequired")])
+        raise invalid(kind, "", [FieldProblem("metadata.name", text, "FieldValueRequired")])
     cluster.check_namespace(kind, namespace, name)
     for key in ("uid", "creationTimestamp"):
         metadata.pop(key, None)
     set_defaults(kind, content)
-    creating.admit(kind, content, store=cluster.store, identities=cluster.identities)
+    creation.run_builtin_admission(kind, content, store=cluster.store, identities=cluster.identities)
     attributes = Attributes(
         "CREATE", kind, namespace, name, content, dry_run=call.dry_run, user=call.user, options=call.options
     )
@@ -58,57 +59,57 @@ async def create(cluster: Cluster, kind: Kind, namespace: str, content: Json, *,
     return _store_new(cluster, kind, namespace, admitted, call)
 
 
-def _store_new(cluster: Cluster, kind: Kind, namespace: str, content: Json, call: Call) -> Stored:
+def _store_new(cluster: ApiState, kind: ResourceKind, namespace: str, content: Json, call: RequestContext) -> Stored:
     set_defaults(kind, content)
     metadata = content["metadata"]
     _place(kind, metadata, namespace)
-    creating.complete(kind, content, identities=cluster.identities)
+    creation.assign_identity(kind, content, identities=cluster.identities)
     generated = not metadata.get("name")
     for _ in range(MAX_ATTEMPTS if generated else 1):
         if generated:
-            metadata["name"] = creating.generated_name(metadata["generateName"], cluster.identities)
+            metadata["name"] = creation.generate_name(metadata["generateName"], cluster.identities)
             set_defaults(kind, content)
         if cluster.store.get(kind, namespace, metadata["name"]) is None:
             break
     else:
         raise already_exists(kind, metadata["name"])
-    problems = validating.problems_of(kind, content)
+    problems = validation.find_problems(kind, content)
     if problems:
         raise invalid(kind, metadata["name"], problems)
     cluster.check_namespace(kind, namespace, metadata["name"])
     if call.dry_run:
-        return stored_from(kind, content, cluster.store.version)
+        return make_stored(kind, content, cluster.store.version)
     return cluster.store.put(kind, content)
 
 
 async def update(
-    cluster: Cluster,
-    kind: Kind,
+    cluster: ApiState,
+    kind: ResourceKind,
     namespace: str,
     name: str,
     *,
     change: Callable[[Json], Json],
     subresource: str = "",
-    call: Call,
+    call: RequestContext,
 ) -> Stored:
-    """Stores what `change` makes of a fresh copy of the object."""
+    """Stores the result of `change` on a fresh copy of the object."""
     for _ in range(MAX_ATTEMPTS):
         current = cluster.store.get(kind, namespace, name)
         if current is None:
             raise not_found(kind, name)
         content = change(current.copy())
         _check_versions(current, content)
-        settle(current, content, subresource)
+        restore_fixed_fields(current, content, subresource)
         admitted = await cluster.admit(_attributes(current, content, subresource, call), call)
         assert admitted is not None
-        settle(current, admitted, subresource)
+        restore_fixed_fields(current, admitted, subresource)
         if cluster.store.get(kind, namespace, name) is current:
             return _store_changed(cluster, current, admitted, subresource, call)
     raise conflict(kind, name)
 
 
-def settle(current: Stored, content: Json, subresource: str) -> None:
-    """Puts back what this request may not change, and fills in what it left out."""
+def restore_fixed_fields(current: Stored, content: Json, subresource: str) -> None:
+    """Restores what this request may not change, and sets defaults."""
     kind, old = current.kind, current.object
     metadata = content.setdefault("metadata", {})
     for key in _FIXED:
@@ -129,7 +130,7 @@ def settle(current: Stored, content: Json, subresource: str) -> None:
         content["spec"] = old["spec"]
     set_defaults(kind, content)
     if kind is PODS and subresource != STATUS:
-        creating.tolerate_short_outages(content["spec"])
+        creation.add_default_tolerations(content["spec"])
 
 
 def check_precondition(current: Stored, *, uid: str | None, version: str | None) -> None:
@@ -140,17 +141,17 @@ def check_precondition(current: Stored, *, uid: str | None, version: str | None)
         raise failed_precondition(current.kind, current.name, what=what, wanted=version, found=str(current.version))
 
 
-def _store_changed(cluster: Cluster, current: Stored, content: Json, subresource: str, call: Call) -> Stored:
+def _store_changed(cluster: ApiState, current: Stored, content: Json, subresource: str, call: RequestContext) -> Stored:
     kind, old = current.kind, current.object
-    problems = validating.problems_of(kind, content)
-    problems += validating.problems_of_change(kind, old, content, subresource=subresource)
+    problems = validation.find_problems(kind, content)
+    problems += validation.find_change_problems(kind, old, content, subresource=subresource)
     if problems:
         raise invalid(kind, current.name, problems)
     metadata = content["metadata"]
     metadata["resourceVersion"] = old["metadata"]["resourceVersion"]
     if "generation" in old["metadata"]:
         metadata["generation"] = old["metadata"]["generation"] + _spec_differs(old, content)
-    proposed = stored_from(kind, content, current.version)
+    proposed = make_stored(kind, content, current.version)
     if proposed.object == old:
         return current
     if call.dry_run:
@@ -180,10 +181,10 @@ def _check_versions(current: Stored, content: Json) -> None:
         raise conflict(current.kind, current.name)
     if not version and not current.kind.unconditional_update:
         text = "Invalid value: 0: must be specified for an update"
-        raise invalid(current.kind, current.name, [Problem("metadata.resourceVersion", text)])
+        raise invalid(current.kind, current.name, [FieldProblem("metadata.resourceVersion", text)])
 
 
-def _place(kind: Kind, metadata: Json, namespace: str) -> None:
+def _place(kind: ResourceKind, metadata: Json, namespace: str) -> None:
     found = metadata.pop("namespace", "")
     if not kind.namespaced:
         return
@@ -193,7 +194,7 @@ def _place(kind: Kind, metadata: Json, namespace: str) -> None:
     metadata["namespace"] = namespace
 
 
-def _attributes(current: Stored, content: Json, subresource: str, call: Call) -> Attributes:
+def _attributes(current: Stored, content: Json, subresource: str, call: RequestContext) -> Attributes:
     return Attributes(
         "UPDATE",
         current.kind,

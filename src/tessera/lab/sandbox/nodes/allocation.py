@@ -1,10 +1,10 @@
-"""The agent of a simulated node: what Allocate answers, and what it writes down afterwards.
+"""The agent of a simulated node: what Allocate answers, and what the agent writes afterwards.
 
-kubelet does not say whose container an Allocate is for. Tessera's own agents look for the pods that could be meant, by
-binding order and number of devices, and refuse where different slices are possible:
+kubelet does not say which container an Allocate is for. Tessera's own agents look for the pods that it could be for, by
+binding order and number of devices, and refuse if different slices are possible:
 
-    env       containers that refer to their own annotations get a harmless answer; the others as with `answer`
-    answer    the answer carries the slice
+    env       containers that use the downward API get no devices from Allocate; the others as with `answer`
+    answer    the response of Allocate holds the slice
 
 HAMi's plugin is in `hami_plugin`.
 """
@@ -28,7 +28,7 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 NO_DEVICES = "void"
-"""a container that does not say itself which devices it gets sees none"""
+"""for a container that gets its devices through the downward API, and otherwise sees none"""
 HOOK_PATH = "/usr/local"
 
 Slice = tuple[DeviceEntry, ...]
@@ -38,8 +38,8 @@ class AllocateError(Exception):
     """Allocate answered with an error; the text is gRPC's description."""
 
 
-class Agent(Protocol):
-    """What kubelet needs of a plugin, and the plugin of kubelet's PodResources."""
+class SimulatedPlugin(Protocol):
+    """What the simulated kubelet calls."""
 
     async def allocate(self, device_ids: Sequence[str]) -> Mapping[str, str]:
         """The environment for one container."""
@@ -50,11 +50,11 @@ class Agent(Protocol):
         ...
 
     def admitted(self, pod: Json) -> dict[str, str]:
-        """All containers of the pod have their devices: what to write on it, if anything."""
+        """All containers of the pod have their devices. Returns annotations to write on it."""
         ...
 
     def rejected(self, pod: Json) -> dict[str, str]:
-        """kubelet did not admit the pod: what to write on it, if anything."""
+        """kubelet did not admit the pod. Returns annotations to write on it."""
         ...
 
 
@@ -62,47 +62,46 @@ class Agent(Protocol):
 class _Candidate:
     uid: str
     slice: Slice
-    carried: bool
-    """whether the container finds its slice in its own pod"""
+    uses_downward_api: bool
 
 
 class TesseraAgent:
-    """`pods` are those on this node that are not admitted yet, in the order of binding."""
+    """`pods`: those on this node that are not admitted yet, in the order of binding; `all_pods`: all on this node."""
 
     def __init__(
         self,
         node: str,
         *,
-        by_environment: bool,
+        downward_api: bool,
         pods: Callable[[], Iterable[Json]],
-        everybody: Callable[[], Iterable[Json]],
+        all_pods: Callable[[], Iterable[Json]],
         wrong_pod: Callable[[], bool],
         rng: random.Random,
     ) -> None:
         self._node = node
-        self._by_environment = by_environment
+        self._downward_api = downward_api
         self._pods = pods
-        self._everybody = everybody
+        self._all_pods = all_pods
         self._wrong_pod = wrong_pod
         self._rng = rng
         self._handed: dict[str, int] = {}
-        """pod -> containers with devices that it was given, as far as can be known"""
+        """pod -> how many of its containers have got devices, as far as known"""
 
     async def allocate(self, device_ids: Sequence[str]) -> Mapping[str, str]:
-        found = self._meant(len(device_ids))
+        found = self._candidates(len(device_ids))
         if not found:
             raise AllocateError(f"no pod on {self._node} waits for {len(device_ids)} devices")
         first, wrong = found[0], self._wrong_pod()
-        if first.carried and not wrong:
+        if first.uses_downward_api and not wrong:
             return {VISIBLE: NO_DEVICES}
         if any(each.slice != first.slice for each in found) and not wrong:
             raise AllocateError(f"{len(found)} pods wait for {len(device_ids)} devices with different slices")
-        if not first.carried:
+        if not first.uses_downward_api:
             self._handed[first.uid] = self._handed.get(first.uid, 0) + 1
-        return slice_environment(self._somebody_elses(first) if wrong else first.slice, self._rng)
+        return slice_environment(self._another_slice(first) if wrong else first.slice, self._rng)
 
     def prefer(self, available: Sequence[str], count: int) -> Sequence[str] | None:
-        found = self._meant(count)
+        found = self._candidates(count)
         if not found or any(each.slice != found[0].slice for each in found):
             return None
         chosen: list[str] = []
@@ -114,7 +113,7 @@ class TesseraAgent:
         return chosen
 
     def admitted(self, pod: Json) -> dict[str, str]:
-        # kubelet admits one pod at a time, so whatever was counted for other pods was meant for this one.
+        # kubelet admits one pod at a time, so every Allocate counted for other pods was for this one.
         self._handed.clear()
         return ended(pod, keys.PHASE_SUCCESS)
 
@@ -122,30 +121,32 @@ class TesseraAgent:
         self._handed.clear()
         return ended(pod, keys.PHASE_FAILED, blank=False)
 
-    def _meant(self, count: int) -> list[_Candidate]:
-        """Pods whose next container gets this many devices; those that depend on the answer come alone."""
+    def _candidates(self, count: int) -> list[_Candidate]:
+        """Candidates whose next container gets this many devices; those that depend on Allocate, if there are any."""
         found = [each for pod in self._pods() for each in self._next(pod) if len(each.slice) == count]
-        dependent = [each for each in found if not each.carried]
+        dependent = [each for each in found if not each.uses_downward_api]
         return dependent or found
 
     def _next(self, pod: Json) -> list[_Candidate]:
         containers = containers_of(pod)
         candidates = [
-            _Candidate(uid_of(pod), entries, self._by_environment and refers_to_itself(containers[position], position))
+            _Candidate(uid_of(pod), entries, self._downward_api and uses_downward_api(containers[position], position))
             for position, entries in slices_of(pod, TO_ALLOCATE)
             if position < len(containers)
         ]
-        dependent = [each for each in candidates if not each.carried]
-        # Containers that carry their slice leave no trace here, so any of them may be next.
-        return [each for each in candidates if each.carried] + dependent[self._handed.get(uid_of(pod), 0) :][:1]
+        dependent = [each for each in candidates if not each.uses_downward_api]
+        # Containers that use the downward API are not counted, so any of them may be next.
+        return [each for each in candidates if each.uses_downward_api] + dependent[self._handed.get(uid_of(pod), 0) :][
+            :1
+        ]
 
-    def _somebody_elses(self, right: _Candidate) -> Slice:
-        others = (entries for pod in self._everybody() for _, entries in slices_of(pod, ALLOCATED))
+    def _another_slice(self, right: _Candidate) -> Slice:
+        others = (entries for pod in self._all_pods() for _, entries in slices_of(pod, ALLOCATED))
         return next((entries for entries in others if entries != right.slice), right.slice)
 
 
 def slices_of(pod: Json, key: str) -> list[tuple[int, Slice]]:
-    """Positions of containers with devices, and what they get; nothing where the annotation cannot be read."""
+    """Positions of containers with devices, and what they get; nothing if the annotation cannot be read."""
     try:
         containers = decode_pod_devices(annotations_of(pod).get(key, ""))
     except WireError:
@@ -153,15 +154,15 @@ def slices_of(pod: Json, key: str) -> list[tuple[int, Slice]]:
     return [(position, tuple(entries)) for position, entries in enumerate(containers) if entries]
 
 
-def refers_to_itself(container: Json, position: int) -> bool:
-    """Whether the container takes its devices from its pod's annotation, whatever Allocate says."""
+def uses_downward_api(container: Json, position: int) -> bool:
+    """Whether the container gets its devices from its own pod's annotation, whatever Allocate answers."""
     path = f"metadata.annotations['{keys.visible_devices(position)}']"
     sources = [entry.get("valueFrom") or {} for entry in container.get("env") or () if entry.get("name") == VISIBLE]
     return bool(sources) and (sources[-1].get("fieldRef") or {}).get("fieldPath") == path
 
 
 def slice_environment(entries: Sequence[DeviceEntry], rng: random.Random) -> dict[str, str]:
-    """How HAMi's library is told its limits."""
+    """The variables that tell HAMi's library its limits."""
     cache = uuid.UUID(int=rng.getrandbits(128), version=4)
     return {
         VISIBLE: ",".join(dict.fromkeys(entry.uuid for entry in entries)),
@@ -172,7 +173,7 @@ def slice_environment(entries: Sequence[DeviceEntry], rng: random.Random) -> dic
 
 
 def ended(pod: Json, phase: str, *, blank: bool = True) -> dict[str, str]:
-    """The annotations that end a handover; none for a pod without one."""
+    """The annotations that end a handover; empty for a pod without one."""
     annotations = annotations_of(pod)
     if TO_ALLOCATE not in annotations or annotations.get(keys.BIND_PHASE) == phase:
         return {}

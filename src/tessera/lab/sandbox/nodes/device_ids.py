@@ -1,7 +1,7 @@
 """The devices that kubelet counts: every card is offered several times, as `<uuid>-<number>`.
 
-kubelet chooses freely among the ids that are free and healthy, unless the plugin prefers some; which card an id belongs
-to says nothing about the slice. An init container's ids serve the pod's later containers again.
+kubelet chooses freely among free and healthy ids, unless the plugin prefers some; the card of an id says nothing about
+the slice. Ids of an init container are reused by later containers of the pod.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from tessera.core.devices import Device
 
 Preference = Callable[[Sequence[str], int], Sequence[str] | None]
-"""the plugin's choice among these ids, or None where it does not care"""
+"""the plugin's choice among these ids, or None if it has no preference"""
 
 
 class Unavailable(Exception):
-    """Fewer devices than a container asks for."""
+    """Fewer devices are free than a container requests."""
 
 
 class DeviceIds:
@@ -28,10 +28,10 @@ class DeviceIds:
         self._held: dict[str, str] = {}
         """id -> pod"""
         self._reusable: dict[str, list[str]] = {}
-        """pod -> ids that its init containers have done with"""
+        """pod -> ids that its init containers no longer need"""
 
     def offer(self, cards: Iterable[Device]) -> None:
-        """What the plugin lists now; nothing where it is down."""
+        """Sets what the plugin lists now; nothing if it is down."""
         self._offered = [replica for card in cards if card.healthy for replica in replicas(card)]
 
     @property
@@ -57,7 +57,7 @@ class DeviceIds:
         return taken
 
     def release(self, uid: str) -> None:
-        """The pod is over."""
+        """Frees the ids of a pod that has ended."""
         self._reusable.pop(uid, None)
         self._held = {each: holder for each, holder in self._held.items() if holder != uid}
 

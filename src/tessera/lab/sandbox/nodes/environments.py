@@ -1,7 +1,7 @@
-"""What a container would see in its environment, worked out as kubelet and runtimes do it.
+"""The environment that a container would see, computed as kubelet and runtimes do.
 
-Allocate's variables come first and the pod's own win over them; references to fields are resolved from the pod, and
-`$(NAME)` from the pod's own entries that stand before. Secrets, config maps, `envFrom` and services are not looked up.
+The pod's own variables override those from Allocate. Downward API fields come from the pod, and `$(NAME)` from the
+pod's own entries before. Secrets, config maps, `envFrom` and services are not resolved.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _REFERENCE = re.compile(r"\$(\$|\(([^()]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(annotations|labels)\['([^']*)'\]")
 
 
-def environment_of(pod: Json, container: Json, allocated: Mapping[str, str]) -> dict[str, str]:
-    """The variables of one container, after an Allocate that answered with `allocated`."""
+def container_environment(pod: Json, container: Json, allocated: Mapping[str, str]) -> dict[str, str]:
+    """The variables of one container; `allocated` is what Allocate answered."""
     own: dict[str, str] = {}
     for entry in container.get("env") or ():
         value = _value(pod, entry, own)
@@ -27,17 +27,17 @@ def environment_of(pod: Json, container: Json, allocated: Mapping[str, str]) -> 
 
 
 def _value(pod: Json, entry: Json, before: Mapping[str, str]) -> str | None:
-    """None for what this sandbox cannot know."""
+    """None if the sandbox cannot resolve the entry."""
     source = entry.get("valueFrom")
     if not source:
-        return expanded(entry.get("value") or "", before)
+        return expand_references(entry.get("value") or "", before)
     if "fieldRef" not in source:
         return None
-    return field_of(pod, source["fieldRef"].get("fieldPath", ""))
+    return downward_api_field(pod, source["fieldRef"].get("fieldPath", ""))
 
 
-def expanded(text: str, variables: Mapping[str, str]) -> str:
-    """`$(NAME)` replaced where NAME is known and left alone where it is not; `$$` is one dollar."""
+def expand_references(text: str, variables: Mapping[str, str]) -> str:
+    """Replaces `$(NAME)` if NAME is known; `$$` becomes one dollar."""
 
     def replaced(found: re.Match[str]) -> str:
         if found[1] == "$":
@@ -47,8 +47,8 @@ def expanded(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(replaced, text)
 
 
-def field_of(pod: Json, path: str) -> str | None:
-    """A field of the downward API; an annotation or label that is missing is empty."""
+def downward_api_field(pod: Json, path: str) -> str | None:
+    """A downward API field; a missing annotation or label is empty."""
     subscript = _SUBSCRIPT.fullmatch(path)
     if subscript is not None:
         kept = annotations_of(pod) if subscript[1] == "annotations" else pod["metadata"].get("labels") or {}

@@ -1,6 +1,6 @@
-"""All simulated nodes behind one watch: a thousand kubelets would need a thousand connections.
+"""All simulated nodes behind one watch: a thousand kubelets would otherwise need a thousand connections.
 
-Every bound pod is shown to its node's kubelet. Pods on nodes that are not simulated are nobody's here.
+Every bound pod is passed to its node's kubelet. Pods on nodes that are not simulated are ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tessera.lab.sandbox.objects import key_of, node_of, uid_of, version_of
 REGISTERED_AT_ONCE = 16
 
 
-class Fleet:
+class SimulatedFleet:
     """The nodes by name."""
 
     def __init__(
@@ -30,9 +30,9 @@ class Fleet:
         nodes: Iterable[SimulatedNode],
         *,
         now: Callable[[], float] = time.time,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`on_change` hears of everything that a kubelet was shown."""
+        """`on_change` is called after a kubelet has seen a change."""
         self.nodes: dict[str, SimulatedNode] = {}
         self._client = client
         self._now = now
@@ -42,10 +42,10 @@ class Fleet:
         """pod's key -> its node and uid"""
         self._started: dict[str, asyncio.Task[None]] = {}
         for node in nodes:
-            self._take_in(node)
+            self._connect(node)
 
     async def register(self) -> None:
-        """All nodes are in the API when this returns."""
+        """Creates all nodes in the API."""
         gate = asyncio.Semaphore(REGISTERED_AT_ONCE)
 
         async def one(node: SimulatedNode) -> None:
@@ -57,7 +57,7 @@ class Fleet:
                 tasks.create_task(one(node))
 
     async def run(self) -> None:
-        """Play all nodes, until cancelled."""
+        """Runs all nodes, until cancelled."""
         reflector = Reflector(
             self._client,
             PODS.path(),
@@ -76,14 +76,14 @@ class Fleet:
                 self._started[node.name] = tasks.create_task(node.run())
 
     async def add(self, node: SimulatedNode) -> None:
-        """A node joins a running cluster."""
-        self._take_in(node)
+        """Adds a node to the running cluster."""
+        self._connect(node)
         await node.register()
         if self._tasks is not None:
             self._started[node.name] = self._tasks.create_task(node.run())
 
     async def remove(self, name: str) -> SimulatedNode:
-        """A node dies: its kubelet says and does nothing any more. Its object stays, as after a crash."""
+        """Stops a node's kubelet, as a crash would. The Node object stays."""
         node = self.nodes.pop(name)
         task = self._started.pop(name, None)
         if task is not None:
@@ -91,26 +91,30 @@ class Fleet:
             await asyncio.wait([task])
         return node
 
-    # -- what the watch shows
+    # -- the watch
 
     def put(self, key: str, obj: Json) -> None:
         self._where[key] = (node_of(obj), uid_of(obj))
         node = self.nodes.get(node_of(obj))
         if node is not None:
             node.kubelet.seen(obj)
-            self._on_change()
+            self._notify()
 
     def drop(self, key: str) -> None:
         name, uid = self._where.pop(key)
         node = self.nodes.get(name)
         if node is not None:
             node.kubelet.gone(uid)
-            self._on_change()
+            self._notify()
 
     def synced(self) -> None:
-        """Nothing depends on it: a kubelet knows only what it has seen."""
+        """Nothing to do: a kubelet only knows the pods that it has seen."""
 
-    def _take_in(self, node: SimulatedNode) -> None:
+    def _notify(self) -> None:
+        if self._on_change is not None:
+            self._on_change()
+
+    def _connect(self, node: SimulatedNode) -> None:
         if node.name in self.nodes:
             raise ValueError(f"there are two nodes {node.name}")
         node.connect(self._client, now=self._now)

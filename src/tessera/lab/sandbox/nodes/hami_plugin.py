@@ -1,9 +1,9 @@
-"""HAMi's own device plugin: finds its pod through the node lock, hands out one entry a call, releases the lock.
+"""HAMi's own device plugin: it finds its pod through the node lock, hands out one entry per call, and unlocks.
 
     lock names a pod -> that pod; else the first pending pod of the node in phase allocating or success
     entries left     -> phase and lock stay; none left -> success and the lock goes; any error -> failed and it goes
 
-Knows only the API, as the real one does: a pod that nothing points to cannot be found.
+Like the real plugin it knows only the API: a pod that nothing points to cannot be found.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, encode_pod_devices
 
 RELEASES = 5
-"""tries to remove the lock from a node that others keep changing"""
+"""tries to remove the lock from a node that keeps changing"""
 WORDS = ("NVIDIA", "MLU", "DCU", "GCU")
-"""vendors that may still have something to hand out, as far as this plugin knows"""
+"""vendors whose devices may still have to be handed out, as far as this plugin knows"""
 CONFLICT = 409
 
 
@@ -48,11 +48,11 @@ class HamiPlugin:
             raise
 
     def prefer(self, available: Sequence[str], count: int) -> Sequence[str] | None:
-        """Off, as HAMi ships it."""
+        """Off, as in HAMi's default."""
         return None
 
     def admitted(self, pod: Json) -> dict[str, str]:
-        """Allocate has written everything."""
+        """Nothing to do: Allocate has written everything."""
         return {}
 
     def rejected(self, pod: Json) -> dict[str, str]:
@@ -79,7 +79,7 @@ class HamiPlugin:
         return slice_environment(entries, self._rng)
 
     async def _pending_pod(self) -> Json:
-        """The pod that this Allocate is taken to be for."""
+        """The pod that this Allocate is assumed to be for."""
         try:
             node = await self._client.get(NODES.path(name=self._node), dict[str, Any])
             text = annotations_of(node).get(keys.NODE_LOCK)
@@ -102,14 +102,14 @@ class HamiPlugin:
         )
 
     async def _finish(self, pod: Json, phase: str) -> None:
-        """Write the phase and release the lock; errors of either are the next one's problem, as in HAMi."""
+        """Writes the phase and releases the lock; errors are ignored, as in HAMi."""
         with suppress(KubeError):
             await self._annotate(pod, {keys.BIND_PHASE: phase})
         with suppress(KubeError):
             await self._release(pod)
 
     async def _release(self, pod: Json) -> None:
-        """Remove the lock, if it is this pod's or nobody's."""
+        """Removes the lock, if it is this pod's or names no pod."""
         ours = f",{namespace_of(pod)},{name_of(pod)}"
         for _ in range(RELEASES):
             node = await self._client.get(NODES.path(name=self._node), dict[str, Any])

@@ -1,11 +1,11 @@
-"""Plays kubelet for one node: admits pods one at a time, asks the agent for every container, runs and stops them.
+"""Simulates kubelet on one node: admits pods one at a time, calls Allocate per container, runs and stops pods.
 
     bound --> waiting --admitted--> starting --> running --run-seconds over--> succeeded
                  |  \\--Allocate failed--> failed
                  +--- deleted at any point: after a short while the final DELETE, and the devices are free
 
-Nothing is executed; `containers` says what each container would see. What it reports is repeated until the apiserver
-takes it. It forgets nothing in a restart, as the real one keeps a checkpoint.
+No container is executed; `containers` tells what each would see. Reports are repeated until the apiserver accepts them.
+A restart forgets nothing, like the real kubelet with its checkpoint.
 """
 
 from __future__ import annotations
@@ -22,55 +22,55 @@ from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes import pod_statuses
-from tessera.lab.sandbox.nodes.allocation import Agent, AllocateError
+from tessera.lab.sandbox.nodes.allocation import AllocateError, SimulatedPlugin
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable
-from tessera.lab.sandbox.nodes.environments import environment_of
+from tessera.lab.sandbox.nodes.environments import container_environment
 from tessera.lab.sandbox.objects import (
     annotations_of,
     containers_of,
+    format_timestamp,
     has_ended,
-    is_leaving,
+    is_being_deleted,
     is_sidecar,
     name_of,
     namespace_of,
     phase_of,
     uid_of,
 )
-from tessera.lab.sandbox.timestamps import stamp
 from tessera.wire.quantity import Whole, read
 
 RUN_SECONDS = "sandbox.tessera.io/run-seconds"
-"""annotation: the pod succeeds after this many seconds; without it, it runs until it is deleted"""
+"""annotation: the pod succeeds after this many seconds; without it, the pod runs until it is deleted"""
 ADDRESS = "127.0.0.1"
 
 _RETRIES = Backoff(initial=0.1, cap=5.0)
 
 
 @dataclass(slots=True)
-class Pace:
-    """How fast things go on a node, in seconds. May be changed while it runs."""
+class KubeletTimings:
+    """How long things take on a node, in seconds. May be changed at any time."""
 
     handover_s: float = 0.0
-    """before each pod's admission; pods that are bound meanwhile wait beside it"""
+    """before each pod's admission; pods that are bound meanwhile wait"""
     init_s: float = 0.0
-    """that an init container runs"""
+    """how long an init container runs"""
     stop_s: float = 0.05
-    """that a pod needs to stop, at most its grace period"""
+    """how long a pod takes to stop, at most its grace period"""
 
 
 @dataclass(slots=True)
-class Faults:
-    """What goes wrong on a node. Set and cleared by tests."""
+class KubeletFaults:
+    """Injected faults of a node. Tests set and clear them."""
 
     allocate_errors: int = 0
-    """so many of the next Allocate calls fail"""
+    """how many of the next Allocate calls fail"""
     wrong_pod: bool = False
-    """the agent answers with another pod's slice, where there is one"""
+    """the plugin answers with another pod's slice, if there is one"""
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """What a container would find."""
+    """What a container would see."""
 
     env: dict[str, str]
     device_ids: tuple[str, ...]
@@ -78,14 +78,14 @@ class ContainerView:
 
 
 @dataclass(slots=True, eq=False)
-class _Life:
+class _PodLife:
     pod: Json
     stopping: bool = False
     task: asyncio.Task[None] | None = None
 
 
 class Kubelet:
-    """The pods of one node. `seen` and `gone` are fed by a watch; everything else happens in `run`."""
+    """The pods of one node. A watch calls `seen` and `gone`; everything else happens in `run`."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class Kubelet:
         *,
         ids: DeviceIds,
         resource: str,
-        pace: Pace,
-        faults: Faults,
+        pace: KubeletTimings,
+        faults: KubeletFaults,
         shuffled: bool,
         rng: random.Random,
         now: Callable[[], float],
@@ -108,7 +108,7 @@ class Kubelet:
         self._shuffled = shuffled
         self._rng = rng
         self._now = now
-        self._lives: dict[str, _Life] = {}
+        self._lives: dict[str, _PodLife] = {}
         self._waiting: list[str] = []
         """uids in the order of binding"""
         self._some = asyncio.Event()
@@ -116,55 +116,55 @@ class Kubelet:
         self._up.set()
         self._tasks: asyncio.TaskGroup | None = None
 
-    # -- what is there
+    # -- state
 
     def waiting_pods(self) -> Iterator[Json]:
-        """Not admitted yet, in the order of binding."""
+        """Pods that are not admitted yet, in the order of binding."""
         return (self._lives[uid].pod for uid in self._waiting)
 
     def pods(self) -> Iterator[Json]:
         return (life.pod for life in self._lives.values())
 
     def pause(self) -> None:
-        """Nothing is admitted until `resume`; what runs goes on."""
+        """Admits nothing until `resume`; running pods keep running."""
         self._up.clear()
 
     def resume(self) -> None:
         self._up.set()
 
-    # -- what the watch shows
+    # -- the watch
 
     def seen(self, pod: Json) -> None:
         uid = uid_of(pod)
         life = self._lives.get(uid)
         if life is None:
-            life = self._lives[uid] = _Life(pod)
-            if phase_of(pod) in ("", "Pending") and not is_leaving(pod):
+            life = self._lives[uid] = _PodLife(pod)
+            if phase_of(pod) in ("", "Pending") and not is_being_deleted(pod):
                 self._waiting.append(uid)
                 self._some.set()
         life.pod = pod
         if has_ended(pod):
             self._ids.release(uid)
-        if is_leaving(pod) and not life.stopping:
+        if is_being_deleted(pod) and not life.stopping:
             life.stopping = True
             self._withdraw(uid)
-            self._go_on(life, self._stop(life))
+            self._start_stage(life, self._stop(life))
 
     def gone(self, uid: str) -> None:
-        """Deleted, perhaps by force."""
+        """The pod no longer exists."""
         life = self._lives.pop(uid, None)
         self._withdraw(uid)
         self._ids.release(uid)
         if life is not None and life.task is not None:
             life.task.cancel()
 
-    async def run(self, agent: Agent) -> None:
-        """Admit and run pods, until cancelled."""
+    async def run(self, agent: SimulatedPlugin) -> None:
+        """Admits and runs pods, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            # Seen before there was anybody to stop them.
+            # Pods whose deletion was seen before `run`.
             for life in [each for each in self._lives.values() if each.stopping and each.task is None]:
-                self._go_on(life, self._stop(life))
+                self._start_stage(life, self._stop(life))
             while True:
                 await self._some.wait()
                 await self._up.wait()
@@ -177,8 +177,8 @@ class Kubelet:
 
     # -- one pod
 
-    async def _admit(self, uid: str, agent: Agent) -> None:
-        """kubelet asks for all containers of a pod before any of them starts, and for no other pod in between."""
+    async def _admit(self, uid: str, agent: SimulatedPlugin) -> None:
+        """Calls Allocate for all containers before any of them starts. No other pod comes in between, as in kubelet."""
         life = self._lives[uid]
         pod = life.pod
         views: dict[tuple[str, str], ContainerView] = {}
@@ -193,30 +193,30 @@ class Kubelet:
                 return
             text = f"rpc error: code = Unknown desc = {error}" if isinstance(error, AllocateError) else str(error)
             body = pod_statuses.rejected(pod, text, at=self._stamp())
-            self._go_on(life, self._reject(life, body, agent.rejected(pod)))
+            self._start_stage(life, self._reject(life, body, agent.rejected(pod)))
             return
         self._withdraw(uid)
         written = agent.admitted(pod)
         if uid in self._lives:
             self.containers |= views
             if not life.stopping:
-                self._go_on(life, self._start(life, written))
+                self._start_stage(life, self._start(life, written))
         else:
             self._ids.release(uid)
 
-    async def _view(self, pod: Json, container: Json, agent: Agent, *, init: bool) -> ContainerView:
+    async def _view(self, pod: Json, container: Json, agent: SimulatedPlugin, *, init: bool) -> ContainerView:
         count = _devices(container, self._resource)
         if not count:
-            return ContainerView(environment_of(pod, container, {}), ())
+            return ContainerView(container_environment(pod, container, {}), ())
         once = init and not is_sidecar(container)
         ids = self._ids.take(uid_of(pod), count, resource=self._resource, prefer=agent.prefer, init=once)
         if self._faults.allocate_errors > 0:
             self._faults.allocate_errors -= 1
             raise AllocateError("injected fault")
         answer = await agent.allocate(ids)
-        return ContainerView(environment_of(pod, container, answer), ids)
+        return ContainerView(container_environment(pod, container, answer), ids)
 
-    async def _start(self, life: _Life, annotations: dict[str, str]) -> None:
+    async def _start(self, life: _PodLife, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
         pod = life.pod
         for done in range(len(pod["spec"].get("initContainers") or ())):
@@ -228,29 +228,29 @@ class Kubelet:
             await asyncio.sleep(run_s)
             await self._report(life, pod_statuses.succeeded(pod, at=self._stamp()))
 
-    async def _reject(self, life: _Life, status: Json, annotations: dict[str, str]) -> None:
+    async def _reject(self, life: _PodLife, status: Json, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
         await self._report(life, status)
 
-    async def _stop(self, life: _Life) -> None:
+    async def _stop(self, life: _PodLife) -> None:
         grace = life.pod["metadata"].get("deletionGracePeriodSeconds") or 0
         await asyncio.sleep(min(grace, self._pace.stop_s))
         pod = life.pod
         path = PODS.path(namespace_of(pod), name_of(pod))
-        await self._until_taken(lambda: self._client.delete(path, uid=uid_of(pod), grace_seconds=0))
+        await self._until_accepted(lambda: self._client.delete(path, uid=uid_of(pod), grace_seconds=0))
 
-    async def _report(self, life: _Life, body: Json) -> None:
+    async def _report(self, life: _PodLife, body: Json) -> None:
         path = PODS.path(namespace_of(life.pod), name_of(life.pod), "status")
-        await self._until_taken(lambda: self._client.patch(path, body, content_type=STRATEGIC_PATCH))
+        await self._until_accepted(lambda: self._client.patch(path, body, content_type=STRATEGIC_PATCH))
 
-    async def _annotate(self, life: _Life, annotations: dict[str, str]) -> None:
+    async def _annotate(self, life: _PodLife, annotations: dict[str, str]) -> None:
         if annotations:
             path = PODS.path(namespace_of(life.pod), name_of(life.pod))
             body = {"metadata": {"uid": uid_of(life.pod), "annotations": annotations}}
-            await self._until_taken(lambda: self._client.patch(path, body))
+            await self._until_accepted(lambda: self._client.patch(path, body))
 
-    async def _until_taken(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeat until the apiserver takes it, or says that the pod is gone or another one."""
+    async def _until_accepted(self, write: Callable[[], Awaitable[None]]) -> None:
+        """Repeats the write until the apiserver accepts it, or says that the pod is gone or another one."""
         failures = 0
         while True:
             try:
@@ -269,19 +269,19 @@ class Kubelet:
         if uid in self._waiting:
             self._waiting.remove(uid)
 
-    def _go_on(self, life: _Life, work: Coroutine[Any, Any, None]) -> None:
-        """One thing at a time happens to a pod: what comes next ends what went before."""
+    def _start_stage(self, life: _PodLife, work: Coroutine[Any, Any, None]) -> None:
+        """Starts the next stage of a pod's life, and cancels the one before."""
         if life.task is not None:
             life.task.cancel()
             life.task = None
         if self._tasks is None:
-            # Not running yet; `run` picks up whoever is leaving.
+            # Not running yet; `run` starts the deletions later.
             work.close()
         else:
             life.task = self._tasks.create_task(work)
 
     def _stamp(self) -> str:
-        return stamp(self._now())
+        return format_timestamp(self._now())
 
 
 def _devices(container: Json, resource: str) -> int:

@@ -1,6 +1,6 @@
-"""Simulated GPU nodes: the Node object, the cards that its agent registers, and a kubelet that plays its pods.
+"""Simulated GPU nodes: the Node object, the cards that its agent registers, and a simulated kubelet.
 
-    agent "env" or "answer"    Tessera's own (see `handing_over`), named in the annotation tessera.io/agent
+    agent "env" or "answer"    Tessera's own (see `allocation`), named in the annotation tessera.io/agent
     agent "hami"               HAMi's plugin: node lock and bind phases, no such annotation
 
 Everything goes through the API, as on a real node; `containers` and the faults are for tests.
@@ -22,11 +22,11 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.nodes.allocation import Agent, TesseraAgent
+from tessera.lab.sandbox.nodes.allocation import SimulatedPlugin, TesseraAgent
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds
 from tessera.lab.sandbox.nodes.hami_plugin import HamiPlugin
-from tessera.lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Faults, Kubelet, Pace
-from tessera.lab.sandbox.timestamps import stamp
+from tessera.lab.sandbox.nodes.kubelet import ADDRESS, ContainerView, Kubelet, KubeletFaults, KubeletTimings
+from tessera.lab.sandbox.objects import format_timestamp
 from tessera.wire import keys
 from tessera.wire.handshake import encode_reported
 from tessera.wire.pair_scores import encode_pair_scores
@@ -39,7 +39,7 @@ REGISTER = "hami.io/node-nvidia-register"
 PAIR_SCORES = "hami.io/node-nvidia-score"
 HANDSHAKE = "hami.io/node-handshake"
 HANDSHAKE_EVERY_S = 30.0
-"""how often plugins up to v2.7 report"""
+"""how often HAMi's plugins up to v2.7 report"""
 HEARTBEAT_EVERY_S = 300.0
 """how often kubelet reports a node that does not change"""
 
@@ -47,8 +47,8 @@ _RETRIES = Backoff(initial=0.1, cap=5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSpec:
-    """What a simulated node is like."""
+class SimulatedNodeSpec:
+    """The properties of a simulated node."""
 
     name: str
     cards: Sequence[Device] = ()
@@ -59,35 +59,35 @@ class NodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: Sequence[Mapping[str, str]] = ()
     text_registration: bool = False
-    """as plugins up to v2.7 write it"""
+    """the format of HAMi's plugins up to v2.7"""
     handshake: bool = False
-    """answers the scheduler's handshake, as plugins up to v2.7 do"""
+    """answers the scheduler's handshake, like HAMi's plugins up to v2.7"""
     heartbeat_s: float = HEARTBEAT_EVERY_S
     shuffled: bool = False
-    """admit waiting pods in any order, to show that order does not matter"""
+    """admits waiting pods in random order, to show that order does not matter"""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.agent not in get_args(AgentKind):
-            raise ValueError(f"{self.agent!r} is no kind of agent; there are {', '.join(get_args(AgentKind))}")
+            raise ValueError(f"{self.agent!r} is not a kind of agent; choose one of {', '.join(get_args(AgentKind))}")
 
 
 class SimulatedNode:
-    """One node. `connect` before use; `run` it together with a watch that calls `kubelet.seen` and `gone`."""
+    """One node. Call `connect` first; `run` it together with a watch that calls `kubelet.seen` and `gone`."""
 
-    resource = RESOURCE  # nodes with other cards or a real agent override this, `registration` and `agent_of`
+    resource = RESOURCE  # nodes with other cards or the real agent override this, `registration` and `agent_of`
 
-    def __init__(self, name: str | NodeSpec, cards: Sequence[Device] = (), **more: Any) -> None:
-        """A spec, or the fields of one."""
-        self.spec = name if isinstance(name, NodeSpec) else NodeSpec(name, tuple(cards), **more)
+    def __init__(self, name: str | SimulatedNodeSpec, cards: Sequence[Device] = (), **more: Any) -> None:
+        """Takes a spec, or the fields of one."""
+        self.spec = name if isinstance(name, SimulatedNodeSpec) else SimulatedNodeSpec(name, tuple(cards), **more)
         self.cards = tuple(self.spec.cards)
-        self.pace = Pace()
-        self.faults = Faults()
+        self.pace = KubeletTimings()
+        self.faults = KubeletFaults()
         self.plugin_is_up = True
         self._rng = random.Random(f"{self.spec.seed}/{self.spec.name}")
         self._ids = DeviceIds(self._rng)
         self._kubelet: Kubelet | None = None
-        self._agent: Agent | None = None
+        self._agent: SimulatedPlugin | None = None
         self._client: KubeClient | None = None
         self._now: Callable[[], float] = time.time
 
@@ -103,7 +103,7 @@ class SimulatedNode:
 
     @property
     def containers(self) -> dict[tuple[str, str], ContainerView]:
-        """What every container that was admitted here sees, by the pod's uid and the container's name."""
+        """What every admitted container sees, by the pod's uid and the container's name."""
         return self.kubelet.containers
 
     def connect(self, client: KubeClient, *, now: Callable[[], float] = time.time) -> None:
@@ -120,21 +120,21 @@ class SimulatedNode:
         )
         self._agent = self.agent_of(client, kubelet)
 
-    def agent_of(self, client: KubeClient, kubelet: Kubelet) -> Agent:
-        """The plugin that this node's kubelet asks."""
+    def agent_of(self, client: KubeClient, kubelet: Kubelet) -> SimulatedPlugin:
+        """The plugin that this node's kubelet calls."""
         if self.spec.agent == "hami":
             return HamiPlugin(client, self.name, rng=self._rng)
         return TesseraAgent(
             self.name,
-            by_environment=self.spec.agent == "env",
+            downward_api=self.spec.agent == "env",
             pods=kubelet.waiting_pods,
-            everybody=kubelet.pods,
+            all_pods=kubelet.pods,
             wrong_pod=lambda: self.faults.wrong_pod,
             rng=self._rng,
         )
 
     async def register(self) -> None:
-        """Create the node, or bring the one that is there up to date."""
+        """Creates the node, or updates the existing one."""
         self._offer()
         document = self.document()
         try:
@@ -146,7 +146,7 @@ class SimulatedNode:
             await self._report({"status": document["status"]})
 
     async def run(self) -> None:
-        """Keep the node alive and play its pods, until cancelled."""
+        """Sends heartbeats and runs the kubelet, until cancelled."""
         assert self._agent is not None
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.kubelet.run(self._agent))
@@ -154,15 +154,15 @@ class SimulatedNode:
             if self.spec.handshake:
                 tasks.create_task(self._every(HANDSHAKE_EVERY_S, self._shake_hands))
 
-    # -- what happens to nodes
+    # -- changes
 
     async def set_cards(self, cards: Sequence[Device]) -> None:
-        """The cards are others now, or other in some way."""
+        """Changes the cards and their registration."""
         await self.list_cards(cards)
         await self._annotate(self.registration())
 
     async def list_cards(self, cards: Sequence[Device]) -> None:
-        """What the plugin lists to kubelet from now on; the registration is somebody else's."""
+        """Changes what the plugin lists to kubelet, but not the registration."""
         self.cards = tuple(cards)
         await self._plugin_lists()
 
@@ -170,7 +170,7 @@ class SimulatedNode:
         await self.set_cards([replace(card, healthy=healthy) if card.uuid == uuid else card for card in self.cards])
 
     async def stop_plugin(self) -> None:
-        """The plugin is gone: kubelet offers no devices any more; what the plugin registered stays."""
+        """Stops the plugin: kubelet offers no devices any more, but the registration stays."""
         self.plugin_is_up = False
         await self._plugin_lists()
 
@@ -180,7 +180,7 @@ class SimulatedNode:
         await self._annotate(self.registration())
 
     async def restart_kubelet(self, *, away_s: float = 0.0) -> None:
-        """Nothing is admitted meanwhile, and there are no devices until the plugin has registered again."""
+        """Restarts kubelet: it admits nothing meanwhile, and has no devices until the plugin registers again."""
         self.kubelet.pause()
         was_up = self.plugin_is_up
         await self.stop_plugin()
@@ -192,9 +192,9 @@ class SimulatedNode:
     # -- documents
 
     def document(self) -> Json:
-        """The Node object as kubelet and agent make it together."""
+        """The Node object as kubelet and agent write it together."""
         spec = self.spec
-        at = stamp(self._now())
+        at = format_timestamp(self._now())
         return {
             "apiVersion": "v1",
             "kind": "Node",
@@ -222,7 +222,7 @@ class SimulatedNode:
         }
 
     def registration(self) -> dict[str, str]:
-        """The annotations that the agent keeps on the node."""
+        """The annotations that the agent writes on the node."""
         if not self.cards:
             return {}
         encode = encode_registration_text if self.spec.text_registration else encode_registration_json
@@ -276,7 +276,7 @@ class SimulatedNode:
         await self._report({"status": self._amounts()})
 
     async def _heartbeat(self) -> None:
-        await self._report({"status": {"conditions": [self._ready(stamp(self._now()))]}})
+        await self._report({"status": {"conditions": [self._ready(format_timestamp(self._now()))]}})
 
     async def _shake_hands(self) -> None:
         if self.plugin_is_up:

@@ -1,4 +1,4 @@
-"""The status that a kubelet reports for a pod at each stage of its life, as bodies of strategic patches."""
+"""The status that kubelet reports at each stage of a pod's life, as strategic merge patches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INITIALIZED, READY, CONTAINERS_READY, SCHEDULED = "Initialized", "Ready", "Conta
 
 
 def initializing(pod: Json, done: int, *, at: str, address: str) -> Json:
-    """Init containers run one after the other; `done` of them have ended (or, sidecars, gone on beside)."""
+    """Init containers run one after the other; `done` of them have ended, or keep running as sidecars."""
     inits: Sequence[Json] = pod["spec"].get("initContainers") or ()
     states = [_after_start(each, at) if index < done else _running(at) for index, each in enumerate(inits[: done + 1])]
     states += [_waiting("PodInitializing")] * (len(inits) - len(states))
@@ -58,7 +58,7 @@ def succeeded(pod: Json, *, at: str) -> Json:
 
 
 def rejected(pod: Json, message: str, *, at: str) -> Json:
-    """kubelet's words for a pod whose Allocate failed; it does not try again."""
+    """kubelet's message for a pod whose Allocate failed. kubelet does not try again."""
     said = f"Pod was rejected: Allocate failed due to {message}, which is unexpected"
     status = {"phase": "Failed", "reason": ADMISSION_ERROR, "message": said, "startTime": at}
     return {"metadata": {"uid": uid_of(pod)}, "status": status}

@@ -1,6 +1,6 @@
-"""What kube-scheduler knows and does about one pod after the other, without any I/O: a core that can be stepped.
+"""kube-scheduler's state and decisions, one pod after the other and without I/O, so that tests can step through them.
 
-Watches tell it what they see; `next` answers the pod to try and the nodes it may use; the caller says what came of it.
+Watches report what they see; `next` returns the pod to try and the nodes it may use; the caller reports the result.
 A pod that was given a node counts there from that moment on (it is assumed), before any watch shows it.
 """
 
@@ -12,15 +12,22 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import has_ended, is_leaving, name_of, node_of, uid_of
-from tessera.lab.sandbox.scheduling.fit import Needs, Room, asks_for, needs_of, room_of, signature_of
-from tessera.lab.sandbox.scheduling.queue import Queue
+from tessera.lab.sandbox.objects import has_ended, is_being_deleted, name_of, node_of, uid_of
+from tessera.lab.sandbox.scheduling.fit import (
+    NodeCapacity,
+    PodNeeds,
+    asks_for,
+    node_capacity,
+    node_signature,
+    pod_needs,
+)
+from tessera.lab.sandbox.scheduling.queue import SchedulingQueue
 
 _BESIDE = ("resourceVersion", "generation", "managedFields")
-"""metadata whose change is no change of the pod"""
+"""metadata whose change does not count as a change of the pod"""
 
 Reasons = Mapping[str, Collection[str]]
-"""by node: why not"""
+"""reasons by node"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +35,15 @@ class Attempt:
     """One pod to find a node for."""
 
     pod: Json
-    needs: Needs
+    needs: PodNeeds
     candidates: tuple[str, ...]
-    """nodes that pass kube-scheduler's own rules, sorted"""
+    """nodes that pass kube-scheduler's own filters, sorted"""
     misfits: Reasons
     """of the other nodes"""
     nodes: int
-    """all there are"""
+    """how many nodes there are"""
     extended: bool
-    """whether the extender decides about it"""
+    """whether the extender is asked about it"""
 
     @property
     def uid(self) -> str:
@@ -45,21 +52,21 @@ class Attempt:
 
 @dataclass(slots=True)
 class _Held:
-    """A pod's place on a node."""
+    """A pod on a node."""
 
     node: str
-    needs: Needs
+    needs: PodNeeds
     assumed: bool
 
 
 @dataclass(slots=True)
 class _NodeSeen:
-    room: Room
+    capacity: NodeCapacity
     signature: object = field(default=None)
 
 
 class Attempts:
-    """The state. `profiles`: scheduler names served here, and whether their pods go to the extender."""
+    """`profiles`: the scheduler names served here, and whether their pods go to the extender."""
 
     def __init__(
         self,
@@ -67,9 +74,9 @@ class Attempts:
         profiles: Mapping[str, bool],
         managed: frozenset[str],
         rng: random.Random | None = None,
-        queue: Queue | None = None,
+        queue: SchedulingQueue | None = None,
     ) -> None:
-        self.queue = queue or Queue()
+        self.queue = queue or SchedulingQueue()
         self._profiles = profiles
         self._managed = managed
         self._rng = rng or random.Random(0)
@@ -78,9 +85,9 @@ class Attempts:
         """pods without a node, by uid"""
         self._held: dict[str, _Held] = {}
         self._lost: dict[str, Counter[str]] = {}
-        """what pods take on nodes that are not known (yet)"""
+        """what pods use on nodes that are not known (yet)"""
 
-    # -- what watches show
+    # -- the watches
 
     def pod_seen(self, pod: Json, now: float) -> None:
         uid = uid_of(pod)
@@ -98,26 +105,26 @@ class Attempts:
             self._pending(uid, pod, now)
 
     def pod_gone(self, uid: str, now: float) -> None:
-        """Deleted, or at its end."""
+        """The pod was deleted or has ended."""
         known = self._waiting.pop(uid, None) is not None
         self.queue.forget(uid)
         if self._release(uid) or known:
             self.queue.happened(now)
 
     def node_seen(self, node: Json, now: float) -> None:
-        name, signature = name_of(node), signature_of(node)
+        name, signature = name_of(node), node_signature(node)
         before = self._nodes.get(name)
         if before is not None and before.signature == signature:
             return
-        room = room_of(node)
-        room.used = before.room.used if before is not None else self._lost.pop(name, Counter())
-        self._nodes[name] = _NodeSeen(room, signature)
+        capacity = node_capacity(node)
+        capacity.used = before.capacity.used if before is not None else self._lost.pop(name, Counter())
+        self._nodes[name] = _NodeSeen(capacity, signature)
         self.queue.happened(now)
 
     def node_gone(self, name: str) -> None:
         seen = self._nodes.pop(name, None)
         if seen is not None:
-            self._lost[name] = seen.room.used
+            self._lost[name] = seen.capacity.used
 
     # -- one attempt after the other
 
@@ -128,7 +135,7 @@ class Attempts:
         pod = self._waiting[uid]
         needs, misfits, candidates = self._needs(pod), {}, []
         for name in sorted(self._nodes):
-            reasons = self._nodes[name].room.misfits(needs)
+            reasons = self._nodes[name].capacity.misfits(needs)
             if reasons:
                 misfits[name] = reasons
             else:
@@ -137,9 +144,11 @@ class Attempts:
         return Attempt(pod, needs, tuple(candidates), misfits, len(self._nodes), extended)
 
     def choose(self, attempt: Attempt, nodes: Iterable[str]) -> str | None:
-        """The emptiest of these nodes; the seed decides between equals. None where none of them is there any more."""
+        """The emptiest of these nodes; ties are random (seeded). None if none of them exists any more."""
         scores = {
-            name: self._nodes[name].room.emptiness(attempt.needs) for name in sorted(nodes) if name in self._nodes
+            name: self._nodes[name].capacity.least_allocated_score(attempt.needs)
+            for name in sorted(nodes)
+            if name in self._nodes
         }
         if not scores:
             return None
@@ -153,12 +162,12 @@ class Attempts:
         self.queue.failed(attempt.uid, now)
 
     def assume(self, attempt: Attempt, node: str) -> None:
-        """The pod is on its way to `node`."""
+        """Counts the pod on `node` while it is being bound."""
         if attempt.uid in self._waiting:
             self._hold(attempt.uid, _Held(node, attempt.needs, assumed=True))
 
     def bind_failed(self, attempt: Attempt, now: float) -> bool:
-        """Whether the pod is still without a node, so that it is tried again."""
+        """Reports a failed bind; returns whether the pod is still pending, so that it is tried again."""
         held = self._held.get(attempt.uid)
         if held is not None and held.assumed:
             self._release(attempt.uid)
@@ -167,14 +176,14 @@ class Attempts:
         return attempt.uid in self._waiting
 
     def waiting(self, uid: str) -> Json | None:
-        """A pod without a node, as last seen."""
+        """A pending pod, as last seen."""
         return self._waiting.get(uid)
 
     def is_assumed(self, uid: str) -> bool:
         return uid in self._held
 
     def _pending(self, uid: str, pod: Json, now: float) -> None:
-        if is_leaving(pod) or pod["spec"].get("schedulingGates"):
+        if is_being_deleted(pod) or pod["spec"].get("schedulingGates"):
             if self._waiting.pop(uid, None) is not None:
                 self.queue.forget(uid)
                 self._release(uid)
@@ -186,16 +195,16 @@ class Attempts:
         elif _essence(before) != _essence(pod):
             self.queue.changed(uid, now)
 
-    def _needs(self, pod: Json) -> Needs:
+    def _needs(self, pod: Json) -> PodNeeds:
         ignored = self._managed if self._profiles.get(pod["spec"].get("schedulerName", "")) else frozenset[str]()
-        return needs_of(pod, ignored=ignored)
+        return pod_needs(pod, ignored=ignored)
 
     def _hold(self, uid: str, held: _Held) -> None:
         self._release(uid)
         self._held[uid] = held
         seen = self._nodes.get(held.node)
         if seen is not None:
-            seen.room.take(held.needs.amounts)
+            seen.capacity.take(held.needs.amounts)
         else:
             used = self._lost.setdefault(held.node, Counter())
             used.update(held.needs.amounts)
@@ -207,7 +216,7 @@ class Attempts:
             return False
         seen = self._nodes.get(held.node)
         if seen is not None:
-            seen.room.give_back(held.needs.amounts)
+            seen.capacity.give_back(held.needs.amounts)
         elif held.node in self._lost:
             used = self._lost[held.node]
             used.subtract(held.needs.amounts)
@@ -216,13 +225,13 @@ class Attempts:
 
 
 def _essence(pod: Json) -> Json:
-    """The pod without what others keep writing into it."""
+    """The pod without metadata that changes with every write."""
     metadata = {key: value for key, value in pod["metadata"].items() if key not in _BESIDE}
     return {"metadata": metadata, "spec": pod["spec"]}
 
 
 def fit_error(nodes: int, misfits: Reasons) -> str:
-    """kube-scheduler's sentence: equal reasons are counted together, and the entries are sorted as texts."""
+    """kube-scheduler's message: equal reasons are counted together, and the entries are sorted as texts."""
     counts = Counter(reason for reasons in misfits.values() for reason in reasons)
     entries = sorted(f"{count} {reason}" for reason, count in counts.items())
     return f"0/{nodes} nodes are available:" + (f" {', '.join(entries)}." if entries else "")

@@ -1,7 +1,7 @@
-"""Writes down why pods have no node: the condition PodScheduled=False, off the scheduling loop's path.
+"""Writes why pods have no node, as the condition PodScheduled=False, without holding up the scheduling loop.
 
-The latest condition of a pod wins, equal ones are written once, and none is written over a pod that is being bound:
-binding waits in `settled`. A write that fails is given up; the next refusal tries again.
+Only the latest condition of a pod is written, and only if it changed. None is written to a pod that is being bound:
+binding waits in `settled`. A failed write is dropped; the next refusal writes again.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import condition_of, name_of, namespace_of, uid_of
-from tessera.lab.sandbox.timestamps import stamp
+from tessera.lab.sandbox.objects import condition_of, format_timestamp, name_of, namespace_of, uid_of
 
 SCHEDULED = "PodScheduled"
 
 
 @dataclass(frozen=True, slots=True)
-class Unscheduled:
+class UnscheduledReason:
     """Why a pod has no node."""
 
     reason: str
@@ -29,18 +28,18 @@ class Unscheduled:
     message: str
 
 
-class Conditions:
-    """Conditions still to be written."""
+class ConditionWriter:
+    """Queues and writes conditions."""
 
     def __init__(self, client: KubeClient, *, now: Callable[[], float]) -> None:
         self._client = client
         self._now = now
-        self._waiting: dict[str, tuple[Json, Unscheduled]] = {}
+        self._waiting: dict[str, tuple[Json, UnscheduledReason]] = {}
         self._some = asyncio.Event()
         self._writing: tuple[str, asyncio.Event] | None = None
 
-    def note(self, pod: Json, why: Unscheduled) -> None:
-        """Never blocks."""
+    def note(self, pod: Json, why: UnscheduledReason) -> None:
+        """Queues the condition; never blocks."""
         said = condition_of(pod, SCHEDULED) or {}
         uid = uid_of(pod)
         if (said.get("status"), said.get("reason"), said.get("message")) == ("False", why.reason, why.message):
@@ -50,7 +49,7 @@ class Conditions:
             self._some.set()
 
     async def settled(self, uid: str) -> None:
-        """Forget what is still to be said about a pod, and wait for what is just being said."""
+        """Drops the pod's queued condition, and waits for one that is being written."""
         self._waiting.pop(uid, None)
         if self._writing is not None and self._writing[0] == uid:
             await self._writing[1].wait()
@@ -67,13 +66,13 @@ class Conditions:
                 try:
                     await self._write(pod, why)
                 except KubeError:
-                    # The pod may be gone; where it is not, it is refused again and says so then.
+                    # The pod may be gone; if not, it will be refused and written again.
                     pass
                 finally:
                     self._writing = None
                     done.set()
 
-    async def _write(self, pod: Json, why: Unscheduled) -> None:
+    async def _write(self, pod: Json, why: UnscheduledReason) -> None:
         said = condition_of(pod, SCHEDULED) or {}
         since = said.get("lastTransitionTime") if said.get("status") == "False" else None
         condition = {
@@ -82,7 +81,7 @@ class Conditions:
             "reason": why.reason,
             "message": why.message,
             "lastProbeTime": None,
-            "lastTransitionTime": since or stamp(self._now()),
+            "lastTransitionTime": since or format_timestamp(self._now()),
         }
         body = {"metadata": {"uid": uid_of(pod)}, "status": {"conditions": [condition]}}
         await self._client.patch(

@@ -1,6 +1,6 @@
-"""Asks a scheduler extender as kube-scheduler does: names of nodes only, one POST a question, no retries.
+"""Calls a scheduler extender as kube-scheduler does: node names only, one POST per call, no retries.
 
-Whatever goes wrong is an `ExtenderError` with the text that ends up in the pod's event.
+Every failure is an `ExtenderError` with the text of the pod's event.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ HTTP_TIMEOUT_S = 30.0
 
 
 class ExtenderError(Exception):
-    """No usable answer, or an answer that is an error."""
+    """There is no usable response, or the response is an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """The answer to a filter call."""
+    """The response to a filter call."""
 
     nodes: tuple[str, ...]
     misfits: Mapping[str, str]
@@ -36,7 +36,7 @@ class Filtered:
 
 
 class Extender(Protocol):
-    """What the scheduling loop needs; a test may bring one without HTTP."""
+    """What the scheduling loop needs of an extender; tests may pass one without HTTP."""
 
     async def filter(self, pod: Json, nodes: Sequence[str]) -> Filtered: ...
 
@@ -60,7 +60,7 @@ _BIND_KEYS = key_table(_BindResult)
 
 @dataclass(frozen=True, slots=True)
 class ExtenderAccess:
-    """Where an extender is. For https either `ca` (PEM) or `insecure`; neither means the machine's own authorities."""
+    """How to reach an extender. For https: `ca` (PEM), `insecure`, or neither for the machine's own CAs."""
 
     url: str
     ca: bytes | None = None
@@ -79,7 +79,7 @@ class ExtenderAccess:
 
 
 class ExtenderClient:
-    """Use as `async with ExtenderClient(access) as extender`."""
+    """Use it as `async with ExtenderClient(access) as extender`."""
 
     def __init__(self, access: ExtenderAccess) -> None:
         self._access = access
@@ -101,7 +101,7 @@ class ExtenderClient:
             await self._session.close()
 
     async def filter(self, pod: Json, nodes: Sequence[str]) -> Filtered:
-        """Which of `nodes` would take the pod."""
+        """Which of `nodes` the pod may use."""
         answer = await self._post("filter", {"Pod": _bare(pod), "Nodes": None, "NodeNames": nodes})
         result = _read(answer, _FilterResult, _FILTER_KEYS)
         if result.error:
@@ -116,7 +116,7 @@ class ExtenderClient:
         return Filtered(tuple(result.node_names or ()), (result.failed or {}) | (result.unresolvable or {}))
 
     async def bind(self, pod: Json, node: str) -> None:
-        """Have the extender bind the pod."""
+        """Lets the extender bind the pod."""
         answer = await self._post(
             "bind", {"PodName": name_of(pod), "PodNamespace": namespace_of(pod), "PodUID": uid_of(pod), "Node": node}
         )
@@ -140,7 +140,7 @@ class ExtenderClient:
 
 
 def _bare(pod: Json) -> Json:
-    """Without kind and apiVersion, which Go leaves out of objects that came from a watch."""
+    """Without kind and apiVersion, which Go leaves out of objects from a watch."""
     return {key: value for key, value in pod.items() if key not in ("kind", "apiVersion")}
 
 
@@ -148,4 +148,4 @@ def _read(answer: bytes, kind: type[Any], keys: Mapping[str, str]) -> Any:
     try:
         return msgspec.convert(fold(msgspec.json.decode(answer), keys), kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ExtenderError(f"the answer cannot be read: {error}") from error
+        raise ExtenderError(f"the response cannot be read: {error}") from error

@@ -1,7 +1,7 @@
-"""The scheduling loop: kube-scheduler's profile with an extender, one filter call at a time, binds in parallel.
+"""kube-scheduler's loop with an extender: one filter call at a time, binds in parallel.
 
-I/O around `attempts`, which decides; the extender gets the pods that ask for managed resources, all others go to the
-emptiest node. Time is the event loop's. Not here: preemption, scores of extenders, affinity between pods.
+It does the I/O for `attempts`, which decides. Pods that request managed resources go to the extender; all others go to
+the emptiest node. Time is the event loop's. Left out: preemption, scores of extenders, affinity between pods.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import key_of, name_of, namespace_of, uid_of, version_of
 from tessera.lab.sandbox.scheduling.attempts import Attempt, Attempts, Reasons, fit_error
-from tessera.lab.sandbox.scheduling.conditions import Conditions, Unscheduled
+from tessera.lab.sandbox.scheduling.conditions import ConditionWriter, UnscheduledReason
 from tessera.lab.sandbox.scheduling.extender_client import Extender, ExtenderError, Filtered
-from tessera.lab.sandbox.scheduling.queue import Queue
+from tessera.lab.sandbox.scheduling.queue import SchedulingQueue
 
 HAMI_SCHEDULER = "hami-scheduler"
 DEFAULT_SCHEDULER = "default-scheduler"
 MANAGED = frozenset(f"nvidia.com/{name}" for name in ("gpu", "gpumem", "gpumem-percentage", "gpucores", "priority"))
 PARALLEL_BINDS = 500
-"""kube-scheduler has no limit; this one only keeps a mistake from opening every socket of the machine"""
+"""kube-scheduler has no limit; this one keeps a bug from using up the machine's sockets"""
 
 UNSCHEDULABLE, SCHEDULER_ERROR = "Unschedulable", "SchedulerError"
-"""reasons of the condition: no node fits, or the attempt itself went wrong"""
+"""reasons of the condition: no node fits, or the attempt itself failed"""
 NO_NODES = "no nodes available to schedule pods"
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class SchedulerProfile:
     """What to schedule, and how."""
 
     names: Mapping[str, bool] = field(default_factory=lambda: {HAMI_SCHEDULER: True, DEFAULT_SCHEDULER: False})
     """scheduler names, and whether their pods go to the extender"""
     managed: frozenset[str] = MANAGED
-    """resources that are the extender's business alone"""
+    """resources that only the extender counts"""
     early_retries: bool = True
-    """a refused pod need not serve its back-off while nobody else waits, as since v1.33"""
+    """a refused pod's back-off ends when no pod is active, as since v1.33"""
     parallel_binds: int = PARALLEL_BINDS
     seed: int = 0
 
 
 class SchedulingLoop:
-    """Use as `async with SchedulingLoop(...) as loop`, then `run` it, or `step` it by hand."""
+    """Use it as `async with SchedulingLoop(...) as loop`, then `run` it, or `step` it by hand."""
 
     def __init__(
         self,
         client: KubeClient,
         extender: Extender | None,
         *,
-        profile: Profile | None = None,
+        profile: SchedulerProfile | None = None,
         now: Callable[[], float] = time.time,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
-        """`on_change` hears of everything that the loop has learned."""
-        self.profile = profile or Profile()
+        """`on_change` is called when the loop has learned something."""
+        self.profile = profile or SchedulerProfile()
         rng = random.Random(self.profile.seed)
         self.attempts = Attempts(
             profiles=self.profile.names if extender is not None else dict.fromkeys(self.profile.names, False),
             managed=self.profile.managed,
             rng=rng,
-            queue=Queue(early=self.profile.early_retries),
+            queue=SchedulingQueue(early=self.profile.early_retries),
         )
         self._client = client
         self._extender = extender
-        self._conditions = Conditions(client, now=now)
+        self._conditions = ConditionWriter(client, now=now)
         self._recorders = {
             name: EventBroadcaster(client, component=name, host="sandbox", rng=rng, now=now)
             for name in self.profile.names
@@ -88,7 +88,7 @@ class SchedulingLoop:
         self._pods, self._nodes = _Pods(self), _Nodes(self)
 
     async def __aenter__(self) -> Self:
-        """Watches, and knows everything there is before this returns."""
+        """Starts the watches, and waits until they have listed everything."""
         await self._tasks.__aenter__()
         for resource, sink in ((PODS, self._pods), (NODES, self._nodes)):
             reflector = Reflector(
@@ -120,16 +120,16 @@ class SchedulingLoop:
         await self._tasks.__aexit__(kind, error, trace)
 
     async def run(self) -> None:
-        """Schedule for ever, until cancelled."""
+        """Schedules until cancelled."""
         while True:
             self._wake.clear()
             if not await self.step():
-                await self._until_something()
-            # A long row of refusals has nothing to wait for, and others want the loop too.
+                await self._wait_for_work()
+            # A long series of refusals awaits nothing; let other tasks run.
             await asyncio.sleep(0)
 
     async def step(self) -> bool:
-        """One pod, up to the start of its binding; whether there was one to try."""
+        """Tries one pod, up to the start of its binding; returns whether there was one."""
         attempt = self.attempts.next(self._time())
         if attempt is None:
             return False
@@ -137,11 +137,11 @@ class SchedulingLoop:
             chosen = await self._chosen(attempt)
         except ExtenderError as error:
             self.attempts.failed(attempt, self._time())
-            self._say(attempt, Unscheduled(SCHEDULER_ERROR, str(error)))
+            self._report(attempt, UnscheduledReason(SCHEDULER_ERROR, str(error)))
             return True
-        if isinstance(chosen, Unscheduled):
+        if isinstance(chosen, UnscheduledReason):
             self.attempts.refused(attempt, self._time())
-            self._say(attempt, chosen)
+            self._report(attempt, chosen)
             return True
         self.attempts.assume(attempt, chosen)
         task = self._tasks.create_task(self._bind(attempt, chosen))
@@ -150,24 +150,25 @@ class SchedulingLoop:
         return True
 
     async def settle(self) -> None:
-        """Until no binding is on its way."""
+        """Waits until no bind is running."""
         while self._binding:
             await asyncio.wait(self._binding)
 
     @property
     def binding(self) -> int:
-        """Binds on their way."""
+        """How many binds are running."""
         return len(self._binding)
 
     def changed(self) -> None:
-        """Something is known now that was not before."""
+        """The loop has learned something."""
         self._wake.set()
-        self._on_change()
+        if self._on_change is not None:
+            self._on_change()
 
-    async def _chosen(self, attempt: Attempt) -> str | Unscheduled:
+    async def _chosen(self, attempt: Attempt) -> str | UnscheduledReason:
         """The node for the pod, or why there is none."""
         if not attempt.nodes:
-            return Unscheduled(UNSCHEDULABLE, NO_NODES)
+            return UnscheduledReason(UNSCHEDULABLE, NO_NODES)
         answer = Filtered(attempt.candidates, {})
         if attempt.candidates and attempt.extended and self._extender is not None:
             answer = await self._extender.filter(attempt.pod, attempt.candidates)
@@ -175,7 +176,7 @@ class SchedulingLoop:
         if chosen is not None:
             return chosen
         misfits: Reasons = {**attempt.misfits, **{name: (text,) for name, text in answer.misfits.items()}}
-        return Unscheduled(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
+        return UnscheduledReason(UNSCHEDULABLE, fit_error(attempt.nodes, misfits))
 
     async def _bind(self, attempt: Attempt, node: str) -> None:
         pod = attempt.pod
@@ -189,12 +190,12 @@ class SchedulingLoop:
             except (ExtenderError, KubeError) as error:
                 if self.attempts.bind_failed(attempt, self._time()):
                     text = error.message if isinstance(error, ApiError) else str(error)
-                    self._say(attempt, Unscheduled(SCHEDULER_ERROR, text))
+                    self._report(attempt, UnscheduledReason(SCHEDULER_ERROR, text))
                 self.changed()
                 return
         self._record(pod, "Normal", "Scheduled", f"Successfully assigned {key_of(pod)} to {node}")
 
-    def _say(self, attempt: Attempt, why: Unscheduled) -> None:
+    def _report(self, attempt: Attempt, why: UnscheduledReason) -> None:
         pod = self.attempts.waiting(attempt.uid)
         if pod is not None:
             self._conditions.note(pod, why)
@@ -204,7 +205,7 @@ class SchedulingLoop:
         ref = ObjectRef("Pod", namespace_of(pod), name_of(pod), uid_of(pod))
         self._recorders[pod["spec"]["schedulerName"]].record(ref, type, reason, message)
 
-    async def _until_something(self) -> None:
+    async def _wait_for_work(self) -> None:
         at = self.attempts.queue.next_at(self._time())
         try:
             async with asyncio.timeout_at(at):
@@ -218,7 +219,7 @@ class SchedulingLoop:
 
 
 class _Pods:
-    """What the watch of pods shows, to the core."""
+    """Passes the watch of pods to `attempts`."""
 
     def __init__(self, loop: SchedulingLoop) -> None:
         self.is_synced = asyncio.Event()
@@ -239,7 +240,7 @@ class _Pods:
 
 
 class _Nodes:
-    """What the watch of nodes shows, to the core."""
+    """Passes the watch of nodes to `attempts`."""
 
     def __init__(self, loop: SchedulingLoop) -> None:
         self.is_synced = asyncio.Event()

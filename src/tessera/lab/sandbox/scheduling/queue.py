@@ -1,12 +1,12 @@
-"""kube-scheduler's queue as a plain data structure: who is tried next, and who waits for what.
+"""kube-scheduler's queue as a plain data structure: which pod is tried next, and which pods wait for what.
 
     added --> active --popped--> in flight --forgotten (bound, gone)-->
                 ^                  |  |  +-- failed: an error ------------------------> back-off, served in full
                 |                  |  +----- refused while something happened --------> back-off
                 |                  +-------- refused ---------------------------------> asleep
-                +-- back-off over, or nobody else is active <-- back-off <-- something happened --+
+                +-- back-off over, or no pod is active <------- back-off <-- something happened --+
 
-No I/O and no clock: every call says what time it is. Which changes count as something is the caller's to say.
+No I/O and no clock: every call passes the time. The caller decides which changes count as an event.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from enum import Enum
 FIRST_BACKOFF_S = 1.0
 LAST_BACKOFF_S = 10.0
 ASLEEP_S = 300.0
-"""after which a refused pod is tried again without a reason; all three are kube-scheduler's defaults"""
+"""seconds after which a refused pod is tried again without an event; all three are kube-scheduler's defaults"""
 
 NEVER = -1
 """a number of events that is never current"""
 
 
-class Place(Enum):
+class QueuePosition(Enum):
     """Where a pod is in the queue."""
 
     ACTIVE = "active"
@@ -38,9 +38,9 @@ class Place(Enum):
 class _Entry:
     uid: str
     priority: int
-    place: Place
+    place: QueuePosition
     turn: int
-    """grows with every move; the older of two is served first, and heap items with another one are stale"""
+    """grows with every move; lower is served first, and heap items with another turn are stale"""
     refusals: int = 0
     errors: int = 0
     """in a row"""
@@ -51,14 +51,17 @@ class _Entry:
     """how many events there had been when it was popped"""
 
 
-class Queue:
-    """Pods that wait for a node. `early`: a refused pod's back-off ends when nobody else is active (since v1.33)."""
+class SchedulingQueue:
+    """Pending pods. `early`: a refused pod's back-off ends when no pod is active (since v1.33)."""
 
     def __init__(self, *, early: bool = True) -> None:
         self._early = early
         self._entries: dict[str, _Entry] = {}
         self._active: list[tuple[int, int, str]] = []
-        self._backoff: dict[Place, list[tuple[float, int, int, str]]] = {Place.BACKOFF: [], Place.ERROR_BACKOFF: []}
+        self._backoff: dict[QueuePosition, list[tuple[float, int, int, str]]] = {
+            QueuePosition.BACKOFF: [],
+            QueuePosition.ERROR_BACKOFF: [],
+        }
         self._asleep: dict[str, _Entry] = {}
         self._turn = 0
         self._events = 0
@@ -69,14 +72,14 @@ class Queue:
     def __contains__(self, uid: object) -> bool:
         return uid in self._entries
 
-    def place(self, uid: str) -> Place | None:
+    def place(self, uid: str) -> QueuePosition | None:
         entry = self._entries.get(uid)
         return entry.place if entry is not None else None
 
     def add(self, uid: str, *, priority: int = 0) -> None:
-        """A new pod; one that is known stays where it is."""
+        """Adds a new pod; a known one stays where it is."""
         if uid not in self._entries:
-            entry = self._entries[uid] = _Entry(uid, priority, Place.ACTIVE, 0)
+            entry = self._entries[uid] = _Entry(uid, priority, QueuePosition.ACTIVE, 0)
             self._activate(entry)
 
     def forget(self, uid: str) -> None:
@@ -89,14 +92,14 @@ class Queue:
         self._settle(now)
         entry = self._first_active()
         if entry is None and self._early:
-            entry = self._first_in_backoff(Place.BACKOFF)
+            entry = self._first_in_backoff(QueuePosition.BACKOFF)
         if entry is None:
             return None
-        entry.place, entry.events = Place.IN_FLIGHT, self._events
+        entry.place, entry.events = QueuePosition.IN_FLIGHT, self._events
         return entry.uid
 
     def refused(self, uid: str, now: float) -> None:
-        """No node would have it."""
+        """The pod fits on no node."""
         entry = self._landed(uid)
         if entry is None:
             return
@@ -104,39 +107,39 @@ class Queue:
         entry.refusals += 1
         entry.until = now + backoff_s(entry.refusals)
         if entry.events != self._events:
-            self._back_off(entry, Place.BACKOFF)
+            self._back_off(entry, QueuePosition.BACKOFF)
         else:
             self._turn += 1
-            entry.turn, entry.place, entry.asleep_since = self._turn, Place.ASLEEP, now
+            entry.turn, entry.place, entry.asleep_since = self._turn, QueuePosition.ASLEEP, now
             self._asleep[uid] = entry
 
     def failed(self, uid: str, now: float) -> None:
-        """The attempt itself went wrong, which events cannot mend: it serves its back-off."""
+        """The attempt itself failed. Events cannot help, so the pod waits for its whole back-off."""
         entry = self._landed(uid)
         if entry is not None:
             entry.errors += 1
             entry.until = now + backoff_s(entry.errors)
-            self._back_off(entry, Place.ERROR_BACKOFF)
+            self._back_off(entry, QueuePosition.ERROR_BACKOFF)
 
     def changed(self, uid: str, now: float) -> None:
-        """The pod itself was changed, so that its refusal means nothing any more."""
+        """The pod was changed, so its refusal no longer counts."""
         entry = self._entries.get(uid)
         if entry is None:
             return
         entry.events = NEVER
-        if entry.place is Place.ASLEEP:
+        if entry.place is QueuePosition.ASLEEP:
             self._wake(entry, now)
 
     def happened(self, now: float) -> None:
-        """Something that may have made room: every refused pod is worth another try."""
+        """Something happened that may make a refused pod fit: all of them are tried again."""
         self._events += 1
         for entry in list(self._asleep.values()):
             self._wake(entry, now)
 
     def next_at(self, now: float) -> float | None:
-        """When `pop` will have something, if nothing happens before; None where that is never."""
+        """When `pop` will return a pod if nothing happens before; None if never."""
         self._settle(now)
-        if self._peek_active() or (self._early and self._peek_backoff(Place.BACKOFF)):
+        if self._peek_active() or (self._early and self._peek_backoff(QueuePosition.BACKOFF)):
             return now
         heads = [self._peek_backoff(place) for place in self._backoff]
         times = [entry.until for entry in heads if entry is not None]
@@ -145,7 +148,7 @@ class Queue:
         return min(times, default=None)
 
     def _settle(self, now: float) -> None:
-        """Carry out what time alone does."""
+        """Moves pods whose time has come."""
         for place in self._backoff:
             while (entry := self._peek_backoff(place)) is not None and entry.until <= now:
                 heapq.heappop(self._backoff[place])
@@ -161,21 +164,21 @@ class Queue:
         if entry.until <= now:
             self._activate(entry)
         else:
-            self._back_off(entry, Place.BACKOFF)
+            self._back_off(entry, QueuePosition.BACKOFF)
 
     def _activate(self, entry: _Entry) -> None:
         self._turn += 1
-        entry.turn, entry.place = self._turn, Place.ACTIVE
+        entry.turn, entry.place = self._turn, QueuePosition.ACTIVE
         heapq.heappush(self._active, (-entry.priority, entry.turn, entry.uid))
 
-    def _back_off(self, entry: _Entry, place: Place) -> None:
+    def _back_off(self, entry: _Entry, place: QueuePosition) -> None:
         self._turn += 1
         entry.turn, entry.place = self._turn, place
         heapq.heappush(self._backoff[place], (entry.until, -entry.priority, entry.turn, entry.uid))
 
     def _landed(self, uid: str) -> _Entry | None:
         entry = self._entries.get(uid)
-        return entry if entry is not None and entry.place is Place.IN_FLIGHT else None
+        return entry if entry is not None and entry.place is QueuePosition.IN_FLIGHT else None
 
     def _first_active(self) -> _Entry | None:
         entry = self._peek_active()
@@ -183,7 +186,7 @@ class Queue:
             heapq.heappop(self._active)
         return entry
 
-    def _first_in_backoff(self, place: Place) -> _Entry | None:
+    def _first_in_backoff(self, place: QueuePosition) -> _Entry | None:
         entry = self._peek_backoff(place)
         if entry is not None:
             heapq.heappop(self._backoff[place])
@@ -193,12 +196,12 @@ class Queue:
         while self._active:
             _, turn, uid = self._active[0]
             entry = self._entries.get(uid)
-            if entry is not None and entry.place is Place.ACTIVE and entry.turn == turn:
+            if entry is not None and entry.place is QueuePosition.ACTIVE and entry.turn == turn:
                 return entry
             heapq.heappop(self._active)
         return None
 
-    def _peek_backoff(self, place: Place) -> _Entry | None:
+    def _peek_backoff(self, place: QueuePosition) -> _Entry | None:
         heap = self._backoff[place]
         while heap:
             _, _, turn, uid = heap[0]

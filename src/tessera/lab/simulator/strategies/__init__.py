@@ -1,4 +1,4 @@
-"""Strategies by the names that users write."""
+"""Strategies by name."""
 
 from __future__ import annotations
 
@@ -7,38 +7,37 @@ from functools import partial
 from random import Random
 from types import MappingProxyType
 
-from tessera.lab.simulator.cluster import Cluster
-from tessera.lab.simulator.strategies.base import Maker, Strategy
+from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.strategies.base import Strategy, StrategyFactory
 from tessera.lab.simulator.strategies.fgd import FragmentationGradientDescent
-from tessera.lab.simulator.strategies.kube import AnyOfTheBest
-from tessera.lab.simulator.strategies.packing import Clustering, Packing
-from tessera.lab.simulator.strategies.shipped import Shipped
-from tessera.lab.simulator.strategies.simple import BestFit, Chance, DotProduct, FirstFit
+from tessera.lab.simulator.strategies.packing import GpuClustering, GpuPacking
+from tessera.lab.simulator.strategies.shipped import RandomTieBreak, Shipped
+from tessera.lab.simulator.strategies.simple import BestFit, DotProduct, FirstFit, RandomChoice
 from tessera.lab.simulator.traces import Trace
 
 
-def _fragmentation(cluster: Cluster, trace: Trace, dice: Random) -> Strategy:
+def _fragmentation(cluster: SimulatedCluster, trace: Trace, dice: Random) -> Strategy:
     return Shipped(cluster, node="fragmentation", device="fragmentation")
 
 
-def _hami(node: str, device: str, cluster: Cluster, trace: Trace, dice: Random) -> Strategy:
-    return AnyOfTheBest(Shipped(cluster, node=node, device=device), dice)
+def _hami(node: str, device: str, cluster: SimulatedCluster, trace: Trace, dice: Random) -> Strategy:
+    return RandomTieBreak(Shipped(cluster, node=node, device=device), dice)
 
 
-STRATEGIES: Mapping[str, Maker] = MappingProxyType(
+STRATEGIES: Mapping[str, StrategyFactory] = MappingProxyType(
     {
         "fragmentation": _fragmentation,
         "fgd": FragmentationGradientDescent,
         "best-fit": BestFit,
-        "gpu-packing": Packing,
-        "gpu-clustering": Clustering,
+        "gpu-packing": GpuPacking,
+        "gpu-clustering": GpuClustering,
         "dot-product": DotProduct,
         "first-fit": FirstFit,
-        "random": Chance,
+        "random": RandomChoice,
         "binpack-binpack": partial(_hami, "binpack", "binpack"),
         "binpack-spread": partial(_hami, "binpack", "spread"),
         "spread-binpack": partial(_hami, "spread", "binpack"),
         "spread-spread": partial(_hami, "spread", "spread"),
     }
 )
-"""the last four are HAMi's, node policy and device policy, with ties left to chance; `binpack-spread` is its default"""
+"""the last four are HAMi's node and device policies, with random ties; `binpack-spread` is its default"""

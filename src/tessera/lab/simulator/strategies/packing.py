@@ -1,7 +1,7 @@
-"""GPU packing and GPU clustering: use what is in use, or what has neighbours of the same size.
+"""GPU packing and GPU clustering: prefer cards in use, or nodes with pods of the same size.
 
-Whole numbers in bands, as published: the band says what is used, the number inside how full it is. Both look at cards
-alone, so pods without cards find all nodes equal and go to the first by name.
+Scores are whole numbers in bands, as published: the band says what is used, the number inside how full it is. Both look
+only at cards, so a pod without cards goes to the first node by name.
 """
 
 from __future__ import annotations
@@ -12,75 +12,74 @@ import numpy as np
 
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
-from tessera.lab.simulator.cluster import Cluster
-from tessera.lab.simulator.strategies.base import FULL_MARKS, Floats
-from tessera.lab.simulator.strategies.cards import free_parts, tightest
-from tessera.lab.simulator.traces import WHOLE, Ask, Trace
+from tessera.lab.simulator.cluster import SimulatedCluster
+from tessera.lab.simulator.strategies.base import MAX_SCORE, Floats, free_card_parts, place_on_tightest_cards
+from tessera.lab.simulator.traces import WHOLE, Trace, TraceRequest
 
-NODE_IN_USE = FULL_MARKS // 2
-"""top of the band of nodes that have cards in use but none of them takes the pod"""
-NODE_IDLE = FULL_MARKS // 3
+NODE_IN_USE = MAX_SCORE // 2
+"""top of the band of nodes with cards in use, none of which fits the pod"""
+NODE_IDLE = MAX_SCORE // 3
 """top of the band of idle nodes, and the floor of the band above"""
-QUARTER = FULL_MARKS // 4
+QUARTER = MAX_SCORE // 4
 """clustering has four bands"""
 PER_MARK = WHOLE // 10
 """thousandths of a card that cost a shared card one mark"""
 
 
-class Packing:
+class GpuPacking:
     """Cards in use before idle ones, idle cards of nodes in use before idle nodes; then the fullest or the smallest."""
 
-    def __init__(self, cluster: Cluster, trace: Trace, dice: Random) -> None:
+    def __init__(self, cluster: SimulatedCluster, trace: Trace, dice: Random) -> None:
         self._cluster = cluster
 
-    def arrived(self, ask: Ask) -> None:
+    def arrived(self, ask: TraceRequest) -> None:
         """Learns nothing."""
 
-    def preference(self, ask: Ask, rows: Ints) -> Floats:
+    def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         if not ask.cards:
             return np.zeros(len(rows))
-        parts = free_parts(self._cluster, rows)
+        parts = free_card_parts(self._cluster, rows)
         idle = (parts == WHOLE).sum(axis=0)
         shared = (parts >= ask.milli) & (parts < WHOLE)
         tight = np.where(shared, parts, WHOLE).min(axis=0)
-        on_shared = FULL_MARKS - tight // PER_MARK
+        on_shared = MAX_SCORE - tight // PER_MARK
         on_idle = max(NODE_IN_USE - ask.cards, NODE_IDLE)
         nodes: Floats = np.where(shared.any(axis=0), on_shared, on_idle).astype(np.float64)
         return np.where(idle == (parts >= 0).sum(axis=0), NODE_IDLE - idle, nodes)
 
-    def cards(self, ask: Ask, row: int) -> Placement:
-        return tightest(self._cluster, ask, row)
+    def cards(self, ask: TraceRequest, row: int) -> Placement:
+        return place_on_tightest_cards(self._cluster, ask, row)
 
 
-class Clustering:
-    """Nodes that run pods of the same kind alone, then among others, then idle nodes; the fullest first.
+class GpuClustering:
+    """Nodes that run only pods of the same kind first, then mixed nodes with that kind, then idle nodes; fullest first.
 
-    A kind is how many whole cards a pod asks for, or that it asks for a part of one.
+    The kind is the number of whole cards that a pod requests, or that it requests part of one.
     """
 
-    def __init__(self, cluster: Cluster, trace: Trace, dice: Random) -> None:
+    def __init__(self, cluster: SimulatedCluster, trace: Trace, dice: Random) -> None:
         self._cluster = cluster
         self._most_cards = WHOLE * max(node.cards for node in trace.nodes)
         self._running: dict[int, Ints] = {}
 
-    def arrived(self, ask: Ask) -> None:
-        """Learns where pods are when it places them."""
+    def arrived(self, ask: TraceRequest) -> None:
+        """Nothing to learn here: `cards` counts the pods that it places."""
 
-    def preference(self, ask: Ask, rows: Ints) -> Floats:
+    def preference(self, ask: TraceRequest, rows: Ints) -> Floats:
         if not ask.cards:
             return np.zeros(len(rows))
-        free = np.maximum(free_parts(self._cluster, rows), 0).sum(axis=0)
+        free = np.maximum(free_card_parts(self._cluster, rows), 0).sum(axis=0)
         same = self._kind(ask)[rows] > 0
         kinds = np.array([where[rows] > 0 for where in self._running.values()]).sum(axis=0)
         band = np.where(same, np.where(kinds == 1, 3, 2), np.where(kinds == 0, 1, 0))
         marks: Floats = (QUARTER * (self._most_cards - free) // self._most_cards + band * QUARTER).astype(np.float64)
         return marks
 
-    def cards(self, ask: Ask, row: int) -> Placement:
+    def cards(self, ask: TraceRequest, row: int) -> Placement:
         self._kind(ask)[row] += 1
-        return tightest(self._cluster, ask, row)
+        return place_on_tightest_cards(self._cluster, ask, row)
 
-    def _kind(self, ask: Ask) -> Ints:
+    def _kind(self, ask: TraceRequest) -> Ints:
         key = ask.cards if ask.milli == WHOLE else 0
         if key not in self._running:
             self._running[key] = np.zeros(len(self._cluster.arrays.names), dtype=np.int64)

@@ -1,0 +1,64 @@
+"""Which handler responds to a method and path, and what a handler responds with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import httptools
+
+TEXT = "text/plain; charset=utf-8"
+
+
+class Response(NamedTuple):
+    """A whole response; a named tuple because one is made for every request."""
+
+    status: int
+    body: bytes = b""
+    content_type: str = TEXT
+    allow: str = ""
+    """the methods that the path has; only with status 405"""
+
+
+BAD_TARGET = Response(400, b"no such target\n")
+NOT_FOUND = Response(404, b"not found\n")
+
+Handler = Callable[[bytes], Response | Coroutine[Any, Any, Response]]
+"""takes the body; returns a response, or a coroutine that returns one"""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handler of a method and path; a guarded one serves only peers that the listener's guard admits."""
+
+    method: str
+    path: str
+    handle: Handler
+    guarded: bool = False
+
+
+class Router:
+    """Routes by method and path; a route for GET serves HEAD too."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._routes: dict[tuple[bytes, bytes], Route] = {}
+        for route in routes:
+            for method in ("GET", "HEAD") if route.method == "GET" else (route.method,):
+                self._routes[method.encode(), route.path.encode()] = route
+
+    def find(self, method: bytes, target: bytes) -> Route | Response:
+        """The route, or the refusal where there is none."""
+        return self._routes.get((method, target)) or self._search(method, target)
+
+    def _search(self, method: bytes, target: bytes) -> Route | Response:
+        """For targets that are more than a path, and for refusals."""
+        try:
+            path = httptools.parse_url(target).path
+        except httptools.HttpParserInvalidURLError:
+            return BAD_TARGET
+        methods = sorted(known.decode() for known, at in self._routes if at == path)
+        if not methods:
+            return NOT_FOUND
+        allow = ", ".join(methods)
+        return self._routes.get((method, path)) or Response(405, f"use {allow}\n".encode(), allow=allow)

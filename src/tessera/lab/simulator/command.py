@@ -1,0 +1,283 @@
+"""`tessera simulate trace`: places the pods of a trace under one or several policies and compares the results.
+
+It reads arguments and prints results; progress goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tessera.cli.sources import CommandError
+
+if TYPE_CHECKING:
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.traces import Trace
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+Found = TypeVar("Found")
+
+
+class Numbers(click.ParamType[list[int]]):
+    """`42-51` or `1,2,5`."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        found: list[int] = []
+        for part in str(value).split(","):
+            first, _, last = part.partition("-")
+            if not first.isdigit() or (last and not last.isdigit()):
+                self.fail(f"{value!r} is not a list of seeds such as 42-51 or 1,2,5", param, ctx)
+            found += range(int(first), int(last or first) + 1)
+        return found
+
+
+class Parts(click.ParamType[list[float]]):
+    """`1.0,1.3`."""
+
+    name = "parts"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[float]:
+        if isinstance(value, list):
+            return value
+        try:
+            found = [float(part) for part in str(value).split(",")]
+        except ValueError:
+            found = []
+        if not found or min(found) <= 0:
+            self.fail(f"{value!r} is not a list of arrivals such as 1.0,1.3", param, ctx)
+        return found
+
+
+def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[str]:
+    from tessera.lab.simulator.strategies import STRATEGIES
+
+    names = list(STRATEGIES) if value == "all" else [word.strip() for word in value.split(",")]
+    unknown = [name for name in names if name not in STRATEGIES]
+    if unknown:
+        raise click.BadParameter(f"unknown {', '.join(unknown)}; choose from {', '.join(STRATEGIES)}, or all")
+    return names
+
+
+@click.command(
+    "trace",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="""\b
+    Examples:
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,fgd,best-fit --seeds 42-51
+          the published saturation protocol: mean allocation at 100 % and 130 % arrival
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation --shuffle-nodes --sample 0.4
+          whether the result depends on names, or on seeing every node
+      tessera simulate trace --nodes nodes.csv --pods pods.csv --policy fragmentation,best-fit --churn --speed 1.5
+          pods arrive and leave: waiting times and backlog
+      tessera simulate trace --synthetic 100 --policy all --plot allocation.svg
+          all policies on a generated trace
+    """,
+)
+@click.option("--nodes", type=FILE, help="The cluster, as CSV (sn, cpu_milli, memory_mib, gpu, model) or YAML.")
+@click.option("--pods", type=FILE, multiple=True, help="The pods, as CSV or YAML; may be repeated for several traces.")
+@click.option("--synthetic", type=click.IntRange(1), metavar="NODES", help="Generate a cluster and a trace instead.")
+@click.option(
+    "--write",
+    "folder",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="With --synthetic: write nodes.csv and pods.csv to this folder and exit.",
+)
+@click.option(
+    "--policy",
+    "names",
+    default="fragmentation",
+    callback=_policies,
+    show_default=True,
+    help="One policy, several separated by commas, or all.",
+)
+@click.option(
+    "--arrival",
+    "arrivals",
+    type=Parts(),
+    default="1.0,1.3",
+    show_default=True,
+    help="Requested cards, as shares of the capacity.",
+)
+@click.option("--seeds", type=Numbers(), default="42-51", show_default=True, help="Seeds for the order of arrival.")
+@click.option("--shuffle-nodes", is_flag=True, help="Give nodes random names: ties are decided by name.")
+@click.option(
+    "--sample",
+    type=click.FloatRange(0.01, 1.0),
+    default=1.0,
+    show_default=True,
+    help="Share of the nodes that each pod is offered.",
+)
+@click.option("--churn", is_flag=True, help="Replay the trace with its times: pods wait, run and leave.")
+@click.option(
+    "--speed",
+    type=click.FloatRange(0.01),
+    default=1.0,
+    show_default=True,
+    help="With --churn: pods arrive this many times faster.",
+)
+@click.option(
+    "--shrink", type=click.IntRange(1), default=1, show_default=True, help="With --churn: keep only every n-th node."
+)
+@click.option(
+    "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
+)
+@click.option("--plot", "plot", type=FILE, help="Write the curves of the first trace as SVG.")
+@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+def command(
+    nodes: Path | None,
+    pods: tuple[Path, ...],
+    synthetic: int | None,
+    folder: Path | None,
+    names: list[str],
+    arrivals: list[float],
+    seeds: list[int],
+    shuffle_nodes: bool,
+    sample: float,
+    churn: bool,
+    speed: float,
+    shrink: int,
+    jobs: int,
+    plot: Path | None,
+    output: str,
+) -> None:
+    """Place the pods of a trace on a cluster under one or several policies.
+
+    Pods arrive in a random order, none leaves, none is tried again; CPU and host memory count as in kube-scheduler. The
+    result is the share of all cards that is allocated. docs/packing.md explains the protocol and the policies.
+    """
+    from tessera.lab.simulator.churn import ChurnOptions
+    from tessera.lab.simulator.runs import SimulationRun
+    from tessera.lab.simulator.traces import TraceError
+
+    try:
+        traces = _traces(nodes, pods, synthetic)
+        if folder is not None:
+            _write(traces[0], folder)
+            return
+        work = [SimulationRun(name, place, seed) for name in names for place in range(len(traces)) for seed in seeds]
+        if churn:
+            report, drawn = _churns(traces, work, ChurnOptions(speed, shrink), jobs)
+        else:
+            report, drawn = _saturations(traces, work, arrivals, jobs, shuffle_nodes=shuffle_nodes, sample=sample)
+    except TraceError as error:
+        raise CommandError(str(error)) from error
+    if output == "json":
+        click.echo(json.dumps(report, indent=2))
+    else:
+        _print(report, [] if churn else arrivals)
+    # After the results: minutes of work must not be lost because a folder is missing.
+    if plot is not None:
+        try:
+            plot.write_text(drawn(traces[0].name))
+        except OSError as error:
+            raise CommandError(f"cannot write the plot: {error}") from error
+
+
+def _traces(nodes: Path | None, pods: Sequence[Path], synthetic: int | None) -> list[Trace]:
+    from tessera.lab.simulator.synthetic import make_trace
+    from tessera.lab.simulator.traces import read_trace
+
+    if synthetic is not None:
+        return [make_trace(nodes=synthetic)]
+    if nodes is None or not pods:
+        raise click.UsageError("give a cluster with --nodes and a trace with --pods, or use --synthetic")
+    return [read_trace(nodes, path) for path in pods]
+
+
+def _write(trace: Trace, folder: Path) -> None:
+    from tessera.lab.simulator.synthetic import write_trace
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_trace(trace, folder / "nodes.csv", folder / "pods.csv")
+
+
+def _saturations(
+    traces: list[Trace],
+    work: list[SimulationRun],
+    arrivals: list[float],
+    jobs: int,
+    *,
+    shuffle_nodes: bool,
+    sample: float,
+) -> tuple[dict[str, Any], Callable[[str], str]]:
+    from tessera.lab.simulator.plot import line_plot
+    from tessera.lab.simulator.report import curves, saturation_report
+    from tessera.lab.simulator.runs import run_saturations
+    from tessera.lab.simulator.saturation import SaturationOptions
+
+    options = SaturationOptions(until=max(arrivals), shuffle_nodes=shuffle_nodes, sample=sample)
+    runs = _watched(run_saturations(traces, work, options, processes=jobs), len(work))
+
+    def drawn(trace: str) -> str:
+        lines = {name: list(enumerate(points)) for name, points in curves(runs, traces)[trace].items()}
+        return line_plot(
+            {name: [(float(x), y) for x, y in points] for name, points in lines.items()},
+            title=f"{trace}: allocated cards by requested cards",
+            x_label="requested cards, % of capacity",
+            y_label="allocated cards, %",
+            y_from=80.0,
+        )
+
+    return saturation_report(runs, traces, arrivals), drawn
+
+
+def _churns(
+    traces: list[Trace], work: list[SimulationRun], options: ChurnOptions, jobs: int
+) -> tuple[dict[str, Any], Callable[[str], str]]:
+    from tessera.lab.simulator.plot import line_plot
+    from tessera.lab.simulator.report import churn_report
+    from tessera.lab.simulator.runs import run_churns
+
+    report = churn_report(_watched(run_churns(traces, work, options, processes=jobs), len(work)), traces)
+
+    def drawn(trace: str) -> str:
+        return line_plot(
+            {
+                name: [(i / 2.0, y) for i, y in enumerate(by_trace[trace]["allocation_over_time"])]
+                for name, by_trace in report.items()
+            },
+            title=f"{trace}: allocated cards over time",
+            x_label="time, % of the span of arrivals",
+            y_label="allocated cards, %",
+        )
+
+    return report, drawn
+
+
+def _watched(runs: Iterable[Found], total: int) -> list[Found]:
+    """All results, with a progress bar on standard error if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return list(track(runs, "simulating", total=total, console=console, disable=not console.is_terminal))
+
+
+def _print(report: dict[str, Any], arrivals: list[float]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from tessera.lab.simulator.report import churn_rows, saturation_rows
+
+    table = Table()
+    if arrivals:
+        heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
+        rows = saturation_rows(report, arrivals)
+    else:
+        heads = ["trace", "policy", "allocated %", "wait s", "p50", "p95", "waited %", "backlog"]
+        rows = churn_rows(report)
+    for place, head in enumerate(heads):
+        table.add_column(head, justify="left" if place < 2 else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)

@@ -1,0 +1,224 @@
+"""The types of settings: how a value is written behind a flag, read, and printed again.
+
+A parser returns the value, or raises ValueError with what it expected and what it found; the caller adds the name of
+the flag. Nothing here knows which setting it reads. Heavy modules are imported by the parsers that need them, so that
+`--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from tessera.services.addresses import Address
+from tessera.services.durations import format_duration, parse_duration, parse_span
+from tessera.wire.gobool import parse_bool
+from tessera.wire.integers import INT32_MAX
+from tessera.wire.quotes import quoted
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+NONE = "none"
+"""switches a listener off"""
+MAX_PORT = 65535
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,10}\Z", re.ASCII)
+_NUMBER = re.compile(r"[+-]?([0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12})\Z", re.ASCII)
+
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_DNS_NAME = re.compile(rf"{_DNS_LABEL}(\.{_DNS_LABEL})*\Z", re.ASCII)
+_MAX_DNS_NAME = 253
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?\Z", re.ASCII)
+_MAX_LABEL = 63
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]*\Z", re.ASCII)
+
+
+class FlagKind(Enum):
+    """How a flag is written."""
+
+    TEXT = "text"
+    """--flag VALUE or --flag=VALUE; the last one counts"""
+    SWITCH = "switch"
+    """--flag, --flag=true or --flag=false, as in Go"""
+    LIST = "list"
+    """may be repeated; the values are joined by commas"""
+    SET = "set"
+    """may be repeated; each value is parsed by itself"""
+
+
+def show_plain(value: Any) -> Any:
+    """A value as YAML can print it and a flag can read it."""
+    match value:
+        case None:
+            return ""
+        case Enum():
+            return value.value
+        case Path():
+            return str(value)
+        case frozenset():
+            return sorted(value)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ValueType(Generic[T]):
+    """One type of value."""
+
+    metavar: str
+    parse: Callable[[str], T]
+    show: Callable[[T], Any] = show_plain
+    kind: FlagKind = FlagKind.TEXT
+
+
+# -- parsers
+
+
+def parse_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("expected a text, found nothing")
+    if not text.isprintable():
+        raise ValueError(f"expected a text without control characters, found {quoted(text)}")
+    return text
+
+
+def parse_directory(text: str) -> str:
+    """An absolute path inside containers."""
+    if not text.startswith("/") or not text.isprintable():
+        raise ValueError(f"expected a path that starts with /, found {quoted(text)}")
+    return text
+
+
+def parse_switch(text: str) -> bool:
+    value = parse_bool(text)
+    if value is None:
+        raise ValueError(f"expected true or false, found {quoted(text)}")
+    return value
+
+
+def parse_whole(text: str) -> int:
+    if not _WHOLE.match(text):
+        raise ValueError(f"expected a whole number, found {quoted(text)}")
+    return int(text)
+
+
+def parse_amount(text: str) -> int:
+    if not _WHOLE.match(text) or not 0 <= int(text) <= INT32_MAX:
+        raise ValueError(f"expected a whole number from 0 to {INT32_MAX}, found {quoted(text)}")
+    return int(text)
+
+
+def parse_number(text: str) -> float:
+    if not _NUMBER.match(text):
+        raise ValueError(f"expected a number, found {quoted(text)}")
+    return float(text)
+
+
+def parse_seconds(text: str) -> float:
+    """A number of seconds, as HAMi writes it, or a duration."""
+    return parse_number(text) if _NUMBER.match(text) else parse_duration(text)
+
+
+def parse_resource(text: str) -> str:
+    from tessera.wire.device_config import resource_name_problem
+
+    problem = resource_name_problem(text)
+    if problem:
+        raise ValueError(problem)
+    return text
+
+
+def parse_dns_name(text: str) -> str:
+    if len(text) > _MAX_DNS_NAME or not _DNS_NAME.match(text):
+        raise ValueError(f"expected a name of lower-case letters, digits, - and ., found {quoted(text)}")
+    return text
+
+
+def parse_address(text: str) -> Address | None:
+    """HOST:PORT or :PORT; IPv6 hosts in brackets; None switches the listener off."""
+    if text == NONE:
+        return None
+    host, colon, port = text.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    host = host[1:-1] if bracketed else host
+    good_host = _HOST.match(host) and (bracketed or ":" not in host)
+    if not colon or not good_host or not _WHOLE.match(port) or not 0 <= int(port) <= MAX_PORT:
+        raise ValueError(f"expected HOST:PORT, :PORT or {NONE}, found {quoted(text)}")
+    return Address(host, int(port))
+
+
+def parse_required_address(text: str) -> Address:
+    """An address for a listener that cannot be switched off."""
+    address = parse_address(text)
+    if address is None:
+        raise ValueError(f"expected HOST:PORT or :PORT, found {quoted(text)}")
+    return address
+
+
+def parse_labels(text: str) -> Mapping[str, str]:
+    """KEY=VALUE,KEY=VALUE; an empty text is no label."""
+    pairs = [part.strip() for part in text.split(",")] if text.strip() else []
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        prefix, slash, name = key.rpartition("/")
+        good_key = _is_label(name) and (not slash or (len(prefix) <= _MAX_DNS_NAME and _DNS_NAME.match(prefix)))
+        if not equals or not good_key or (value and not _is_label(value)):
+            raise ValueError(f"expected labels such as gpu=on,zone=a, found {quoted(pair)}")
+        if found.setdefault(key, value) != value:
+            raise ValueError(f"{quoted(key)} is given twice, with different values")
+    return found
+
+
+def _is_label(text: str) -> bool:
+    return len(text) <= _MAX_LABEL and bool(_LABEL.match(text))
+
+
+# -- types
+
+
+def choice(members: type[E]) -> ValueType[E]:
+    """One value of an enum."""
+    known = {str(member.value): member for member in members}
+
+    def parse(text: str) -> E:
+        if text not in known:
+            raise ValueError(f"expected {' or '.join(known)}, found {quoted(text)}")
+        return known[text]
+
+    return ValueType("|".join(known), parse)
+
+
+def optional(type: ValueType[T]) -> ValueType[T | None]:
+    """The same, but an empty text is None."""
+    return ValueType(type.metavar, lambda text: type.parse(text) if text else None, kind=type.kind)
+
+
+SWITCH = ValueType("[BOOL]", parse_switch, kind=FlagKind.SWITCH)
+ANY_SWITCH = ValueType("[BOOL]", str, kind=FlagKind.SWITCH)
+"""of a flag that is ignored, so that its value does not matter"""
+TEXT = ValueType("TEXT", str)
+FILE = ValueType("FILE", str)
+NAME = ValueType("NAME", str)
+DNS_NAME = ValueType("NAME", parse_dns_name)
+WHOLE = ValueType("NUMBER", parse_whole)
+AMOUNT = ValueType("NUMBER", parse_amount)
+NUMBER = ValueType("NUMBER", parse_number)
+SECONDS = ValueType("SECONDS", parse_seconds, format_duration)
+DURATION = ValueType("DURATION", parse_duration, format_duration)
+SPAN = ValueType("DURATION", parse_span, format_duration)
+RESOURCE = ValueType("RESOURCE", parse_resource)
+LABELS: ValueType[Mapping[str, str]] = ValueType(
+    "KEY=VALUE,...",
+    parse_labels,
+    lambda labels: ",".join(f"{key}={value}" for key, value in sorted(labels.items())),
+    FlagKind.LIST,
+)
+ADDRESS: ValueType[Address | None] = ValueType("ADDRESS", parse_address, lambda address: str(address or NONE))
+REQUIRED_ADDRESS = ValueType("ADDRESS", parse_required_address, str)
+DIRECTORY = ValueType("DIRECTORY", lambda text: Path(parse_directory(text)))
+ABSOLUTE_FILE = ValueType("FILE", DIRECTORY.parse)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from io import BytesIO
+
+import aiohttp
+import pytest
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter
+
+from tessera.http11.server import MAX_BODY_BYTES
+from tessera.services.addresses import Address
+from tessera.services.exposition import render
+from tessera.services.listener import Listener, health_routes
+from tests.support.looping import in_real_time
+
+
+@pytest.mark.parametrize(
+    ("missing", "path", "expected"),
+    [
+        ("", "/healthz", (200, "")),
+        ("", "/readyz", (200, "")),
+        ("no cards yet", "/healthz", (200, "")),
+        ("no cards yet", "/readyz", (503, "no cards yet\n")),
+        ("", "/other", (404, "404: Not Found")),
+    ],
+)
+@in_real_time
+async def test_a_service_tells_whether_it_lives_and_whether_it_is_ready(
+    missing: str, path: str, expected: tuple[int, str]
+) -> None:
+    listener = Listener(Address("127.0.0.1", 0), health_routes(lambda: missing), grace=1.0)
+    await listener.start()
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{listener.address}{path}") as response:
+            assert (response.status, await response.text()) == expected
+    finally:
+        await listener.stop()
+
+
+@in_real_time
+async def test_a_body_that_is_too_large_is_refused_here_too() -> None:
+    async def count(request: web.Request) -> web.Response:
+        return web.Response(text=str(len(await request.read())))
+
+    listener = Listener(Address("127.0.0.1", 0), [web.post("/count", count)], grace=1.0)
+    await listener.start()
+    try:
+        async with aiohttp.ClientSession(f"http://{listener.address}") as session:
+            async with session.post("/count", data=b"x" * 1000) as response:
+                assert await response.text() == "1000"
+            async with session.post("/count", data=BytesIO(b"x" * (MAX_BODY_BYTES + 1))) as response:
+                assert response.status == 413
+    finally:
+        await listener.stop()
+
+
+@pytest.mark.parametrize(
+    ("address", "text"), [(Address("127.0.0.1", 80), "127.0.0.1:80"), (Address("::1", 80), "[::1]:80")]
+)
+def test_an_address_reads_as_in_a_url(address: Address, text: str) -> None:
+    assert str(address) == text
+
+
+def test_metrics_are_rendered_without_the_time_of_their_creation() -> None:
+    registry = CollectorRegistry()
+    Counter("things", "How many.", registry=registry).inc(2)
+    assert render(registry) == b"# HELP things_total How many.\n# TYPE things_total counter\nthings_total 2.0\n"

@@ -1,0 +1,278 @@
+"""Writes the lists of policies, vendors, resources and flags that the chart and the docs repeat, from the code.
+
+    python -m tools.generate            write them
+    python -m tools.generate --check    write nothing; say which files differ, and fail
+
+Markdown has marked blocks, `<!-- generated: NAME -->` to `<!-- end -->`; what is between them is replaced. A file that
+lost its mark is an error, so that a list cannot go stale unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tessera.core.policies import POLICIES
+from tessera.monitor.settings import TABLE as MONITOR
+from tessera.node.settings import TABLE as DEVICE_PLUGIN
+from tessera.scheduler.settings import TABLE as SCHEDULER
+from tessera.services.settings_table import Group, Setting
+from tessera.services.value_types import FlagKind
+from tessera.vendors.base import Family, ResourceNames, Switches
+from tessera.vendors.registry import families
+from tessera.wire.device_config import dump_device_config
+
+ROOT = Path(__file__).resolve().parents[1]
+CHART = "charts/tessera"
+
+CHIP_SECTIONS = {"vnpus": "ascend", "iluvatars": "iluvatar"}
+"""sections that list chips, and what the chart calls their vendor"""
+OWN_TEMPLATES = ("nvidia", "iluvatar", *CHIP_SECTIONS)
+"""sections that the chart writes by a template of their own"""
+OWN_VALUES = ("nvidia", "mthreads", "ascend", "iluvatar")
+"""vendors with values beyond those that all have"""
+
+HAMI_VALUES: Mapping[tuple[str, str], str] = {
+    ("cambricon", "resourceCountName"): "mluResourceName",
+    ("cambricon", "resourceMemoryName"): "mluResourceMem",
+    ("cambricon", "resourceCoreName"): "mluResourceCores",
+    ("hygon", "resourceCountName"): "dcuResourceName",
+    ("hygon", "resourceMemoryName"): "dcuResourceMem",
+    ("hygon", "resourceCoreName"): "dcuResourceCores",
+    ("metax", "resourceVCountName"): "metaxResourceName",
+    ("metax", "resourceVMemoryName"): "metaxResourceMem",
+    ("metax", "resourceVCoreName"): "metaxResourceCore",
+    ("metax", "sgpuTopologyAware"): "metaxsGPUTopologyAware",
+    ("enflame", "resourceNameDRSGCU"): "enflameResourceNameDRSGCU",
+    ("enflame", "resourceNameGCUMemory"): "enflameResourceNameGCUMemory",
+    ("enflame", "resourceNameGCUCore"): "enflameResourceNameGCUCore",
+    ("kunlun", "resourceCountName"): "kunlunResourceName",
+    ("kunlun", "resourceVCountName"): "kunlunResourceVCountName",
+    ("kunlun", "resourceVMemoryName"): "kunlunResourceVMemoryName",
+    ("vastai", "resourceCountName"): "vastaiResourceName",
+    ("biren", "resourceCountName"): "birenResourceName",
+}
+"""keys that HAMi's chart has a value for; a vendor that HAMi does not have needs none"""
+
+
+class GenerateError(Exception):
+    """A file has no place for what should be written there."""
+
+
+# -- what the code knows
+
+
+def node_policies() -> list[str]:
+    return [name for name, policy in POLICIES.items() if policy.nodes is not None]
+
+
+def card_policies() -> list[str]:
+    return [name for name, policy in POLICIES.items() if policy.cards is not None]
+
+
+def chart_vendors() -> list[str]:
+    """The vendors by the names of the chart's values."""
+    return sorted({chart_name(family) for family in families()})
+
+
+def chart_name(family: Family) -> str:
+    return CHIP_SECTIONS.get(family.section, family.section)
+
+
+def title_of(family: Family) -> str:
+    """The vendor's name for people: what its module's docstring begins with, up to the colon."""
+    return (sys.modules[family.build.__module__].__doc__ or "").partition(":")[0]
+
+
+def resource_names() -> list[tuple[str, ResourceNames]]:
+    """The names of every vendor, with its own name and its name in the chart; all chips as one, called <chip>."""
+    found: dict[tuple[str, ResourceNames], None] = {}
+    for family in families():
+        for vendor in family.build(family.chart, Switches(ascend=True, iluvatar=True)):
+            names = vendor.names
+            if family.section in CHIP_SECTIONS:
+                count, memory, cores = (
+                    name.replace(vendor.key, "<chip>") for name in (names.count, names.memory, names.cores)
+                )
+                names = ResourceNames(count=count, memory=memory, cores=cores)
+            found[f"{title_of(family)} ({code(chart_name(family))})", names] = None
+    return sorted(found, key=lambda each: each[0])
+
+
+# -- Markdown
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+def code(text: str) -> str:
+    """As code inside a cell, where a bar would end the cell."""
+    return f"`{text}`".replace("|", "\\|") if text else ""
+
+
+def policy_table() -> str:
+    rows = [
+        (code(name), yes(policy.nodes), yes(policy.cards), str(policy.summary)) for name, policy in POLICIES.items()
+    ]
+    return table(("policy", "for nodes", "for cards", "what it does"), rows)
+
+
+def yes(value: object) -> str:
+    return "" if value is None else "yes"
+
+
+def resource_table() -> str:
+    rows = [
+        (vendor, code(names.count), code(names.memory), code(names.cores), ", ".join(map(code, names.others)))
+        for vendor, names in resource_names()
+    ]
+    return table(("vendor (in the chart)", "count", "memory", "cores", "other"), rows)
+
+
+def flag_tables(settings: Sequence[Setting]) -> str:
+    """One table for each heading of `--help`; hidden flags are left out."""
+    parts = []
+    for group in Group:
+        rows = [flag_row(each) for each in settings if each.group is group and not each.hidden]
+        if rows:
+            parts.append(f"### {group.value}\n\n" + table(("flag", "default", "variable", "meaning"), rows))
+    return "\n\n".join(parts)
+
+
+def flag_row(setting: Setting) -> tuple[str, str, str, str]:
+    names = [f"--{name}" for name in setting.names] + ([f"-{setting.short}"] if setting.short else [])
+    written = names[0] if setting.type.kind is FlagKind.SWITCH else f"{names[0]} {setting.type.metavar}"
+    default = "needed" if setting.needed else setting.shown_default
+    default = default if setting.default_text or setting.needed else code(default)
+    meaning = setting.help.replace("|", "\\|").replace("*", "\\*")
+    return ", ".join([code(written), *map(code, names[1:])]), default, ", ".join(map(code, setting.env)), meaning
+
+
+def with_blocks(**blocks: str) -> Callable[[str], str]:
+    """Replaces marked blocks; `_` in a name is written as a blank."""
+
+    def write(text: str) -> str:
+        for name, content in blocks.items():
+            start = f"<!-- generated: {name.replace('_', ' ')} -->\n"
+            pattern = re.compile(f"({re.escape(start)}).*?(<!-- end -->)", re.DOTALL)
+            text = replaced(pattern, text, content + "\n", what=start.strip())
+        return text
+
+    return write
+
+
+def replaced(pattern: re.Pattern[str], text: str, content: str, *, what: str) -> str:
+    """The text with the content between the two groups of the only match."""
+    found, count = pattern.subn(lambda match: f"{match[1]}{content}{match[2]}", text)
+    if count != 1:
+        raise GenerateError(f"{what}: found {count} times, expected once")
+    return found
+
+
+# -- the chart
+
+
+def values_schema(text: str) -> str:
+    schema = json.loads(text)
+    properties = schema["properties"]
+    policies = properties["scheduler"]["properties"]["defaultSchedulerPolicy"]["properties"]
+    words = "|".join(card_policies())
+    policies["nodeSchedulerPolicy"] = {"enum": node_policies()}
+    policies["gpuSchedulerPolicy"] = {"type": "string", "pattern": f"^({words})( *, *({words}))*$"}
+    vendors = properties["devices"]["properties"]
+    plain: dict[str, Any] = {"$ref": "#/definitions/vendor"}
+    properties["devices"]["properties"] = {name: vendors.get(name, plain) for name in chart_vendors()}
+    return json.dumps(schema, indent=2) + "\n"
+
+
+def values(text: str) -> str:
+    comments = {
+        "nodeSchedulerPolicy": f"one of {', '.join(node_policies())}",
+        "gpuSchedulerPolicy": f"one of {', '.join(card_policies())}, or a comma list",
+    }
+    for key, comment in comments.items():
+        pattern = re.compile(rf"(    # )one of [^\n]*(\n    {key}: )")
+        text = replaced(pattern, text, comment, what=f"the comment of {key}")
+    vendors = [name for name in chart_vendors() if name not in OWN_VALUES]
+    lines = "".join(f"  {name}: {{enabled: true, config: {{}}, customresources: []}}\n" for name in vendors)
+    pattern = re.compile(r"(  # generated: vendors\n).*?(  # end\n)", re.DOTALL)
+    return replaced(pattern, text, lines, what="# generated: vendors")
+
+
+def device_template(text: str) -> str:
+    """The sections of vendors whose resources have names in values, or fixed ones."""
+    chosen = [family for family in families() if family.section not in OWN_TEMPLATES]
+    lines: list[str] = []
+    for family in chosen:
+        lines.append(f"{family.section}:")
+        for line in dump_device_config({family.section: family.chart}).splitlines()[1:]:
+            key, _, value = line.strip().partition(": ")
+            if value != '""':
+                lines.append(f"  {key}: {template_of(family.section, key, value)}")
+    pattern = re.compile(r'(\{\{- define "tessera.otherVendors" -\}\}\n).*?(\{\{- end -\}\}\n)', re.DOTALL)
+    return replaced(pattern, text, "\n".join(lines) + "\n", what="tessera.otherVendors")
+
+
+def template_of(section: str, key: str, value: str) -> str:
+    name = HAMI_VALUES.get((section, key))
+    if name is None:
+        return value
+    if value in ("true", "false"):
+        return f'{{{{ include "tessera.true" .Values.{name} | default "false" }}}}'
+    return f"{{{{ .Values.{name} }}}}"
+
+
+FILES: Mapping[str, Callable[[str], str]] = {
+    f"{CHART}/values.schema.json": values_schema,
+    f"{CHART}/values.yaml": values,
+    f"{CHART}/templates/_devices.tpl": device_template,
+    "README.md": with_blocks(policies=policy_table(), resources=resource_table()),
+    "docs/concepts.md": with_blocks(policies=policy_table()),
+    "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
+    "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
+    "docs/monitor.md": with_blocks(flags_of_tessera_monitor=flag_tables(MONITOR)),
+}
+"""each file, and how its text is brought up to date"""
+
+
+def outdated(root: Path = ROOT) -> dict[Path, str]:
+    """The files that differ from the code, with the text that they should have."""
+    found: dict[Path, str] = {}
+    for name, write in FILES.items():
+        before = (root / name).read_text(encoding="utf-8")
+        try:
+            after = write(before)
+        except GenerateError as error:
+            raise GenerateError(f"{name}: {error}") from error
+        if after != before:
+            found[root / name] = after
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Writes the lists in the chart and the docs from the code.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail where a file differs")
+    check = parser.parse_args().check
+    try:
+        found = outdated()
+    except GenerateError as error:
+        print(f"generate: {error}", file=sys.stderr)
+        return 1
+    for path, text in found.items():
+        print(
+            f"generate: {path.relative_to(ROOT)} {'differs from the code; run `make generate`' if check else 'written'}"
+        )
+        if not check:
+            path.write_text(text, encoding="utf-8")
+    return 1 if check and found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
