@@ -83,6 +83,7 @@ class Traffic:
         await self._cluster.kubelet.end(name)
 
 
+@pytest.mark.timeout(300)  # 33 s were seen on two busy cores
 @pytest.mark.parametrize(
     ("calls", "by_webhook", "flags"),
     [(300, 1.0, {}), (1000, 0.7, {}), (300, 0.5, {"pass-device-specs": "true"})],
