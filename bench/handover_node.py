@@ -20,7 +20,7 @@ from tessera.host.cards import CardFacts
 from tessera.host.no_driver import NullHardware
 from tessera.kube.errors import ApiError
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.answers import Held
+from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
 from tessera.node.handover.kube_api import Annotations
@@ -72,6 +72,9 @@ class Api:
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return self.pod(name)
+
+    async def list_pods(self, node: str) -> list[Pod]:
+        return [self.pod(name) for name in self.pods]
 
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         if pod.name not in self.pods:
@@ -152,8 +155,6 @@ class Node:
         if self._last:
             self._handover.pods.drop(f"default/{self._last}")
             del self._api.pods[self._last]
-            # The agent does this every few seconds; no kubelet calls as often as this benchmark.
-            self._handover.records.prune(lambda uid: self._handover.pods.get(uid) is not None)
         self._last = f"p{next(self._numbers)}"
         self._bind(self._last, phase="Pending", left=True)
         return self._allocator.prefer(available, must_include, count)

@@ -156,7 +156,7 @@ class NodeAgent:
             instances=watch.instances,
         )
         self.plugin: Plugin | StaticMig = Plugin(
-            settings, around.fleet, handover.allocator, on_new_kubelet=handover.progress.kubelet_is_new
+            settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet
         )
         if serves_instances(settings):
             self.plugin = StaticMig(settings, watch, fleet=around.fleet, shared=self.plugin, mode=self.mode)
@@ -209,8 +209,9 @@ class NodeAgent:
 
     async def _stop_mode(self) -> None:
         try:
-            async with asyncio.timeout(STOP_S):
-                await self.mode.stop()
+            # Not asyncio.timeout: in a task that is being cancelled, Debian 12's Python (3.11.2) lets the cancellation
+            # out there instead of a TimeoutError.
+            await asyncio.wait_for(self.mode.stop(), STOP_S)
         except TimeoutError:
             log.warning("the sharing mode did not end in time", seconds=STOP_S)
 

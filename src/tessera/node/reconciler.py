@@ -15,7 +15,7 @@ import structlog
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.base import SharingMode
 from tessera.node.watched_value import WatchedValue
 
@@ -31,7 +31,7 @@ class Claims(Protocol):
     """The claims of the pods on this node."""
 
     @property
-    def pods(self) -> NodePods: ...
+    def pods(self) -> PodCache: ...
 
     def live_claims(self) -> Sequence[Claim] | None:
         """Returns None if they are unknown."""

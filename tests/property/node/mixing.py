@@ -1,4 +1,4 @@
-"""Pods that carry their slices and pods that depend on Allocate's answer on one node: bound, asked for, gone.
+"""Pods that use the downward API and pods that depend on Allocate on one node: bound, asked for, gone.
 
 A scheduler's turns, a kubelet and a watch that may be behind, as small as they can be, around the real agent.
 """
@@ -17,18 +17,18 @@ from tests.unit.node.handover.world import World, bound, view
 
 @dataclass(frozen=True)
 class Plan:
-    """One pod: its containers' slices, which of them are init containers, and whether it carries them."""
+    """One pod: its containers' slices, how many of them are init containers, and whether it uses the downward API."""
 
     name: str
     containers: tuple[str, ...]
     inits: int
-    carries: bool
+    uses_downward_api: bool
 
     def excludes(self, other: Plan) -> bool:
         """The scheduler's rule: whether the two must not be in handover at the same time."""
-        if not self.carries and not other.carries:
+        if not self.uses_downward_api and not other.uses_downward_api:
             return True
-        return self.carries != other.carries and not self._counts.isdisjoint(other._counts)
+        return self.uses_downward_api != other.uses_downward_api and not self._counts.isdisjoint(other._counts)
 
     @property
     def _counts(self) -> set[int]:
@@ -66,7 +66,7 @@ class Kubelet:
                 break
             claim = pod.claim(position)
             assert claim is not None
-            if not plan.carries and answer.get("what") != repr(claim.what):
+            if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
                 self.wrong.append(f"{plan.name}/c{position} got {answer}")
             taken += [each for each in ids if each not in taken]
             self._free = [each for each in self._free if each not in ids]
@@ -101,13 +101,13 @@ class Node:
     """Pods come as their turns allow, are asked for in any order, run and go."""
 
     def __init__(
-        self, world: World, plans: Sequence[Plan], rng: random.Random, *, carried_wait: float, behind: float
+        self, world: World, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
     ) -> None:
-        """`carried_wait`: the most seconds that pods that carry wait for one that depends; none: nor does it for them.
+        """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: no pod waits.
         `behind`: the most seconds that the agent's watch is behind kubelet's."""
         self._world = world
         self._rng = rng
-        self._carried_wait = carried_wait
+        self._patience = patience
         self._behind = behind
         self._coming = list(plans)
         self._bound: list[Plan] = []
@@ -131,8 +131,8 @@ class Node:
         plan = self._coming.pop(0)
         self._bound_at[plan.name] = asyncio.get_running_loop().time()
         self._fall_behind()
-        carried = list(range(len(plan.containers))) if plan.carries else []
-        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, carried=carried, at=self._at))
+        reading = list(range(len(plan.containers))) if plan.uses_downward_api else []
+        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, downward_api=reading, at=self._at))
         self._at += 1
         self._bound.append(plan)
 
@@ -154,9 +154,9 @@ class Node:
     def _waits(self, plan: Plan, other: Plan) -> bool:
         if not plan.excludes(other):
             return False
-        if plan.carries:
-            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._carried_wait
-        return not other.carries or self._carried_wait > 0
+        if plan.uses_downward_api:
+            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._patience
+        return not other.uses_downward_api or self._patience > 0
 
     def _in_hand(self) -> list[Plan]:
         """Pods whose handover the API does not show to be over."""

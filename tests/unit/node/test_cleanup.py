@@ -13,11 +13,12 @@ from tessera.host.no_driver import NullHardware
 from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.settings import AgentSettings
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
+from tests.unit.node.handover.world import Api
 
 SETTINGS = AgentSettings(node_name="n1")
 
@@ -30,7 +31,7 @@ class Node:
     """Pods that the test says, and daemons on some cards."""
 
     def __init__(self, *daemons: str) -> None:
-        self.pods = NodePods("n1")
+        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.pods.synced()
         self.live: Sequence[Claim] | None = ()
         self.daemons = set(daemons)

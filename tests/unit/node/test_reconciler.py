@@ -11,13 +11,14 @@ import msgspec
 from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.base import ContainerResponse
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
+from tests.unit.node.handover.world import Api
 
 CARD = "GPU-00000001-207a-2038-9b45-23cac89cb67a"
 
@@ -70,7 +71,7 @@ def fleet(count: int) -> Fleet:
 class Scene:
     def __init__(self) -> None:
         self.mode = Mode()
-        self.pods = NodePods("n1")
+        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.fleet = WatchedValue(fleet(1))
         self.settling = Reconciler(self.mode, self, self.fleet)
 

@@ -98,7 +98,7 @@ async def test_an_instance_that_vanished_is_made_again_at_its_place(node: Node) 
         (claim(reserve("ü" * 500, 0, 1)), "offers no MIG profile"),
         (claim(reserve("1g.18gb", 0, 1, uuid="GPU-?")), 'card "GPU-?" is not among this node\'s cards'),
         (claim(HALF, reserve("1g.18gb", 3, 1, device=1)), "two MIG reservations of one container overlap"),
-        (replace(claim(ONE), carried=True), "nvidia.com/vgpu-mode: mig"),
+        (replace(claim(ONE), uses_downward_api=True), "nvidia.com/vgpu-mode: mig"),
         (
             replace(claim(ONE), mig=(), slices=(DeviceEntry(f"{A}[2-0]", "NVIDIA", 1, 1),)),
             "drain the node",
@@ -138,7 +138,7 @@ async def test_nobody_gets_an_instance_by_chance(node: Node) -> None:
 async def test_a_container_that_carries_its_slice_is_served_by_cdi(node: Node) -> None:
     node.strategy = DeviceListStrategy.CDI_CRI
     mig = await node.started()
-    answer = await mig.hand_over(replace(claim(ONE), carried=True), ["x"])
+    answer = await mig.hand_over(replace(claim(ONE), uses_downward_api=True), ["x"])
     assert answer.cdi_devices == ("k8s.device-plugin.nvidia.com/gpu=MIG-1",)
 
 

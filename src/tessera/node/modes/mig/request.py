@@ -46,7 +46,7 @@ def requests_of(
     """Returns the instances to create, in order of devices. Raises AllocationRefused."""
     if not certain:
         raise AllocationRefused("a MIG instance is created only if it is certain which container it is for")
-    if claim.carried and not any(strategy.is_cdi for strategy in settings.strategies):
+    if claim.uses_downward_api and not any(strategy.is_cdi for strategy in settings.strategies):
         raise AllocationRefused(
             f"container {quoted(claim.container)} takes its devices from its pod's annotations, which would hide a MIG"
             " instance; annotate the pod with nvidia.com/vgpu-mode: mig before it is created"

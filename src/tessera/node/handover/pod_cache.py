@@ -1,21 +1,23 @@
-"""This node's pods and its lock, as two watches show them: sinks of reflectors, in memory, never written here.
+"""This node's pods and its lock, kept true to the API by two watches. Nothing is written here.
 
-Whoever waits for news of either awaits `changed`. Pods that cannot be read are kept with their problem and logged once.
+Where the watch may be behind, `is_in_handover` and `read_all` ask the API itself; that changes nothing here. Readers
+that wait for news await `changed`. A pod that cannot be read is kept with its problem and logged once.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf
-from time import monotonic
 
 import structlog
 
+from tessera.kube.errors import KubeError
 from tessera.kube.reflector import ListerWatcher, Reflector
 from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.bound_pod import BoundPod, read_pod
-from tessera.node.handover.claims import Claim
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.kube_api import Cluster
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock
@@ -23,31 +25,29 @@ from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
 
+READ_S = 3.0
+"""deadline of a read from the API while kubelet waits"""
+
 Owner = tuple[str, str]
 """namespace and name"""
 
 
-class NodePods:
+class PodCache:
     """Sink of the pods of one node, and of its node object through `lock`."""
 
     def __init__(
-        self,
-        node: str,
-        *,
-        time: Callable[[], float] = monotonic,
-        on_first: Callable[[Iterable[str]], None] = lambda _uids: None,
-        on_started: Callable[[BoundPod], None] = lambda _pod: None,
-        on_ended: Callable[[str], None] = lambda _uid: None,
-        on_gone: Callable[[str], None] = lambda _uid: None,
+        self, node: str, cluster: Cluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
     ) -> None:
-        """`on_started` is told pods that run, the others uids: `on_first` those of the first list, `on_ended` of pods
-        that have ended, `on_gone` of those that are not there any more."""
+        """`on_gone` is called with the uid of a pod that does not exist any more."""
         self.node = node
+        self._cluster = cluster
         self._time = time
-        self.lock = LockView(self._tell)
+        self._on_gone = on_gone
+        self.lock = LockView(self._notify)
         self.ready = asyncio.Event()
         """set when all pods are known"""
-        self._on_first, self._on_started, self._on_ended, self._on_gone = on_first, on_started, on_ended, on_gone
+        self.inherited: frozenset[str] = frozenset()
+        """uids of the pods of the first list: an earlier process may have answered for them"""
         self._pods: dict[str, BoundPod] = {}
         """by key of the reflector, namespace/name"""
         self._since: dict[str, float] = {}
@@ -74,30 +74,25 @@ class NodePods:
             return
         self._pods[key] = found
         self._keys[found.key.uid] = key
-        # Those of the first list have been there for nobody knows how long.
+        # How long the pods of the first list have been there is not known.
         self._since.setdefault(found.key.uid, self._time() if self.ready.is_set() else -inf)
-        self._log(found)
-        if found.started and not (known is not None and known.started):
-            self._on_started(found)
-        if found.terminal and not (known is not None and known.terminal):
-            self._on_ended(found.key.uid)
+        self._log_problem(found)
         if found != known:
-            self._tell()
+            self._notify()
 
     def drop(self, key: str) -> None:
         pod = self._pods.pop(key, None)
         if pod is not None:
-            self._keys.pop(pod.key.uid, None)
-            self._since.pop(pod.key.uid, None)
-            self._logged.pop(pod.key.uid, None)
+            for memory in (self._keys, self._since, self._logged):
+                memory.pop(pod.key.uid, None)
             self._on_gone(pod.key.uid)
-            self._tell()
+            self._notify()
 
     def synced(self) -> None:
         if not self.ready.is_set():
-            self._on_first(list(self._keys))
+            self.inherited = frozenset(self._keys)
         self.ready.set()
-        self._tell()
+        self._notify()
 
     # -- what is there
 
@@ -119,32 +114,51 @@ class NodePods:
         return self._time() - self._since.get(uid, -inf)
 
     def live_claims(self) -> list[Claim] | None:
-        """Of all pods that have not ended, terminating ones included; None where one of them cannot be read.
-
-        Whoever lets go of what belongs to nobody must then let go of nothing.
-        """
+        """Of all pods that have not ended, terminating ones included; None where one of them cannot be read, so that
+        nothing may be released."""
         live = [pod for pod in self.all() if not pod.terminal]
         if any(pod.claims_problem for pod in live):
             return None
         return [claim for pod in live for claim in pod.claims]
 
-    def is_alive(self, uid: str) -> bool:
-        pod = self.get(uid)
-        return pod is not None and not pod.terminal
+    # -- what the API says now
+
+    async def is_in_handover(self, key: PodKey) -> bool:
+        """Whether the API shows this very pod in handover; False where it cannot be asked."""
+        try:
+            async with asyncio.timeout(READ_S):
+                pod = await self._cluster.get_pod(key.namespace, key.name)
+        except (KubeError, TimeoutError):
+            return False
+        found = read_pod(pod, self.node)
+        return found is not None and found.key == key and found.in_handover
+
+    async def read_all(self) -> list[BoundPod] | None:
+        """All pods as the API shows them, in the order of binding; None where it cannot be asked."""
+        try:
+            async with asyncio.timeout(READ_S):
+                pods = await self._cluster.list_pods(self.node)
+        except (KubeError, TimeoutError) as error:
+            log.warning("pods of this node cannot be read", error=str(error) or type(error).__name__)
+            return None
+        found = (read_pod(pod, self.node) for pod in pods)
+        return sorted((pod for pod in found if pod is not None), key=lambda pod: pod.order)
+
+    # -- news
 
     async def changed(self, *, since: int) -> None:
-        """Until a pod or the lock is not as it was at this version."""
+        """Wait until a pod or the lock differs from this version."""
         if self.version == since:
             await self._changed.wait()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self.version += 1
         self._ordered = None
-        # Everybody who waits holds the old event; the next to wait gets a new one.
+        # Every waiting reader holds the old event; the next one gets a new event.
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def _log(self, pod: BoundPod) -> None:
+    def _log_problem(self, pod: BoundPod) -> None:
         problem = pod.problem if pod.in_handover else pod.claims_problem if not pod.terminal else ""
         if problem and self._logged.get(pod.key.uid) != problem:
             self._logged[pod.key.uid] = problem
@@ -152,10 +166,10 @@ class NodePods:
 
 
 class LockView:
-    """Sink of the one node object: who holds the node's lock."""
+    """Sink of the one node object: the pod that holds the node's lock."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
         self.text: str | None = None
         """of the annotation; None where there is no lock"""
 
@@ -163,11 +177,11 @@ class LockView:
         text = node.annotations.get(NODE_LOCK)
         if text != self.text:
             self.text = text
-            self._tell()
+            self._notify()
 
     def drop(self, key: str) -> None:
         self.text = None
-        self._tell()
+        self._notify()
 
     def synced(self) -> None:
         """Nothing waits for it: a node without a lock is the rule."""
@@ -181,11 +195,11 @@ class LockView:
             return None
 
     def concerns(self, owner: Owner) -> bool:
-        """Whether the pod's handover has to end with the release of the lock: it is the pod's, or nobody's."""
+        """Whether the pod's handover has to end with the release of the lock: it is the pod's, or names no pod."""
         return self.text is not None and (self.owner == owner or "," not in self.text)
 
 
-def pod_reflector(client: ListerWatcher, pods: NodePods) -> Reflector[Pod]:
+def pod_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Pod]:
     """Keeps `pods` true to the API while it runs."""
     return Reflector(
         client,
@@ -199,7 +213,7 @@ def pod_reflector(client: ListerWatcher, pods: NodePods) -> Reflector[Pod]:
     )
 
 
-def lock_reflector(client: ListerWatcher, pods: NodePods) -> Reflector[Node]:
+def lock_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Node]:
     """Keeps the view of the node's lock true to the API while it runs."""
     return Reflector(
         client,

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
 from tests.support.logs import captured
-from tests.unit.node.handover.world import NODE, bound
+from tests.unit.node.handover.world import NODE, Api, bound
 
 A = "a/3000/50"
 
@@ -19,13 +19,17 @@ def node(lock: str | None) -> Node:
     return decode_object(f'{{"metadata":{{"name":"{NODE}","annotations":{annotations}}}}}', Node)
 
 
-def put(pods: NodePods, *many: Pod) -> None:
+def cache(gone: list[str] | None = None) -> PodCache:
+    return PodCache(NODE, Api(), time=lambda: 0.0, on_gone=([] if gone is None else gone).append)
+
+
+def put(pods: PodCache, *many: Pod) -> None:
     for pod in many:
         pods.put(f"default/{pod.metadata.name}", pod)
 
 
 async def test_pods_are_known_in_order_by_uid_and_by_name() -> None:
-    pods = NodePods(NODE)
+    pods = cache()
     put(pods, bound("late", A, at=9), bound("early", A))
     assert [pod.key.name for pod in pods.all()] == ["early", "late"]
     found = pods.named("default", "late")
@@ -36,7 +40,7 @@ async def test_pods_are_known_in_order_by_uid_and_by_name() -> None:
 
 async def test_a_pod_that_was_replaced_under_its_name_is_another() -> None:
     gone: list[str] = []
-    pods = NodePods(NODE, on_gone=gone.append)
+    pods = cache(gone)
     put(pods, bound("p", A, uid="old"), bound("p", A, uid="new"))
     assert gone == ["old"]
     assert pods.get("old") is None
@@ -45,7 +49,7 @@ async def test_a_pod_that_was_replaced_under_its_name_is_another() -> None:
 
 async def test_a_pod_that_loses_its_annotations_or_vanishes_is_gone() -> None:
     gone: list[str] = []
-    pods = NodePods(NODE, on_gone=gone.append)
+    pods = cache(gone)
     put(pods, bound("p", A), bound("q", A))
     put(pods, bound("p", A, annotations={TO_ALLOCATE: None, ALLOCATED: None, keys.ASSIGNED_NODE: None}))
     pods.drop("default/q")
@@ -54,27 +58,18 @@ async def test_a_pod_that_loses_its_annotations_or_vanishes_is_gone() -> None:
     assert pods.all() == []
 
 
-async def test_the_end_of_a_pod_is_told_once() -> None:
-    ended: list[str] = []
-    pods = NodePods(NODE, on_ended=ended.append)
-    put(pods, bound("p", A), bound("p", A, status="Failed"), bound("p", A, status="Failed", phase="failed"))
-    assert ended == ["uid-p"]
-    assert not pods.is_alive("uid-p")
-
-
-async def test_the_first_list_is_told_once() -> None:
-    first: list[list[str]] = []
-    pods = NodePods(NODE, on_first=lambda uids: first.append(list(uids)))
+async def test_the_pods_of_the_first_list_are_inherited() -> None:
+    pods = cache()
     put(pods, bound("p", A))
     pods.synced()
     put(pods, bound("q", A))
     pods.synced()
-    assert first == [["uid-p"]]
+    assert pods.inherited == {"uid-p"}
     assert pods.ready.is_set()
 
 
-async def test_whoever_waits_hears_of_changes_and_of_those_that_came_before() -> None:
-    pods = NodePods(NODE)
+async def test_a_waiting_reader_hears_of_changes_and_of_those_that_came_before() -> None:
+    pods = cache()
     before = pods.version
     waiting = asyncio.create_task(pods.changed(since=before))
     await asyncio.sleep(0)
@@ -89,7 +84,7 @@ async def test_whoever_waits_hears_of_changes_and_of_those_that_came_before() ->
 
 
 async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
-    pods = NodePods(NODE)
+    pods = cache()
     put(
         pods,
         bound("running", A, status="Running", phase="success", annotations={TO_ALLOCATE: ";"}),
@@ -101,14 +96,14 @@ async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
     assert [claim.pod.name for claim in claims] == ["running", "leaving"]
 
 
-async def test_where_one_pod_cannot_be_read_nobody_knows_what_is_live() -> None:
-    pods = NodePods(NODE)
+async def test_if_one_pod_cannot_be_read_it_is_unknown_what_is_live() -> None:
+    pods = cache()
     put(pods, bound("good", A), bound("bad", A, annotations={ALLOCATED: "a,b:;"}))
     assert pods.live_claims() is None
 
 
 async def test_a_problem_is_logged_once() -> None:
-    pods = NodePods(NODE)
+    pods = cache()
     bad = bound("bad", A, annotations={TO_ALLOCATE: "a,b:;"})
     with captured() as logs:
         put(pods, bad, bad)
@@ -127,8 +122,10 @@ async def test_a_problem_is_logged_once() -> None:
         ("a,b,c,d", None, False),
     ],
 )
-async def test_the_lock_says_whom_it_concerns(text: str | None, owner: tuple[str, str] | None, concerns: bool) -> None:
-    pods = NodePods(NODE)
+async def test_the_lock_tells_which_pod_it_concerns(
+    text: str | None, owner: tuple[str, str] | None, concerns: bool
+) -> None:
+    pods = cache()
     pods.lock.put(NODE, node(text))
     pods.lock.synced()
     assert pods.lock.owner == owner

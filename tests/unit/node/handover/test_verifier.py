@@ -1,17 +1,13 @@
-"""What happens behind the answers: writing, verifying, cleaning up, and a new agent in the middle of it all."""
+"""What happens behind the answers: writing, verifying and making up for what a crash left behind."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import msgspec
 import pytest
 
-from tessera.node.handover.answers import MOST_ANSWERS
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
-from tessera.node.handover.progress import Progress
-from tessera.node.handover.records import Record
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
@@ -19,7 +15,7 @@ from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
 from tests.support.logs import captured
-from tests.unit.node.handover.world import NODE, Mode, World, bound, claims, entry, view
+from tests.unit.node.handover.world import NODE, Mode, World, bound, entry
 
 A, B = "a/3000/50", "b/4000/60"
 
@@ -32,12 +28,12 @@ A, B = "a/3000/50", "b/4000/60"
     [("Running", "success", ";"), ("Succeeded", "success", ";"), ("Failed", "failed", entry(A))],
 )
 @pytest.mark.parametrize("resources", [True, False], ids=["kubelet says", "kubelet silent"])
-def test_a_pod_that_carries_its_slice_ends_its_handover_through_its_status(
+def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
     status: str, phase: str, left: str, resources: bool
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A, carried=[0]), bound("q", B, carried=[0]), resources=resources)
+        world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources)
         async with world.running():
             await world.ask("GPU-a-0")
             world.api.status("p", status)
@@ -49,8 +45,17 @@ def test_a_pod_that_carries_its_slice_ends_its_handover_through_its_status(
 
 
 @in_fake_time
+async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_asked() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("p") == world.api.phase("q") == "allocating"
+
+
+@in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
-    pods = [bound(name, A, B, inits=1, carried=[0, 1]) for name in ("p", "q")]
+    pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
     world = World(*pods)
     async with world.running():
         for name in ("q", "p"):
@@ -138,46 +143,13 @@ async def test_a_lock_that_is_seen_late_is_released_behind_the_answer() -> None:
 # -- verifying
 
 
-@in_fake_time
-async def test_a_swap_of_equal_slices_is_recorded_and_nothing_to_complain_about() -> None:
-    world = World(bound("p", A), bound("q", A, at=1))
-    async with world.running():
-        assert (await world.gets("q", "c0", "GPU-a-0"))["pod"] == "p"
-        assert (await world.gets("p", "c0", "GPU-a-1"))["pod"] == "q"
-        await world.at_rest()
-        assert {(record.claim.pod.name, record.holder) for record in world.records} == {
-            ("p", ("uid-q", 0)),
-            ("q", ("uid-p", 0)),
-        }
-        assert (world.events, world.count("slice_swaps"), world.count("slice_mismatches")) == ([], 2, 0)
-        world.api.delete("p")
-        live = world.agent.live_claims()
-        assert live is not None
-        # q's container lives in what was made for p.
-        assert {claim.pod.name for claim in live} == {"p", "q"}
-
-
-@in_fake_time
-async def test_a_pod_whose_answer_another_took_still_gets_its_own() -> None:
-    world = World(bound("p", A), bound("q", A, at=1))
-    async with world.running():
-        assert (await world.gets("q", "c0", "GPU-a-0"))["pod"] == "p"
-        await world.at_rest()
-        world.api.status("q", "Running")
-        await world.at_rest()
-        await world.gets("p", "c0", "GPU-a-1")
-        await world.at_rest()
-        assert (world.api.phase("p"), world.api.phase("q")) == ("success", "success")
-        assert (world.events, world.count("slice_mismatches")) == ([], 0)
-
-
 @pytest.mark.parametrize(
     ("pods", "holder", "ids", "message"),
     [
         ([bound("p", A), bound("q", B, phase="success", at=1)], ("q", "c0"), 1, "c0 got the slice of container c0 of"),
         ([bound("p", A), bound("q", "", A, at=1, phase="success")], ("q", "c0"), 1, "although none were given to it"),
         ([bound("p", A), bound("q", f"{A} {B}", at=1)], ("q", "c0"), 1, "holds 1 devices but was to get 2"),
-        ([bound("p", A, carried=[0]), bound("q", B, phase="success")], ("q", "c0"), 1, "got no slice"),
+        ([bound("p", A, downward_api=[0]), bound("q", B, phase="success")], ("q", "c0"), 1, "got no slice"),
     ],
     ids=["another slice", "no slice at all", "another number", "nothing"],
 )
@@ -335,60 +307,9 @@ async def test_a_lock_whose_owner_cannot_be_looked_up_is_left() -> None:
         assert world.count("repairs", what="lock") == 0
 
 
-# -- a new agent
-
-
-@in_fake_time
-async def test_a_restarted_agent_goes_on_where_kubelet_is() -> None:
-    first = World(bound("p", A, B))
-    async with first.running():
-        first.api.fake.always("annotate_pod", refused(503))
-        assert (await first.gets("p", "c0", "GPU-a-0"))["container"] == "c0"
-    first.api.fake.always("annotate_pod", None)
-    second = World(api=first.api, kubelet=first.resources)
-    async with second.running():
-        assert (await second.gets("p", "c1", "GPU-a-1"))["container"] == "c1"
-        await second.at_rest()
-        assert (second.api.phase("p"), second.api.left("p")) == ("success", ";;")
-
-
-@in_fake_time
-async def test_a_restarted_agent_knows_from_its_records_who_took_whose_slice() -> None:
-    first = World(bound("p", A), bound("q", A, at=1))
-    async with first.running():
-        await first.gets("q", "c0", "GPU-a-0")
-        await first.at_rest()
-        assert (first.api.phase("p"), first.api.phase("q")) == ("allocating", "success")
-    second = World(api=first.api, kubelet=first.resources, earlier=list(first.records))
-    async with second.running():
-        assert (await second.gets("p", "c0", "GPU-a-1"))["pod"] == "q"
-        await second.at_rest()
-        assert second.api.phase("p") == "success"
-        assert second.events == []
-
-
-@in_fake_time
-async def test_a_record_of_an_answer_that_kubelet_lost_is_void() -> None:
-    (claim,) = claims(bound("p", A))
-    world = World(bound("p", A), earlier=[Record(("GPU-a-0",), claim)])
-    async with world.running():
-        assert (await world.ask("GPU-a-1"))["pod"] == "p"
-
-
-@in_fake_time
-async def test_whoever_lent_its_slice_to_a_pod_that_ended_gets_one_again() -> None:
-    world = World(bound("p", A), bound("q", A, at=1))
-    async with world.running():
-        assert (await world.gets("q", "c0", "GPU-a-0"))["pod"] == "p"
-        await world.at_rest()
-        world.api.status("q", "Succeeded")
-        world.resources.held.clear()
-        assert (await world.gets("p", "c0", "GPU-a-0"))["pod"] == "p"
-
-
 @in_fake_time
 async def test_settings_and_mode_may_change_between_calls() -> None:
-    world = World(bound("p", A, carried=[0]), bound("q", A, carried=[0]))
+    world = World(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
     async with world.running():
         assert await world.gets("p", "c0", "GPU-a-0") == {"welcome": "yes"}
         await world.at_rest()
@@ -396,38 +317,21 @@ async def test_settings_and_mode_may_change_between_calls() -> None:
         assert (await world.ask("GPU-a-1"))["pod"] == "q"
 
 
-# -- memory
-
-
-def test_answers_are_remembered_up_to_a_bound() -> None:
-    progress = Progress()
-    (claim,) = claims(bound("p", A))
-    for number in range(MOST_ANSWERS + 1):
-        progress.gave([str(number)], replace(claim, position=number), [claim], certain=True)
-    held = {("default", "p", "c0"): ("0",)}
-    progress.learn(held, [view(bound("p", A))])
-    assert progress.answers.unverified == []
-
-
-def test_an_open_answer_ends_with_the_pods_that_it_may_have_been_for() -> None:
-    progress = Progress()
-    both = [*claims(bound("p", A)), *claims(bound("q", A))]
-    progress.gave(["a"], None, both, certain=False)
-    progress.gave(["b"], None, both, certain=False)
-    assert progress.open_answers(1) == 2
-    progress.forget("uid-p")
-    assert progress.open_answers(1) == 1
-    progress.forget("uid-r")
-    assert progress.open_answers(1) == 1
-    progress.finish(view(bound("q", A)))
-    assert not progress.answers.open
-    progress.learn({}, [])
-    assert not progress.answers.awaits_holder
+@in_fake_time
+async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
+    world = World(bound("p", A))
+    world.api.fake.always("annotate_pod", refused(503))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        assert await world.agent.flush(3.0) == 1
+        world.api.fake.always("annotate_pod", None)
+        assert await world.agent.flush(60.0) == 0
+        assert world.api.phase("p") == "success"
 
 
 @in_fake_time
-async def test_a_pod_rejected_after_a_welcome_does_not_refuse_the_next() -> None:
-    world = World(bound("p", A, carried=[0]), bound("q", B, carried=[0]))
+async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_next() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         await world.ask("GPU-a-0")
         # kubelet gave that pod up; its devices are free and its status is not known yet.
@@ -441,12 +345,13 @@ async def test_a_pod_rejected_after_a_welcome_does_not_refuse_the_next() -> None
 
 
 @in_fake_time
-async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
-    world = World(bound("p", A))
-    world.api.fake.always("annotate_pod", refused(503))
+async def test_answers_of_pods_that_run_are_not_kept() -> None:
+    world = World()
     async with world.running():
-        await world.ask("GPU-a-0")
-        assert await world.agent.flush(3.0) == 1
-        world.api.fake.always("annotate_pod", None)
-        assert await world.agent.flush(60.0) == 0
-        assert world.api.phase("p") == "success"
+        for number in range(20):
+            world.api.put(bound(f"p{number}", A, "", B, inits=1, downward_api=[0, 2] if number % 2 else []))
+            await world.ask(f"i{number}")
+            await world.gets(f"p{number}", "c2", f"i{number}")
+            world.api.status(f"p{number}", "Running")
+        await world.at_rest()
+        assert (list(world.agent._state), world.events) == ([], [])
