@@ -21,7 +21,7 @@ from tessera.vendors.pod_reader import pod_facts
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
-from tests.support.visible_devices import as_seen
+from tests.support.visible_devices import in_visible_order
 
 MIB = 2**20
 RESOURCES = ("gpu", "gpumem", "gpumem-percentage", "gpucores")
@@ -89,7 +89,7 @@ def wrong_slices(pods: Iterable[Json], nodes: Mapping[str, SimulatedNode]) -> It
             if view is None:
                 yield f"{where}: was not started"
                 continue
-            slice_ = as_seen(slice_, view.env.get("NVIDIA_VISIBLE_DEVICES", ""))
+            slice_ = in_visible_order(slice_, view.env.get("NVIDIA_VISIBLE_DEVICES", ""))
             limits = {key: value for key, value in view.env.items() if _LIMIT.fullmatch(key)}
             found = (limits, view.env.get("NVIDIA_VISIBLE_DEVICES", ""), view.env.get("CUDA_DEVICE_SM_LIMIT", ""))
             expected = (

@@ -1,1 +1,1 @@
-"""What tests of several parts share."""
+"""Builders, fakes and helpers that several test packages share."""

@@ -1,4 +1,4 @@
-"""Pods as the apiserver shows them to the webhook, and what the webhook makes of them."""
+"""Pods as the apiserver sends them to the webhook, and the webhook's response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Document = dict[str, Any]
 
 @cache
 def vendors(**nvidia: Any) -> Mapping[str, Vendor]:
-    """Every vendor, with the chart's values except for these of NVIDIA's."""
+    """All vendors, with the chart's values except for these of NVIDIA."""
     built = build_vendors(None, Switches(ascend=True, iluvatar=True))
     if not nvidia:
         return built
@@ -48,7 +48,7 @@ def container(
     limits: Mapping[str, Any] | None = None,
     **short: Any,
 ) -> Document:
-    """Limits by their names or by short words for NVIDIA's; the apiserver has copied them into the requests."""
+    """Limits by their full names, or NVIDIA's by short ones; the apiserver has copied them into the requests."""
     amounts = {**(limits or {}), **{_NAMES[word]: value for word, value in short.items()}}
     made: Document = {"name": name, "image": "busybox", "resources": {}}
     if amounts:
@@ -91,7 +91,7 @@ def pod(
 def verdict(
     document: Any, *, user: str = "", quota: Mapping[str, int] | None = None, used: Any = None, **how: Any
 ) -> Verdict:
-    """The webhook's answer. `how`: `nvidia` has values of NVIDIA's section, everything else goes into the settings."""
+    """The webhook's verdict. `how`: `nvidia` has values of NVIDIA's section, everything else goes into the settings."""
     book = QuotaBook()
     if quota is not None:
         book.set_quota(QuotaFacts("team-a", "devices", quota))
@@ -111,7 +111,7 @@ def verdict(
 
 
 def admitted(document: Document, **how: Any) -> Document:
-    """The pod as it is stored; it must have been allowed, and admitting it again must change nothing."""
+    """The pod as it is stored. It must be allowed, and admitting it again must change nothing."""
     answer = verdict(document, **how)
     assert answer.allowed, answer.message
     stored: Document = patched(document, answer.patch)

@@ -41,7 +41,7 @@ TO_ALLOCATE, ALLOCATED = "hami.io/vgpu-devices-to-allocate", "hami.io/vgpu-devic
 TWO_CARDS: Mapping[str, Any] = {"cards": [{"model": "A100-SXM4-80GB", "count": 2}]}
 SPLIT = 4
 PATIENCE_S = 60.0
-"""for something that never happens"""
+"""before an event that never happens fails the test"""
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 @dataclass
 class AgentNode:
-    """One node. The agent may be stopped, killed and started again; kubelet, cards and API go on."""
+    """One node. The agent may be stopped, killed and started again; kubelet, cards and API keep running."""
 
     plane: ControlPlane
     kubelet: ScriptedKubelet
@@ -70,11 +70,11 @@ class AgentNode:
         return self._process
 
     def configuration(self) -> Configuration:
-        """As the files are now."""
+        """The settings, read from the files as they are now."""
         return build_configuration(self.flags, self.environ, read_file)
 
     async def start(self, *, ready: bool = True) -> None:
-        """Start it, and wait until kubelet can use it."""
+        """Starts the agent, and waits until kubelet can use it."""
         access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
         self._client = await KubeClient(access, user_agent="tessera-device-plugin").__aenter__()
         self._process = AgentProcess(self.configuration(), self._client, self.hardware, reload=self.configuration)
@@ -83,7 +83,7 @@ class AgentNode:
             await self.until(lambda: not self.process.missing(), what="the agent to be ready")
 
     async def stop(self) -> int:
-        """As SIGTERM would; the exit code."""
+        """Stops the agent as SIGTERM does; returns the exit code."""
         assert self._task is not None
         self.process.stopping.set()
         code = await self._task
@@ -91,14 +91,14 @@ class AgentNode:
         return code
 
     async def ended(self) -> int:
-        """Wait until it ends by itself; the exit code."""
+        """Waits until the agent ends by itself; returns the exit code."""
         assert self._task is not None
         code = await self._task
         await self._forget()
         return code
 
     async def kill(self) -> None:
-        """As near to SIGKILL as a task can come: nothing is finished, though the socket goes."""
+        """Kills the agent, as far as a task can be killed: nothing is finished, but the socket is removed."""
         assert self._task is not None
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -142,9 +142,9 @@ class AgentNode:
         env: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> Json:
-        """A pod as a scheduler leaves it: bound to this node with what each of its containers is to get.
+        """A pod as a scheduler leaves it: bound to this node, with an allocation for each container.
 
-        The first `inits` containers are init containers. Without the webhook nothing travels with the pod."""
+        The first `inits` containers are init containers. Without the webhook the pod depends on Allocate."""
         containers = [
             {
                 "name": f"c{position}",

@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 async def registered(node: AgentNode, predicate: Callable[[list[Json]], object] = bool) -> list[Json]:
-    """The cards as a scheduler reads them, as soon as they are such: the plain objects, with what is absent absent."""
+    """The registered cards, as soon as they satisfy the predicate: the plain JSON objects."""
 
     def found() -> list[Json] | None:
         cards = loads(node.annotations().get(REGISTER) or "[]")
@@ -38,14 +38,14 @@ async def take_lock(node: AgentNode, pod: str) -> str:
 
 
 async def lock(node: AgentNode, pod: str) -> str:
-    """The lock is taken for a pod that waits on the node, and the agent has heard of it."""
+    """Locks the node for a waiting pod; returns once the agent has seen it."""
     text = await take_lock(node, pod)
     await node.until(lambda: node.process._surroundings.handover.pods.lock.text == text, what="the lock to be heard of")
     return text
 
 
 async def bound(node: AgentNode, name: str, slices: Sequence[Sequence[DeviceEntry]], **more: Any) -> Json:
-    """A pod as `bound_pod` makes it, and the agent has heard of it."""
+    """A pod of `bound_pod`; returns once the agent has seen it."""
     pod = await node.bound_pod(name, slices, **more)
     pods = node.process._surroundings.handover.pods
     await node.until(lambda: pods.get(pod["metadata"]["uid"]), what=f"{name} to be heard of")
@@ -57,12 +57,12 @@ async def unlocked(node: AgentNode) -> None:
 
 
 async def pod_ended(node: AgentNode, name: str, phase: str) -> None:
-    """As kubelet tells it; not the phase of handover."""
+    """Sets the phase that kubelet reports, not the phase of the handover."""
     await node.plane.client.patch(f"{PODS.path('default', name)}/status", {"status": {"phase": phase}})
 
 
 def writes(node: AgentNode, path: str = "") -> list[tuple[str, str]]:
-    """Method and path of everything that the agent wrote so far and that was done."""
+    """Method and path of the agent's successful writes so far."""
     return [
         (seen.method, seen.path)
         for seen in node.plane.server.journal

@@ -26,12 +26,12 @@ Json = dict[str, Any]
 
 SCHEDULER = "hami-scheduler"
 PASSING_BY = {"hami.io/webhook": "ignore"}
-"""labels of pods that do not meet the webhook, so that nothing travels with them"""
+"""labels of pods that skip the webhook, so that they depend on Allocate"""
 
 
 @dataclass
 class ScheduledNode:
-    """The parts, each of which may end and come back."""
+    """The parts; each may end and come back."""
 
     node: AgentNode
     kubelet: Admission
@@ -47,7 +47,7 @@ class ScheduledNode:
             await self.node.phase_is(name, keys.PHASE_SUCCESS)
 
     async def nothing_is_left(self) -> None:
-        """When all pods are gone, so is everything that was made for them."""
+        """Waits until all pods are gone, and everything that was made for them."""
         for pod in self.node.plane.pods("default"):
             await self.kubelet.end(name_of(pod))
         handover = self.node.process._surroundings.handover
@@ -69,14 +69,14 @@ class ScheduledNode:
 
 
 def past_the_webhook(manifest: Json) -> Json:
-    """A pod that no webhook touches: its slices reach its containers through Allocate or not at all."""
+    """A pod that skips the webhook: its slices reach the containers only through Allocate."""
     manifest["metadata"].setdefault("labels", {}).update(PASSING_BY)
     manifest["spec"]["schedulerName"] = SCHEDULER
     return manifest
 
 
 def allocates(manifest: Json) -> int:
-    """Allocate calls that a pod takes."""
+    """The number of Allocate calls for a pod."""
     return sum("nvidia.com/gpu" in (each["resources"]["limits"]) for each in containers_of(manifest))
 
 
@@ -86,7 +86,7 @@ def is_handed_over(pod: Json) -> bool:
 
 @asynccontextmanager
 async def scheduled_node(folder: Path, *, pods: int = 110, **more: Any) -> AsyncIterator[ScheduledNode]:
-    """`more` is for the agent (`agent_node`); `pods` is how many kubelet takes."""
+    """`more` goes to `agent_node`; `pods` is the most that kubelet accepts."""
     async with agent_node(folder, **more) as node:
         kubelet = Admission(node)
         await kubelet.offer(pods=pods)

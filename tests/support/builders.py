@@ -1,7 +1,7 @@
-"""Pods, nodes and clusters for tests, built as API objects and read by the real reading code.
+"""Pods, nodes and clusters for tests, built as API objects and read by the real readers.
 
-Builders are immutable: every call answers with a changed copy, so a half-built pod can be kept and varied. Nothing here
-decides anything; whatever a test sees was decided by Tessera.
+Builders are immutable: every call returns a changed copy, so that a half-built pod can be kept and varied. Nothing here
+decides anything; all decisions are Tessera's.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ PERCENT = "nvidia.com/gpumem-percentage"
 CORES = "nvidia.com/gpucores"
 
 NOW = 1_700_000_000.0
-"""unix time in seconds at which everything in tests is bound"""
+"""unix time in seconds at which pods in tests are bound"""
 
 
 @cache
 def vendors() -> Mapping[str, Vendor]:
-    """Every vendor that there is, with the chart's values."""
+    """All vendors, with the chart's values."""
     return build_vendors(None, Switches(ascend=True, iluvatar=True))
 
 
@@ -145,7 +145,7 @@ class PodBuilder:
         return found
 
     def admitted(self) -> PodBuilder | Denied:
-        """The pod as every vendor's half of the webhook leaves it."""
+        """The pod after the mutations of all vendors."""
         drafts = [
             ContainerDraft(
                 limits=dict(container["resources"]["limits"]),
@@ -190,7 +190,7 @@ def pod(name: str = "p", *, namespace: str = "default") -> PodBuilder:
 
 
 def gpu_pod(name: str = "p", **asks: Any) -> PodBuilder:
-    """A pod of one container; one card unless said otherwise."""
+    """A pod with one container; one card by default."""
     return pod(name).container(**{"gpu": 1, **asks})
 
 
@@ -307,7 +307,7 @@ class Cluster:
         return self
 
     def observe(self, *pods: PodBuilder) -> Cluster:
-        """The API shows these pods: those that hold nothing (any more) are released."""
+        """The informer delivers these pods; those that hold nothing are released."""
         for one in pods:
             api = one.api()
             facts = pod_facts(api, vendors())
@@ -337,7 +337,7 @@ class Cluster:
         return answer
 
     def refused(self, one: PodBuilder, names: Iterable[str] | None = None) -> dict[str, str]:
-        """Node by node why the pod does not fit, as kube-scheduler is told."""
+        """Why the pod does not fit, by node, as kube-scheduler gets it."""
         answer = self.select(one, names)
         assert isinstance(answer, Refused), answer
         return texts(answer)
@@ -361,7 +361,7 @@ class Cluster:
         return binding_annotations(one.request(), placement, vendors=vendors(), now=NOW)
 
     def start(self, one: PodBuilder, names: Iterable[str] | None = None) -> PodBuilder:
-        """The whole way: select, reserve, bind, and the API shows the pod with its annotations."""
+        """Selects, reserves and binds; the API then shows the pod with its annotations."""
         placement = self.place(one, names)
         assert self.ledger.bind(one.request().uid)
         running = one.annotate(*self.written(one, placement).items()).on(placement.node)

@@ -13,7 +13,7 @@ NAMES = service_names("tessera", "gpu")
 
 
 def fresh(now: float = NOW, names: frozenset[str] = NAMES) -> Material:
-    """What is made where there is nothing."""
+    """New certificates, as made without a Secret."""
     return renewed(renewal(None, now, names), now=now, names=names)
 
 

@@ -1,4 +1,4 @@
-"""Inspected clusters for tests, made of the builders' objects as a live cluster would be read."""
+"""Cluster states for tests of `tessera inspect`, read from builders as from a live cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quota(namespace: str, limits: Mapping[str, Any], name: str = "q") -> Json:
 
 
 def plain(thing: NodeBuilder | PodBuilder) -> Json:
-    """As JSON has it: every amount a text or a number."""
+    """As plain JSON: every amount is a string or a number."""
     found: Json = json.loads(json.dumps(thing.manifest()))
     return found
 

@@ -1,4 +1,4 @@
-"""A command of `tessera` as a process of its own, watched through what it logs."""
+"""A command of `tessera` in its own process, watched through its logs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 WAIT_S = 60.0
 """for a log line or the end; only a process that hangs takes so long"""
 LAST_EVENTS = 20
-"""of those that are shown where a test fails"""
+"""shown when a test fails"""
 OWN_PORTS = ("--extender-bind=127.0.0.1:0", "--metrics-bind-address=127.0.0.1:0")
 
 
 class Command:
-    """A running command. What it logs is JSON, one event a line; any other line is kept as its text."""
+    """A running command. It logs JSON, one event per line; other lines are kept as text."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -30,12 +30,12 @@ class Command:
         self._reading.add_done_callback(lambda _reading: self._news.set())
         self.events: list[Json] = []
         self.words: list[str] = []
-        """lines of stderr that are no events"""
+        """lines of stderr that are not events"""
         self.output = ""
-        """stdout, known at the end"""
+        """stdout, complete at the end"""
 
     async def said(self, message: str) -> Json:
-        """The first event with this message, as soon as there is one."""
+        """Waits for the first event with this message."""
         async with asyncio.timeout(WAIT_S):
             while True:
                 self._news.clear()
@@ -46,7 +46,7 @@ class Command:
                 await self._news.wait()
 
     async def until(self, happening: Awaitable[T]) -> T:
-        """Wait for something that the command brings about; fails as soon as the command ends instead."""
+        """Waits for an effect of the command; fails as soon as the command ends instead."""
         waiting = asyncio.ensure_future(happening)
         try:
             await asyncio.wait((waiting, self._reading), timeout=WAIT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +60,7 @@ class Command:
         return "\n".join([*self.words, *(json.dumps(event) for event in self.events[-LAST_EVENTS:])])
 
     async def address(self, what: str) -> str:
-        """Where it listens; all listeners are known once it is ready."""
+        """The address of a listener; all are known once the command is ready."""
         await self.said("ready")
         return str(next(event["address"] for event in self.events if event.get("what") == what))
 
@@ -68,7 +68,7 @@ class Command:
         self._process.send_signal(number)
 
     async def end(self) -> int:
-        """Wait for its end; the exit code."""
+        """Waits for the end; returns the exit code."""
         async with asyncio.timeout(WAIT_S):
             await self._reading
             return await self._process.wait()
@@ -95,7 +95,7 @@ class Command:
 
 @asynccontextmanager
 async def started(name: str, *arguments: str, **environ: str) -> AsyncIterator[Command]:
-    """Start it with nothing in its environment but what is given here, and see that it is gone afterwards."""
+    """Starts the command with only this environment, and ends it afterwards."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "tessera", name, *arguments),
@@ -120,6 +120,6 @@ def scheduler(*arguments: str, **environ: str) -> AbstractAsyncContextManager[Co
 
 
 async def ended(*arguments: str, **environ: str) -> tuple[int, Command]:
-    """Start it and wait for its end."""
+    """Starts the scheduler and waits for its end."""
     async with scheduler(*arguments, **environ) as command:
         return await command.end(), command

@@ -1,4 +1,4 @@
-"""Runs tests that are coroutines, in real time or in fake time, where waiting takes no time and timers are exact.
+"""Decorators that run coroutine tests in real time, or in fake time, where waiting takes no time and timers are exact.
 
 Each test has its own event loop, which is closed afterwards. A test that hangs fails.
 """
@@ -24,12 +24,12 @@ class FakeTimeLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
     """The clock starts at 0 and jumps to the next timer whenever nothing else is left to do."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Threads take real time to end: in fake time, the limit of Python 3.12 and later passes at once."""
+        """Without the timeout of Python 3.12 and later, which expires at once in fake time; threads end in real time."""
         await super().shutdown_default_executor()
 
 
 def in_real_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
-    """For tests that call another process. They wait for events, never for a time."""
+    """For tests that call another process. They wait for events, never for a fixed time."""
     return _running(test, asyncio.new_event_loop, HANGS_AFTER_SECONDS)
 
 

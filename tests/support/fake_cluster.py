@@ -1,4 +1,4 @@
-"""The apiserver as the scheduler's decisions see it, in memory, with faults that a test scripts call by call.
+"""An apiserver in memory for the scheduler, with faults that a test scripts call by call.
 
 It refuses what a real one refuses (wrong uid, bound already, being deleted, stale resourceVersion), so that a test
 asserts what is stored in the end. Changes wait in `changes` until the test lets an informer see them.
@@ -40,11 +40,11 @@ def never_sent() -> Unreachable:
 
 @dataclass(frozen=True)
 class Step:
-    """What happens to one call: time passes, something else happens, the call takes effect (or not), it fails."""
+    """What happens to one call: a delay, another event, the effect (or none), a failure."""
 
     error: KubeError | None = None
     done: bool = False
-    """True where the call takes effect although it fails"""
+    """whether the call takes effect although it fails"""
     delay: float = 0.0
     """seconds before"""
     meanwhile: Callable[[], object] = lambda: None
@@ -55,7 +55,7 @@ OK = Step()
 
 @dataclass(frozen=True)
 class Write:
-    """A call that changes something, as it came in."""
+    """A write, as it arrived."""
 
     verb: str
     name: str
@@ -64,7 +64,7 @@ class Write:
 
 
 class FakeCluster:
-    """Pods and nodes. Every call goes through the steps that are scripted for its verb, then works."""
+    """Pods and nodes. Each call first takes the steps that are scripted for its verb."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
@@ -80,11 +80,11 @@ class FakeCluster:
     # -- what a test says
 
     def script(self, verb: str, *steps: Step | KubeError) -> None:
-        """The next calls of `verb` go like this."""
+        """Scripts the next calls of `verb`."""
         self._steps[verb].extend(_step(step) for step in steps)
 
     def always(self, verb: str, step: Step | KubeError | None) -> None:
-        """Every further call goes like this; None ends it."""
+        """Scripts all further calls; None ends that."""
         if step is None:
             self._always.pop(verb, None)
         else:

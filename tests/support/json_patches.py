@@ -1,4 +1,4 @@
-"""Applying JSON patches (RFC 6902), as far as Tessera makes them, to see what they do."""
+"""Applies JSON patches (RFC 6902) with the operations that Tessera uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def patched(document: Any, operations: Iterable[Mapping[str, Any]]) -> Any:
-    """A patched copy. Fails, as an apiserver would, where an operation does not fit the document."""
+    """A patched copy. Fails, as an apiserver does, if an operation does not fit the document."""
     # Through text, so that no two places share an object as places of a document in a test may.
     root = {"": json.loads(json.dumps(document))}
     for operation in operations:

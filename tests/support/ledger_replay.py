@@ -1,4 +1,4 @@
-"""Whether a scheduler at rest knows exactly what the API shows: its ledger against a replay of the API's objects."""
+"""Compares the ledger of a scheduler at rest with a replay of the API's objects."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
-from tests.support.visible_devices import as_seen
+from tests.support.visible_devices import in_visible_order
 
 _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 
 
 def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset()) -> Ledger:
-    """The ledger that a scheduler would build from what the API server has this moment."""
+    """The ledger that a scheduler would build from the current objects of the API server."""
     store, vendors, selector = plane.server.cluster.store, service.engine.vendors, service.settings.node_selector
     nodes = [decode_object(stored.whole, Node) for stored in store.list(NODES) if stored.name not in without]
     ours = [node for node in nodes if selector.items() <= (node.metadata.labels or {}).items()]
@@ -40,7 +40,7 @@ def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] =
 def unrest(
     plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset(), overcommitted: bool = False
 ) -> str:
-    """What is still under way, or wrong; empty at rest. `overcommitted` is right where a registration shrank."""
+    """What is still under way, or wrong; empty = at rest. `overcommitted` is expected after a registration shrank."""
     under_way = {
         "binds": service.engine.cycles.claimed,
         "reservations": service.engine.cycles.count(*HOLDS_RESERVATION),
@@ -69,7 +69,7 @@ def _difference(known: object, shown: object, where: str = "ledger") -> str:
 
 
 def wrong_slices(plane: ControlPlane) -> Iterator[str]:
-    """Containers that would see anything but exactly what their pod was granted."""
+    """Containers that would not see exactly what their pod was granted."""
     for pod in plane.pods():
         node = plane.nodes.get(node_of(pod))
         if node is None or has_ended(pod):
@@ -79,7 +79,7 @@ def wrong_slices(plane: ControlPlane) -> Iterator[str]:
             view = node.containers.get((uid_of(pod), container["name"]))
             if view is None:
                 continue
-            slice_ = as_seen(granted.get(position, ()), view.env.get("NVIDIA_VISIBLE_DEVICES", ""))
+            slice_ = in_visible_order(granted.get(position, ()), view.env.get("NVIDIA_VISIBLE_DEVICES", ""))
             seen = {key: value for key, value in view.env.items() if _LIMIT.fullmatch(key)}
             expected = {f"CUDA_DEVICE_MEMORY_LIMIT_{i}": f"{entry.memory}m" for i, entry in enumerate(slice_)}
             devices = ",".join(entry.uuid for entry in slice_)

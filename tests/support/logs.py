@@ -1,4 +1,4 @@
-"""What services log while they run in a test, and waiting for it."""
+"""Captures what services log in a test, and waits for events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 WAIT_S = 60.0
-"""for an event that never comes"""
+"""before an event that never comes fails the test"""
 
 
 class Logs:
@@ -24,7 +24,7 @@ class Logs:
         return [event for event in self.events if event["event"] == text]
 
     async def until(self, text: str, *, times: int = 1) -> dict[str, Any]:
-        """The event of this text that comes as number `times`."""
+        """Waits for the event with this text, for the `times`-th time."""
         async with asyncio.timeout(WAIT_S):
             while len(self.of(text)) < times:
                 self._news.clear()
@@ -39,7 +39,7 @@ class Logs:
 
 @contextmanager
 def captured() -> Iterator[Logs]:
-    """Takes what is logged by structlog instead of letting it out."""
+    """Captures everything that structlog logs."""
     logs, before = Logs(), structlog.get_config()["processors"]
     structlog.configure(processors=[logs.take])
     try:

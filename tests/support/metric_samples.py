@@ -1,4 +1,4 @@
-"""What a scrape shows, read by Prometheus' own parser."""
+"""The samples of a scrape, read by Prometheus' own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cards in memory that can be cut into MIG instances, with the rules of real ones and faults that a test asks for.
+"""Simulated cards with MIG instances, the rules of real ones, and scripted faults.
 
 An instance needs MIG mode and a free place, ids are given out again, and what a process uses cannot be destroyed.
 """
@@ -87,7 +87,7 @@ class ModelHardware:
     faults: Counter[str] = field(default_factory=Counter)
     """how often a method fails from now on, by name; `half` = destroying stops after the compute instance"""
     crash: str = ""
-    """the method after whose effect the whole agent dies"""
+    """the agent is killed after this method took effect"""
     dead: bool = False
     """whether the agent is; until the next one, nothing that it still tries has any effect"""
     gone: list[int] = field(default_factory=list)
@@ -182,7 +182,7 @@ def serial(instance: MigInstance) -> int:
 
 
 class Inline:
-    """Jobs of the hardware's thread, done at once."""
+    """Runs jobs of the hardware's thread at once."""
 
     async def call(self, work: Callable[[], T], *, deadline: float) -> T:
         return work()
@@ -218,14 +218,14 @@ def ids(of: Claim) -> list[str]:
 
 @dataclass
 class Node:
-    """One node whose agent can be started again and again."""
+    """One node whose agent can be restarted."""
 
     state: Path
     hardware: ModelHardware = field(default_factory=ModelHardware)
     written: dict[tuple[str, int, int], MigAllocation] = field(default_factory=dict)
     """what the pods' annotations say, by uid, container and device"""
     refusals: list[Exception] = field(default_factory=list)
-    """that the next writes meet"""
+    """faults of the next writes"""
     now: float = 0.0
     boot: str = "boot-1"
     strategy: DeviceListStrategy = DeviceListStrategy.ENVVAR

@@ -1,4 +1,4 @@
-"""The plain form of selection: ask `fit_pod` about one node after the other. `select_and_check` compares the two."""
+"""The plain rule of selection: `fit_pod` on each node in turn. `select_and_check` compares both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tessera.core.selection import Candidates, Refused, Selected, Selector
 
 
 def decide_plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[Placement | None, dict[str, Misfit]]:
-    """What selection must answer, by asking the plain rule about one node after the other."""
+    """What selection must return, by the plain rule on each node in turn."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
     misfits: dict[str, Misfit] = {}
     fits: list[tuple[float, str, Placement]] = []
@@ -34,7 +34,7 @@ def decide_plainly(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tup
 
 
 def shown(misfit: Misfit) -> tuple[Any, ...]:
-    """What a user can see of a misfit."""
+    """The visible parts of a misfit."""
     return misfit.text, misfit.counts, misfit.container, misfit.total, misfit.vendor
 
 
@@ -44,14 +44,14 @@ def indexes(placement: Placement) -> list[int]:
 
 
 def select_and_check(selector: Selector, pod: PodRequest, candidates: Candidates) -> Selected | Refused:
-    """Selection's answer, which must be the plain one in everything that a caller can see."""
+    """The result of selection, which must equal that of the plain rule in everything that a caller can see."""
     answer = selector.select(pod, candidates)
     check_decision(answer, selector.ledger, pod, candidates.names)
     return answer
 
 
 def check_decision(answer: Selected | Refused, ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> None:
-    """Compare an answer with the plain rule, which gets what the product gets: the ledger, the pod and the names."""
+    """Compares a result with the plain rule, which gets what the product gets: the ledger, the pod and the names."""
     placement, misfits = decide_plainly(ledger, pod, names)
     if isinstance(answer, Selected):
         assert placement is not None

@@ -45,7 +45,7 @@ _WARNING = re.compile(r'299 - "(.*)"')
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client of the API server gets."""
+    """A response of the API server."""
 
     status: int
     body: Json
@@ -96,7 +96,7 @@ class Product:
         await self.start_scheduler()
 
     async def start_scheduling(self) -> None:
-        """kube-scheduler comes up, or comes back knowing nothing."""
+        """Starts kube-scheduler, or restarts it without its memory."""
         await self.plane.start_scheduling(self.scheduler.extender_url)
 
     async def add_replica(self, host: str) -> Replica:
@@ -112,13 +112,13 @@ class Product:
         return replica
 
     def time_passes(self) -> None:
-        """The scheduler looks at what only time changes, as it does every 15 seconds."""
+        """One tick of the scheduler, which it makes every 15 seconds."""
         self.service.engine.tick()
 
     # -- waiting
 
     async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = PATIENCE_S) -> None:
-        """`plane.wait_for` for what only the scheduler knows, which does not say when it changes."""
+        """Polls a condition of the scheduler that no event announces."""
         try:
             async with asyncio.timeout(timeout):
                 while not predicate():
@@ -127,7 +127,7 @@ class Product:
             raise TimeoutError(f"waited {timeout:g} s for {what or 'something that did not happen'}") from error
 
     async def running_pods(self, *names: str, namespace: str = "default") -> None:
-        """All these pods run."""
+        """Waits until all these pods run."""
         plane = self.plane
         waited = set(names)
 
@@ -141,7 +141,7 @@ class Product:
             raise TimeoutError(f"not running: {', '.join(sorted(waited))}") from error
 
     async def refused(self, name: str, *, namespace: str = "default") -> str:
-        """Wait until kube-scheduler has said why the pod has no node, and answer that."""
+        """Waits until kube-scheduler has reported why the pod has no node; returns the message."""
         return await self.plane.wait_for(
             lambda: str(condition(self.plane.pod(namespace, name), "PodScheduled", status="False").get("message", "")),
             PATIENCE_S,
@@ -168,22 +168,22 @@ class Product:
     # -- asking
 
     def extender(self) -> ExtenderClient:
-        """Speaks to the scheduler as kube-scheduler does; for tests that play kube-scheduler themselves."""
+        """A client that calls the scheduler as kube-scheduler does."""
         return ExtenderClient(ExtenderAccess(self.scheduler.extender_url))
 
     def requests(self, agent: str | None = None) -> list[LoggedRequest]:
-        """What the scheduler asked of the API server."""
+        """The scheduler's requests to the API server."""
         return [seen for seen in self.plane.server.journal if seen.agent == (agent or self.scheduler.agent)]
 
     def writes(self, agent: str | None = None) -> list[LoggedRequest]:
-        """The scheduler's writes, events aside."""
+        """The scheduler's writes, without events."""
         return [seen for seen in self.requests(agent) if seen.writes and "/events" not in seen.path]
 
     async def patch_pod(self, name: str, annotations: Mapping[str, str | None], *, namespace: str = "default") -> None:
         await self.plane.client.patch(PODS.path(namespace, name), {"metadata": {"annotations": annotations}})
 
     async def post_pod(self, manifest: Json) -> Answer:
-        """Create a pod as a client does that also looks at status and warnings."""
+        """Creates a pod; returns status and warnings as well."""
         url = self.plane.server.url + PODS.path(manifest["metadata"]["namespace"])
         body = {"apiVersion": "v1", "kind": "Pod", **manifest}
         async with aiohttp.ClientSession() as session, session.post(url, json=body) as response:
@@ -192,7 +192,7 @@ class Product:
             return Answer(response.status, await response.json(), warnings)
 
     async def register_webhook(self, *, passing_by: Mapping[str, str] | None = None) -> None:
-        """`passing_by`: pods with one of these labels do not meet it."""
+        """`passing_by`: pods with one of these labels skip the webhook."""
         others = [{"key": key, "operator": "NotIn", "values": [value]} for key, value in (passing_by or {}).items()]
         bundle = base64.b64encode(self.authority.cert_pem.bytes()).decode()
         configuration = {
@@ -220,7 +220,7 @@ class Product:
         await self.plane.client.create(MUTATING_WEBHOOKS.path(), configuration)
 
     async def move_webhook(self) -> None:
-        """The Service in front of the webhook goes to the scheduler that is used now."""
+        """Points the webhook configuration at the current scheduler."""
         await self.plane.client.delete(MUTATING_WEBHOOKS.path(name="tessera-webhook"))
         await self.register_webhook()
 
@@ -262,7 +262,7 @@ def sidecar(name: str, **amounts: int) -> Json:
 
 
 def condition(thing: Json | None, kind: str, *, status: str) -> Json:
-    """The condition where it has this status; nothing otherwise."""
+    """The condition if it has this status, otherwise an empty object."""
     found = thing.get("status", {}).get("conditions", ()) if thing is not None else ()
     return next((each for each in found if (each["type"], each["status"]) == (kind, status)), {})
 
@@ -290,7 +290,7 @@ async def scheduler_on(
     passing_by: Mapping[str, str] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Product]:
-    """A scheduler that is ready, and its webhook, beside whatever else uses the control plane."""
+    """A scheduler that is ready, and its webhook, on a control plane that other programs may use too."""
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1", "localhost")
     cert_file, key_file = folder / "tls.crt", folder / "tls.key"
@@ -318,7 +318,7 @@ ProductFactory = Callable[..., AbstractAsyncContextManager[Product]]
 
 
 def mixed_pods(count: int) -> list[Json]:
-    """Pods of different shapes, of which each would be harmed by the slice of another."""
+    """Pods of different shapes, no two with the same slice."""
     return [_shaped(f"p{number:03}", kind=number % 6, mem=100 + number) for number in range(count)]
 
 

@@ -19,7 +19,7 @@ START_S = 60.0
 
 @dataclass
 class Replica:
-    """`agent` is its name at the API server, for counting its requests and for faults that only it meets."""
+    """`agent` is its user agent at the API server, to count its requests and to fault only them."""
 
     plane: ControlPlane
     settings: Settings
@@ -86,7 +86,7 @@ class Replica:
 
 
 def _cut_off(listener: Listener | HttpListener) -> None:
-    """aiohttp has no way to end a server without waiting for its handlers, and takes 0 seconds for forever."""
+    """aiohttp cannot end a server without waiting for its handlers, and takes 0 seconds as no limit."""
     if isinstance(listener, HttpListener):
         listener.cut()
         return

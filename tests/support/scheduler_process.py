@@ -31,7 +31,7 @@ WAIT_S = 60.0
 
 
 async def until(predicate: Callable[[], object]) -> None:
-    """Returns when the predicate holds; it is checked at every turn of the loop."""
+    """Waits until the predicate holds; checks at every iteration of the loop."""
     async with asyncio.timeout(WAIT_S):
         while not predicate():
             await asyncio.sleep(0)
@@ -39,7 +39,7 @@ async def until(predicate: Callable[[], object]) -> None:
 
 @asynccontextmanager
 async def running(plane: ControlPlane, settings: Settings, *, reload: Reload | None = None) -> AsyncIterator[Process]:
-    """A scheduler that is ready; it must end with exit code 0."""
+    """A ready scheduler, which must end with exit code 0."""
     access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
     async with KubeClient(access) as client:
         process = Process(settings, client, reload=reload)

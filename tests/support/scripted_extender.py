@@ -1,4 +1,4 @@
-"""A scheduler extender that does what a test tells it, behind a real HTTP listener on loopback."""
+"""A scripted scheduler extender behind a real HTTP listener on loopback."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def accept_first(request: Json) -> Json:
 
 
 def refuse(text: str = "1/1 CardInsufficientMemory") -> Decide:
-    """Every node says the same."""
+    """Refuses every node with the same text."""
     return lambda request: {"NodeNames": None, "FailedNodes": dict.fromkeys(request["NodeNames"], text), "Error": ""}
 
 
 class ScriptedExtender:
-    """`decide` answers filter calls; binding writes a Binding with `annotations(pod name)` unless `bind` says else."""
+    """`decide` answers filter calls. By default bind writes a Binding with `annotations(pod name)`."""
 
     def __init__(self, decide: Decide = accept_first, *, tls: ssl.SSLContext | None = None) -> None:
         self.decide = decide
@@ -52,7 +52,7 @@ class ScriptedExtender:
         return [each["Pod"]["metadata"]["name"] for each in self.filters]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds; looked at with every call."""
+        """Waits until it holds; checked at every call."""
         async with self._moved:
             await self._moved.wait_for(condition)
 
@@ -110,5 +110,5 @@ class ScriptedExtender:
 
 
 def _answered(answer: Json) -> web.Response:
-    """`{"status": 500}` answers with that status and nothing else."""
+    """`{"status": 500}` responds with that status and no body."""
     return web.Response(status=answer["status"]) if "status" in answer else web.json_response(answer)

@@ -28,7 +28,7 @@ def card(uuid: str = A, index: int = 0, *, problem: str = "", **facts: Any) -> C
 
 
 def fleet(*uuids: str, **facts: Any) -> Fleet:
-    """Healthy cards; their index is their place."""
+    """Healthy cards; their index is their position."""
     return Fleet(tuple(card(uuid, index, **facts) for index, uuid in enumerate(uuids or (A, B))))
 
 
@@ -45,7 +45,7 @@ def claim(*slices: DeviceEntry, uid: str = "uid-1", container: str = "main", **m
 
 
 def paths_below(root: Path, **more: Any) -> Paths:
-    """A machine of its own."""
+    """The paths of an agent below this folder."""
     own = {
         "hook": root / "hook",
         "lock": root / "shared" / "vgpulock",

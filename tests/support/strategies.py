@@ -57,7 +57,7 @@ NOTHING_MORE: Custom = st.just({})
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """What cards of one vendor look like, and what pods ask of them."""
+    """The cards of one vendor, and what pods request of them."""
 
     memory: tuple[int, ...] = (8192, 16384)
     """MiB"""
@@ -158,7 +158,7 @@ def uuid_of(node: str, vendor: str, index: int) -> str:
 
 @st.composite
 def nodes(draw: st.DrawFn, name: str, vendors: Sequence[str]) -> NodeFacts:
-    """A node with cards of one or two vendors; now and then without any, cordoned in parts, or with a problem."""
+    """A node with cards of one or two vendors; sometimes without cards, partly cordoned, or with a problem."""
     devices: list[Device] = []
     for vendor in draw(st.lists(st.sampled_from(vendors), min_size=1, max_size=2, unique=True)):
         count = draw(st.sampled_from((0, 1, 2, 2, 4, 8) if vendor == "kunlun" else (0, 1, 2, 2, 3, 4)))
@@ -215,7 +215,7 @@ POOLS = (
     ("Ascend910B2", "Ascend910C"),
     ("Ascend310P", "BI-V100", "GCU"),
 )
-"""vendors that occur together: small pools, so that pods meet cards of the vendor they ask for"""
+"""vendors that occur together: small pools, so that pods find cards of the vendor that they request"""
 
 pools = st.sampled_from(POOLS)
 
@@ -250,7 +250,7 @@ _ASCEND_SETTINGS = (("huawei.com/vnpu-mode", "hami-core"),)
 
 @st.composite
 def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
-    """A pod's wishes: policies, and now and then constraints of the vendors."""
+    """A pod's annotations: policies, and sometimes constraints of the vendors."""
     found: dict[str, str] = {}
     for key, values in (
         (keys.NODE_POLICY, NODE_POLICIES),
@@ -277,7 +277,7 @@ def wishes(draw: st.DrawFn, vendors: Sequence[str]) -> dict[str, str]:
 
 @st.composite
 def limits(draw: st.DrawFn, vendor: str) -> dict[str, str | int | float]:
-    """What one container asks of one vendor, as resources."""
+    """What one container requests of one vendor, as resources."""
     make, names = make_of(vendor), VENDORS[vendor].names
     factor = max(VENDORS[vendor].quota_factor, 1)
     amounts = {
@@ -319,7 +319,7 @@ ROLES = (
 
 @st.composite
 def wire_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> Pod:
-    """A pod as a user writes it, not yet bound, that asks for something that can be read."""
+    """An unbound pod as a user writes it, with a request that can be read."""
     roles = draw(st.sampled_from(ROLES))
     drawn = [draw(containers(vendors, f"c{i}", role)) for i, role in enumerate(roles)]
     return Pod(
@@ -335,7 +335,7 @@ def wire_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> Pod:
 
 @st.composite
 def readable_pods(draw: st.DrawFn, vendors: Sequence[str], uid: str) -> tuple[Pod, PodRequest]:
-    """A pod and its request; pods that ask what a vendor cannot honour are passed over."""
+    """A pod and its request; pods with requests that a vendor refuses are skipped."""
     pod = draw(wire_pods(vendors, uid))
     request = pod_request(pod, VENDORS)
     assume(isinstance(request, PodRequest))

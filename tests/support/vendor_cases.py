@@ -86,7 +86,7 @@ def devices(vendor: Vendor, of: Node) -> tuple[Device, ...]:
 def mutated(
     vendor: Vendor, limits: dict[str, Any], requests: dict[str, Any] | None = None
 ) -> tuple[Any, ContainerDraft]:
-    """What the vendor returned, and the draft it left. Called twice, since mutation may be repeated."""
+    """The vendor's result and the draft. Mutates twice, because mutation may be repeated."""
     draft, pod = ContainerDraft(dict(limits), dict(requests or {}), name="main"), PodDraft()
     answer = vendor.mutate(draft, pod)
     once = (dict(draft.limits), dict(draft.requests), dict(draft.env), dict(pod.annotations), list(pod.warnings))

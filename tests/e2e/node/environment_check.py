@@ -10,7 +10,7 @@ from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.objects import containers_of, key_of, uid_of
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
-from tests.support.visible_devices import as_seen
+from tests.support.visible_devices import in_visible_order
 
 Environment = Mapping[str, str]
 Seen = Mapping[tuple[str, str], Environment]
@@ -36,7 +36,7 @@ def wrong_environments(pods: Sequence[Json], seen: Seen, *, hook: Path) -> Itera
                 yield f"{where}: asked for {asked}, was granted {slice_}"
             environment = seen[uid_of(pod), container["name"]]
             found = {name: value for name, value in environment.items() if name.startswith(OF_THE_SLICE)}
-            slice_ = as_seen(slice_, environment.get("NVIDIA_VISIBLE_DEVICES", ""))
+            slice_ = in_visible_order(slice_, environment.get("NVIDIA_VISIBLE_DEVICES", ""))
             expected = _expected(slice_, uid_of(pod), container["name"], hook) if slice_ else {}
             if found != expected:
                 yield f"{where}: sees {found}, not {expected}"

@@ -1,4 +1,4 @@
-"""An allocator that does as it is told."""
+"""An allocator with scripted responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def visible_devices(containers: Sequence[Sequence[str]]) -> list[Container
 
 
 class ScriptedAllocator:
-    """Answers with the ids unless another script is given; prefers the cards in `wanted`."""
+    """By default it returns the ids; it prefers the cards in `wanted`."""
 
     def __init__(self, script: Script = visible_devices) -> None:
         self.script = script

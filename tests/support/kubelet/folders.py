@@ -1,4 +1,4 @@
-"""A folder of plugin sockets with a short name: a unix socket's path may have no more than 107 bytes."""
+"""A folder for plugin sockets with a short path: a unix socket's path has at most 107 bytes."""
 
 from __future__ import annotations
 

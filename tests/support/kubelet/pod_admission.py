@@ -38,14 +38,14 @@ class Given:
 
 @dataclass
 class Admission:
-    """Of the pods of one node."""
+    """Admits the pods of one node."""
 
     node: AgentNode
     rng: random.Random = field(default_factory=lambda: random.Random(0))
     checkpoint: dict[tuple[str, str], Given] = field(default_factory=dict)
     """by uid and container"""
     asked: int = 0
-    """Allocate calls that were answered well"""
+    """Allocate calls that succeeded"""
 
     async def offer(self, *, pods: int = 110) -> None:
         """kubelet reports what the plugin lists."""
@@ -65,7 +65,7 @@ class Admission:
             )
 
     async def admit(self, name: str) -> bool:
-        """Give every container of the pod its devices and run it; False where the plugin refused and the pod failed."""
+        """Gives every container of the pod its devices and runs it; False if the plugin refused and the pod failed."""
         pod = self.node.pod(name)
         try:
             for position in range(len(containers_of(pod))):
@@ -93,7 +93,7 @@ class Admission:
             self.node.resources.held["default", name, container["name"]] = ids
 
     async def ask_at_random(self) -> None:
-        """One Allocate without a question before it; never answered well. Raises AioRpcError."""
+        """One Allocate without GetPreferredAllocation, which must fail. Raises AioRpcError."""
         await self.node.kubelet.allocate([next(iter(self.node.kubelet.health))])
 
     async def reject(self, name: str, problem: str) -> None:
@@ -115,7 +115,7 @@ class Admission:
         return container_environment(pod, spec, given.answer.envs)
 
     def wrong_slices(self, *names: str) -> list[str]:
-        """Containers of these pods, or of all, that would see anything but exactly what their pod was granted."""
+        """Containers of these pods, or of all, that would not see exactly what their pod was granted."""
         return [
             f"{name_of(pod)}/{container['name']}: sees {seen}, granted {granted}"
             for pod in (map(self.node.pod, names) if names else self.node.plane.pods("default"))
@@ -142,7 +142,7 @@ class Admission:
     # -- how kubelet chooses
 
     def _reusable(self, pod: Json, position: int) -> list[str]:
-        """Ids of init containers that ended before this one begins, less those that another container has by now."""
+        """Ids of init containers that end before this one starts, without those that another container has by now."""
         reusable: list[str] = []
         for at, container in enumerate(containers_of(pod)[:position]):
             given = self.checkpoint.get((uid_of(pod), container["name"]))

@@ -1,4 +1,4 @@
-"""kubelet's PodResources API on a real socket, with an answer that the test chooses."""
+"""kubelet's PodResources API on a real socket, with a scripted response."""
 
 from __future__ import annotations
 
