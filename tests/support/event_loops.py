@@ -24,7 +24,7 @@ class FakeTimeLoop(looptime.LoopTimeEventLoop, asyncio.SelectorEventLoop):
     """The clock starts at 0 and jumps to the next timer whenever nothing else is left to do."""
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Without the timeout of Python 3.12 and later, which expires at once in fake time; threads end in real time."""
+        """Without the timeout of Python 3.12 and later, which expires at once in fake time."""
         await super().shutdown_default_executor()
 
 
