@@ -33,7 +33,7 @@ from tessera.node.kubelet import channels
 from tessera.node.kubelet.device_ids import replicas
 from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import ALLOCATE, PRE_START, PREFERRED_ALLOCATION, Method, Request, Response
 
@@ -56,7 +56,7 @@ class Failure(Exception):
 async def serve(socket: Path, way: str) -> None:
     """Until standard input ends."""
     async with Node(socket.parent, way) as node:
-        endpoint = Endpoint(socket, DevicePluginService(node.settings, Current(node.fleet), node))
+        endpoint = Endpoint(socket, DevicePluginService(node.settings, WatchedValue(node.fleet), node))
         await endpoint.serve()
         try:
             print(READY, flush=True)

@@ -16,16 +16,16 @@ from typing import Any, Self
 import msgspec
 from prometheus_client import CollectorRegistry
 
+from tessera.host.cards import CardFacts
+from tessera.host.no_driver import NullHardware
 from tessera.kube.errors import ApiError
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.answers import Held
+from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
 from tessera.node.handover.kube_api import Annotations
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.inventory.null import NullHardware
 from tessera.node.kubelet.service import Allocator
-from tessera.node.modes.base import Answer, Mount
+from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire import keys
@@ -47,17 +47,17 @@ def settings(folder: Path, way: str) -> AgentSettings:
 class NoWork:
     """As much answer as hami-core gives, for no work at all."""
 
-    ANSWER = Answer(
+    ANSWER = ContainerResponse(
         env={
             "NVIDIA_VISIBLE_DEVICES": "GPU-00000000-207a-2038-9b45-23cac89cb67a",
             "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
             "CUDA_DEVICE_SM_LIMIT": "30",
             "CUDA_DEVICE_MEMORY_SHARED_CACHE": "/usr/local/vgpu/4a0a9f6e-7a3f-4a0e-9a55-7e7c0f3c2f11.cache",
         },
-        mounts=tuple(Mount(f"/container/{number}", f"/host/{number}") for number in range(6)),
+        mounts=tuple(HostMount(f"/container/{number}", f"/host/{number}") for number in range(6)),
     )
 
-    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
         return [self.ANSWER for _ in containers]
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
@@ -72,6 +72,9 @@ class Api:
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return self.pod(name)
+
+    async def list_pods(self, node: str) -> list[Pod]:
+        return [self.pod(name) for name in self.pods]
 
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         if pod.name not in self.pods:
@@ -145,15 +148,13 @@ class Node:
             await asyncio.wait([self._task])
         await self._mode.stop()
 
-    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
         return await self._allocator.allocate(containers)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
         if self._last:
             self._handover.pods.drop(f"default/{self._last}")
             del self._api.pods[self._last]
-            # As the janitor does it every few seconds, in which no kubelet asks as often as here.
-            self._handover.records.prune(lambda uid: self._handover.pods.get(uid) is not None)
         self._last = f"p{next(self._numbers)}"
         self._bind(self._last, phase="Pending", left=True)
         return self._allocator.prefer(available, must_include, count)

@@ -18,7 +18,7 @@ from scripts.gpu_check.mig import client as mig_client
 from scripts.gpu_check.mps import client as mps_client
 from scripts.gpu_check.reporting import Report
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.node.inventory.nvml import NvmlHardware
+from tessera.host.nvml.hardware import NvmlHardware
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations

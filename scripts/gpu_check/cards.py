@@ -5,9 +5,9 @@ from __future__ import annotations
 import subprocess
 
 from scripts.gpu_check.reporting import Report
+from tessera.host.cards import CardFacts
+from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.inventory.nvml import NvmlHardware
 from tessera.node.registration.devices import registrable
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import NodeSettings
@@ -46,7 +46,7 @@ def run(report: Report) -> None:
         for mine, theirs in zip(map(found, cards), told(), strict=True):
             report.check("the agent's card is nvidia-smi's", mine == theirs, mine)
         facts = cards[0]
-        offers = [f"{each.name} (id {each.profile_id}, {each.instances})" for each in facts.mig_offers]
+        offers = [f"{each.name} (id {each.profile_id}, {each.instances})" for each in facts.mig_profiles]
         report.check("MIG profiles are known while MIG is off", bool(offers) or facts.mig_enabled, ", ".join(offers))
         fleet = Fleet(tuple(map(CardState, cards)))
         for mode in ("hami-core", "mps", "mig"):

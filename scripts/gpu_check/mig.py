@@ -17,13 +17,13 @@ from typing import Any
 
 from scripts.gpu_check.reporting import Report
 from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.cards import CardFacts, MigInstance
+from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import CardFacts, MigInstance
-from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
-from tessera.node.modes.mig import Mig
+from tessera.node.modes.mig.mode import Mig
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
@@ -100,21 +100,15 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
 
     def agent() -> Mig:
         settings = AgentSettings(node_name="here", node=NodeSettings(mode="mig"), paths=Paths(state=root))
-        mode = Mig(
-            settings,
-            hardware,
-            device_lists=DeviceLists(settings, instances=lambda: mode.current_instances()),
-            write=write,
-        )
-        return mode
+        return Mig(settings, hardware, device_lists=DeviceLists(settings), write=write)
 
     mode = agent()
     await mode.start(fleet)
     report.check("MIG is on", hardware.mig_enabled(card), f"before: {before}")
     # Offers may only be readable now.
     fleet = fleet_of(hardware)
-    await mode.settle([], fleet)
-    report.check("the card offers profiles", bool(fleet.cards[0].facts.mig_offers), _offers(fleet))
+    await mode.reconcile([], fleet)
+    report.check("the card offers profiles", bool(fleet.cards[0].facts.mig_profiles), _offers(fleet))
 
     small, large = claim(card, "small", SMALL, start=6, size=1), claim(card, "large", LARGE, start=0, size=4)
     uuids = {each.pod.name: (await mode.hand_over(each, ["x"])).env.get(VISIBLE_DEVICES, "") for each in (small, large)}
@@ -125,7 +119,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     report.check("asked again it is the same", again == uuids["small"], again)
     try:
         await mode.hand_over(claim(card, "other", LARGE, start=0, size=4), ["x"])
-    except Refused as refused:
+    except AllocationRefused as refused:
         report.check("a taken place is refused", True, refused)
     else:
         report.check("a taken place is refused", False, hardware.instances(card))
@@ -139,16 +133,16 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     mode = agent()
     await mode.start(fleet)
     report.check("the next agent knows both", len(mode.current_instances()) == 2, mode.current_instances())
-    await mode.settle([], fleet)
+    await mode.reconcile([], fleet)
     report.check("nothing goes while processes use it", len(hardware.instances(card)) == 2, hardware.instances(card))
     await two.end()
     await asyncio.sleep(1.1)  # the first try failed: the next is a second later
-    await mode.settle([small], fleet)
+    await mode.reconcile([small], fleet)
     report.check("one goes alone", shown(hardware.instances(card)) == [(19, 6, 1)], hardware.instances(card))
     await one.end()
-    await mode.settle([], fleet)
+    await mode.reconcile([], fleet)
     await asyncio.sleep(2.1)
-    await mode.settle([], fleet)
+    await mode.reconcile([], fleet)
     report.check("all are gone", hardware.instances(card) == [], hardware.instances(card))
     await mode.retire()
     await mode.stop()
@@ -156,7 +150,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
 
 
 def _offers(fleet: Fleet) -> list[str]:
-    return [f"{each.name} (id {each.profile_id}, {each.instances})" for each in fleet.cards[0].facts.mig_offers]
+    return [f"{each.name} (id {each.profile_id}, {each.instances})" for each in fleet.cards[0].facts.mig_profiles]
 
 
 def run(report: Report) -> None:

@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_check.reporting import Report
+from tessera.host.cards import CardFacts, ComputeMode
+from tessera.host.nvml.hardware import NvmlHardware
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import CardFacts, ComputeMode
-from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.modes.base import Answer
+from tessera.node.modes.base import ContainerResponse
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.mps import CONTAINER_PIPES, Mps
-from tessera.node.modes.mps_cleanup import retire_all
-from tessera.node.modes.mps_control import MpsProgram
-from tessera.node.modes.mps_process import PIPES
+from tessera.node.modes.mps.control import MpsProgram
+from tessera.node.modes.mps.mode import CONTAINER_PIPES, Mps, retire_mps
+from tessera.node.modes.mps.process import PIPES
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry
@@ -111,7 +110,7 @@ def claim(card: CardFacts, name: str, *, memory: int, cores: int) -> Claim:
     return Claim(PodKey("check", name, name), 0, "main", (DeviceEntry(card.uuid, "NVIDIA", memory, cores),))
 
 
-def on_host(answer: Answer) -> dict[str, str]:
+def on_host(answer: ContainerResponse) -> dict[str, str]:
     """The variables as they would be in the container, with its mount of the pipes undone."""
     host = {mount.container_path: mount.host_path for mount in answer.mounts}
     return {**answer.env, PIPES: host[CONTAINER_PIPES]}
@@ -127,7 +126,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     )
 
     def agent() -> Mps:
-        return Mps(settings, lists=DeviceLists(settings), modes=hardware)
+        return Mps(settings, device_lists=DeviceLists(settings), modes=hardware)
 
     async def given(mode: Mps, name: str, *, memory: int, cores: int) -> dict[str, str]:
         return on_host(await mode.hand_over(claim(card, name, memory=memory, cores=cores), [f"{card.uuid}-0"]))
@@ -167,7 +166,9 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     await mode.stop()
     mode = agent()
     await mode.start(fleet)
-    report.check("the next agent takes the daemon over", mode.begun == {card.uuid: 0} and not mode.problems, mode.begun)
+    report.check(
+        "the next agent takes the daemon over", mode.started == {card.uuid: 0} and not mode.problems, mode.started
+    )
     both = await asyncio.gather(
         client(await given(mode, "one", memory=8192, cores=50), gib=(6, 10), multiply=True),
         client(await given(mode, "two", memory=6144, cores=50), gib=(4, 8), multiply=True),
@@ -177,7 +178,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
         for each, low, high in zip(both, (6, 4), (10, 8), strict=True)
     ]
     report.check("two share the card, each within its limit", all(kept), [each.found for each in both])
-    left = await retire_all(root, hardware, program=MpsProgram(environ=settings.environ))
+    left = await retire_mps(root, hardware, program=MpsProgram(environ=settings.environ))
     report.check("a daemon with a client is left alone", list(left) == [card.uuid], left)
     await first.end()
 
@@ -188,13 +189,13 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     pid = int((root / card.uuid / "pipe" / "nvidia-cuda-mps-control.pid").read_text())
     os.kill(pid, 9)
     async with asyncio.timeout(30):
-        while mode.begun != {card.uuid: 1} or mode.problems:
+        while mode.started != {card.uuid: 1} or mode.problems:
             await asyncio.sleep(0.05)
     again = (await client(await given(mode, "after", memory=4096, cores=30), gib=(2, 6))).found
     report.check("a killed daemon is followed by another", again.get("2") is True and again.get("6") is False, again)
 
     await mode.stop()
-    left = await retire_all(root, hardware, program=MpsProgram(environ=settings.environ))
+    left = await retire_mps(root, hardware, program=MpsProgram(environ=settings.environ))
     report.check("the node is cleaned up", left == {}, left)
     report.check("the compute mode is as before", hardware.compute_mode(card.uuid) is before, before)
     # A card gets slower as it gets warm: bare before and after, MPS in between.

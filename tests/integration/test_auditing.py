@@ -8,7 +8,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler import service as module
-from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_IN_A_RUSH, RUSH, audited_at_once
+from tessera.scheduler.service import AUDIT_NODES, AUDIT_NODES_WHEN_BUSY, BUSY, audited_at_once
 from tessera.scheduler.settings import Settings
 from tests.support.looping import on_uvloop
 from tests.support.serving import EXTENDER_ONLY, running, until
@@ -17,7 +17,7 @@ NODES = ["n1", "n2", "n3"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "nodes"), [(0, AUDIT_NODES), (RUSH, AUDIT_NODES), (RUSH + 1, AUDIT_NODES_IN_A_RUSH)]
+    ("changes", "nodes"), [(0, AUDIT_NODES), (BUSY, AUDIT_NODES), (BUSY + 1, AUDIT_NODES_WHEN_BUSY)]
 )
 def test_a_rush_leaves_less_time_for_it(changes: int, nodes: int) -> None:
     assert audited_at_once(changes) == nodes
@@ -26,12 +26,12 @@ def test_a_rush_leaves_less_time_for_it(changes: int, nodes: int) -> None:
 @on_uvloop
 async def test_in_a_lasting_rush_every_node_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AUDIT_PERIOD", 0.001)
-    monkeypatch.setattr(module, "AUDIT_NODES_IN_A_RUSH", 1)
-    monkeypatch.setattr(module, "RUSH", -1)
+    monkeypatch.setattr(module, "AUDIT_NODES_WHEN_BUSY", 1)
+    monkeypatch.setattr(module, "BUSY", -1)
     seen: list[str] = []
     nodes = [SimulatedNode(name, gpu_cards(name, 1)) for name in NODES]
     async with ControlPlane(nodes=nodes) as plane, running(plane, Settings(listeners=EXTENDER_ONLY)) as process:
-        monkeypatch.setattr(process.service, "_on_audit", lambda node, _findings: seen.append(node))
+        monkeypatch.setattr(process, "on_audit", lambda node, _findings: seen.append(node))
         await until(lambda: len(seen) >= 2 * len(NODES))
     assert sorted(seen[: len(NODES)]) == NODES
     assert seen[len(NODES) : 2 * len(NODES)] == seen[: len(NODES)]

@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from tessera.host.simulated.description import load_description
 from tessera.inspect.description import read_description
 from tessera.inspect.manifests import read_manifests
 from tessera.inspect.state import Setup
@@ -29,7 +30,6 @@ from tessera.lab.demo.cluster import SWITCHES, DemoCluster, demo_cluster
 from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import take_view
 from tessera.lab.sandbox.objects import condition_of, name_of
-from tessera.node.inventory.simulated_file import load_description
 from tessera.vendors.registry import build_vendors
 
 Json = dict[str, Any]

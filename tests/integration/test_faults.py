@@ -16,6 +16,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
 from tessera.scheduler import binder as binding
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.product import Product, gpu_pod, product
 from tests.support.replaying import wrong_slices
 
@@ -74,7 +75,7 @@ async def test_a_refused_write_gives_the_pod_back_to_kube_scheduler_and_keeps_it
         cluster.plane.server.faults.next(Fail(status, message="not today"), method="POST", path=BINDING)
         await cluster.plane.create_pod(gpu_pod("p", gpu=1))
         assert "not today" in await cluster.refused("p")
-        assert len(cluster.service.filter.prepared) == 1
+        assert cluster.service.engine.cycles.count(*HOLDS_RESERVATION) == 1
         await cluster.running_pods("p")
         await cluster.at_rest()
         assert bindings(cluster) == [status, 201]
@@ -103,7 +104,7 @@ async def test_a_write_whose_fate_cannot_be_looked_up_is_held_until_the_watch_sh
         assert [answer for answer in bindings(cluster) if answer == 201] == ([] if fault == LoseAnswer() else [201])
 
 
-async def test_events_that_cannot_be_written_keep_nobody_waiting(tmp_path: Path) -> None:
+async def test_events_that_cannot_be_written_delay_no_pod(tmp_path: Path) -> None:
     async with product([node()], tmp_path) as cluster:
         cluster.plane.server.faults.next(Fail(500), path="/events", agent=US, times=1000)
         await cluster.plane.create_pod(gpu_pod("p", gpu=1))
@@ -150,7 +151,7 @@ async def test_a_pod_created_again_under_its_name_is_not_given_the_old_ones_plac
         assert seen.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "500m"
 
 
-async def test_a_pod_that_somebody_else_bound_meanwhile_counts_where_it_is(tmp_path: Path) -> None:
+async def test_a_pod_that_another_scheduler_bound_meanwhile_counts_where_it_is(tmp_path: Path) -> None:
     async with product([node("n1"), node("n2")], tmp_path, scheduling=False) as cluster:
         asking = await cluster.plane.create_pod(gpu_pod("p", gpu=1))
         async with cluster.extender() as extender:
@@ -209,7 +210,7 @@ async def test_a_card_that_goes_between_filter_and_bind_is_not_handed_out(tmp_pa
         simulated = cluster.plane.nodes["n1"]
         await cluster.plane.create_pod(gpu_pod("first", gpu=1))
         await cluster.running_pods("first")
-        await cluster.plane.start_scheduling("http://127.0.0.1:1")  # nobody is asked from here on
+        await cluster.plane.start_scheduling("http://127.0.0.1:1")  # no extender is asked from here on
         asking = await cluster.plane.create_pod(gpu_pod("p", gpu=1))
         async with cluster.extender() as extender:
             assert (await extender.filter(asking, ["n1"])).nodes == ("n1",)

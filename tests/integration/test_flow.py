@@ -15,6 +15,7 @@ from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderError
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tests.support.product import Json, Product, container, gpu_pod, pod, product, sidecar
 from tests.support.replaying import wrong_slices
 
@@ -118,7 +119,7 @@ async def test_the_gpu_policy_decides_whether_pods_share_a_card(tmp_path: Path, 
         assert (placed(cluster, "p") == placed(cluster, "q")) is together
 
 
-async def test_mutex_refuses_a_card_that_somebody_uses(tmp_path: Path) -> None:
+async def test_mutex_refuses_a_card_that_is_in_use(tmp_path: Path) -> None:
     async with product([node(count=1)], tmp_path) as cluster:
         await run(cluster, gpu_pod("p", gpu=1, mem=100))
         await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=100, annotations={GPU_POLICY: "mutex"}))
@@ -261,7 +262,7 @@ async def test_whole_nodes_mean_a_rehearsal_on_empty_ones(tmp_path: Path) -> Non
 
 
 async def test_filters_at_the_same_time_give_a_card_to_one_pod_only(tmp_path: Path) -> None:
-    """Row Q11 of the specification: HAMi does otherwise."""
+    """HAMi gives a card twice where two filters overlap."""
     async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False) as cluster:
         pods = [await cluster.plane.create_pod(gpu_pod(f"p{number}", gpu=1)) for number in range(10)]
         async with cluster.extender() as extender:
@@ -271,7 +272,7 @@ async def test_filters_at_the_same_time_give_a_card_to_one_pod_only(tmp_path: Pa
 
 
 async def test_a_pod_asked_for_again_without_its_node_moves_its_reservation(tmp_path: Path) -> None:
-    """Row Q10 of the specification: another plugin of kube-scheduler may refuse the one node that was answered."""
+    """Another plugin of kube-scheduler may refuse the one node that was answered."""
     async with product([node("n1", 1), node("n2", 1)], tmp_path, scheduling=False) as cluster:
         first, second = [await cluster.plane.create_pod(gpu_pod(name, gpu=1)) for name in ("p", "q")]
         async with cluster.extender() as extender:
@@ -285,7 +286,7 @@ async def test_a_pod_asked_for_again_without_its_node_moves_its_reservation(tmp_
 
 
 async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_others(tmp_path: Path) -> None:
-    """Row Q9 of the specification: HAMi does otherwise."""
+    """HAMi keeps such a reservation until the pod is deleted."""
     async with product([node(count=1)], tmp_path, scheduling=False, reservation_seconds=0.01) as cluster:
         held = await cluster.plane.create_pod(gpu_pod("held", gpu=1))
         async with cluster.extender() as extender:
@@ -295,7 +296,7 @@ async def test_a_decision_that_is_never_bound_expires_and_the_card_goes_to_other
 
             def expired() -> bool:
                 cluster.time_passes()
-                return not cluster.service.filter.prepared
+                return not cluster.service.engine.cycles.count(*HOLDS_RESERVATION)
 
             await cluster.until(expired, what="the reservation to expire")
             assert (await extender.filter(waiting, ["n1"])).nodes == ("n1",)
@@ -327,7 +328,7 @@ async def test_a_pod_that_is_bound_is_not_decided_about_again(tmp_path: Path) ->
 
 
 async def test_a_changed_allocation_is_read_again(tmp_path: Path) -> None:
-    """Row Q4 of the specification: HAMi does otherwise."""
+    """HAMi never reads a known pod again."""
     async with product([node()], tmp_path) as cluster:
         await run(cluster, gpu_pod("p", gpu=1, mem=100))
         other = next(card for card in cluster.plane.nodes["n1"].cards if card.index not in placed(cluster, "p")[1][0])
@@ -339,7 +340,7 @@ async def test_a_changed_allocation_is_read_again(tmp_path: Path) -> None:
 
 
 async def test_a_terminating_pod_counts_until_it_is_gone_also_after_a_restart(tmp_path: Path) -> None:
-    """Row Q5 of the specification: HAMi does otherwise."""
+    """HAMi does not count terminating pods after a restart."""
     async with product([node(count=1)], tmp_path) as cluster:
         plane = cluster.plane
         await run(cluster, gpu_pod("p", gpu=1))

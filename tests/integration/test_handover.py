@@ -1,4 +1,4 @@
-"""Between bind and the last Allocate: nobody gets another's slice, and nobody waits without a reason."""
+"""Between bind and the last Allocate: no pod gets another pod's slice, and none waits without a reason."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ async def test_a_hundred_pods_of_mixed_shapes_are_handed_over_in_any_order(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("agent", "injects"), [("answer", True), ("env", False)], ids=["answers itself", "pods carry nothing"]
+    ("agent", "injects"), [("answer", True), ("env", False)], ids=["answers itself", "without the downward API"]
 )
-async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
+async def test_pods_that_depend_on_allocate_take_turns(tmp_path: Path, agent: str, injects: bool) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 8, slots=64), agent=agent, shuffled=True)
     async with product([node], tmp_path, injects_downward_api=injects) as cluster:
         await run_all(cluster, mixed_pods(24))
@@ -58,31 +58,31 @@ async def test_where_the_answer_carries_the_slice_pods_take_turns(tmp_path: Path
         assert len(cluster.writes()) == 24
 
 
-async def test_pods_of_equal_shape_need_no_turn(tmp_path: Path) -> None:
-    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
+async def test_pods_that_use_the_downward_api_need_no_turn(tmp_path: Path) -> None:
+    node = SimulatedNode("n1", gpu_cards("n1", 1), agent="env")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
         pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(5)]
         for each in pods:
             await cluster.plane.create_pod(each)
-        await cluster.until(lambda: cluster.service.handover.in_hand == 5, what="five pods in hand at once")
+        await cluster.until(lambda: cluster.service.engine.queue.active == 5, what="five pods in hand at once")
         node.kubelet.resume()
         await cluster.running_pods(*names(pods))
         await cluster.at_rest()
 
 
-async def test_pods_that_could_be_mixed_up_are_bound_one_after_the_other(tmp_path: Path) -> None:
+async def test_dependent_pods_are_bound_one_after_the_other(tmp_path: Path) -> None:
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="answer")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
-        pods = [gpu_pod(f"p{number}", gpu=1, mem=100 + number) for number in range(4)]
+        pods = [gpu_pod(f"p{number}", gpu=1, mem=100) for number in range(4)]
         for each in pods:
             await cluster.plane.create_pod(each)
-        handover = cluster.service.handover
-        await cluster.until(lambda: handover.waiting == 3, what="three pods to wait")
+        queue = cluster.service.engine.queue
+        await cluster.until(lambda: queue.waiting == 3, what="three pods to wait")
         bound = [name for name in names(pods) if (cluster.plane.pod("default", name) or {})["spec"].get("nodeName")]
         assert bound == ["p0"]
-        assert handover.in_hand == 1
+        assert queue.active == 1
         node.kubelet.resume()
         await cluster.running_pods(*names(pods))
         await cluster.at_rest()
@@ -109,7 +109,7 @@ async def test_twenty_pods_through_hamis_plugin_each_under_its_lock(tmp_path: Pa
 
 
 async def test_only_a_pods_init_container_needs_devices_and_still_has_the_lock(tmp_path: Path) -> None:
-    """Row Q8 of the specification: HAMi does otherwise."""
+    """HAMi looks at app containers only."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path) as cluster:
         node.kubelet.pause()
@@ -129,7 +129,7 @@ async def test_a_foreign_lock_is_respected_until_it_is_released(tmp_path: Path) 
         await plane.create_pod(owner())
         await set_lock(cluster, f"{now()},default,owner")
         await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1, what="the pod's turn")
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1, what="the pod's turn")
         await cluster.until(lambda: any(seen.path.endswith("/pods/owner") for seen in cluster.requests()))
         assert plane.phase("default", "p") == "Pending"
         await set_lock(cluster, None)
@@ -137,7 +137,7 @@ async def test_a_foreign_lock_is_respected_until_it_is_released(tmp_path: Path) 
         await cluster.at_rest()
 
 
-@pytest.mark.parametrize("lock", ["2020-01-01T00:00:00Z,default,owner", "{now},default,nobody"], ids=["old", "orphan"])
+@pytest.mark.parametrize("lock", ["2020-01-01T00:00:00Z,default,owner", "{now},default,missing"], ids=["old", "orphan"])
 async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None:
     async with product([SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")], tmp_path) as cluster:
         await cluster.plane.create_pod(owner())
@@ -151,7 +151,7 @@ async def test_a_forgotten_lock_is_taken_over(tmp_path: Path, lock: str) -> None
 async def test_waiting_for_a_lock_is_bounded_and_a_failed_bind_leaves_the_others_lock_alone(
     tmp_path: Path, lock: str
 ) -> None:
-    """Row Q6 of the specification: HAMi does otherwise."""
+    """HAMi removes any lock that names no owner."""
     node = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami")
     async with product([node], tmp_path, turn_seconds=0.1) as cluster:
         plane = cluster.plane
@@ -219,16 +219,16 @@ async def test_a_pod_deleted_in_handover_frees_its_turn(tmp_path: Path, agent: s
         plane = cluster.plane
         node.kubelet.pause()
         await plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1)
         await plane.create_pod(gpu_pod("q", gpu=1, mem=200))
-        await cluster.until(lambda: cluster.service.handover.waiting == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.waiting == 1)
         await plane.delete_pod("default", "p", grace_seconds=0)
         node.kubelet.resume()
         await cluster.running_pods("q")
         await cluster.at_rest()
 
 
-async def test_a_node_that_is_slow_to_hand_over_keeps_nobody_else_waiting(tmp_path: Path) -> None:
+async def test_a_node_that_is_slow_to_hand_over_does_not_delay_other_nodes(tmp_path: Path) -> None:
     slow = SimulatedNode("n1", gpu_cards("n1", 1), agent="hami", labels={"speed": "slow"})
     fast = SimulatedNode("n2", gpu_cards("n2", 1), agent="hami", labels={"speed": "fast"})
     async with product([slow, fast], tmp_path) as cluster:
@@ -239,14 +239,14 @@ async def test_a_node_that_is_slow_to_hand_over_keeps_nobody_else_waiting(tmp_pa
                     pod(f"{speed}{number}", container("a", gpu=1, mem=100 + number), nodeSelector={"speed": speed})
                 )
         await cluster.running_pods("fast0", "fast1", "fast2")
-        assert cluster.service.handover.waiting == 2
+        assert cluster.service.engine.queue.waiting == 2
         slow.kubelet.resume()
         await cluster.running_pods("slow0", "slow1", "slow2")
         await cluster.at_rest()
 
 
 def owner() -> Json:
-    """A pod that stays pending: somebody else schedules it."""
+    """A pod that stays pending: another scheduler is responsible for it."""
     return pod("owner", container("a"), schedulerName="volcano")
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from tessera.host.cards import InventoryError
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
-from tessera.monitor.device_usage import CardUse, HostUse
-from tessera.monitor.process import Process
+from tessera.monitor.device_usage import CardUsage, HostUsage
+from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
-from tessera.node.inventory.cards import InventoryError
 from tessera.services.addresses import Address
 from tests.support.commands import started
 from tests.support.serving import calling
@@ -29,17 +29,17 @@ from tests.unit.monitor.building import GPU_A, Slot, good, region
 NODE = "node-a"
 PATIENCE_S = 20.0
 """for something that never happens"""
-CARD = CardUse(0, GPU_A, "NVIDIA H200", 500, 70, 30)
+CARD = CardUsage(0, GPU_A, "NVIDIA H200", 500, 70, 30)
 
 
-class Cards(HostUse):
+class Cards(HostUsage):
     """A driver that answers, until it does not."""
 
     def __init__(self) -> None:
         self.problem = ""
         self.closed = False
 
-    def read(self) -> tuple[CardUse, ...]:
+    def read(self) -> tuple[CardUsage, ...]:
         if self.problem:
             raise InventoryError(self.problem)
         return (CARD,)
@@ -51,7 +51,7 @@ class Cards(HostUse):
 class Monitored:
     """A node with pods, their folders and a monitor."""
 
-    def __init__(self, plane: ControlPlane, base: Path, process: Process, cards: Cards) -> None:
+    def __init__(self, plane: ControlPlane, base: Path, process: MonitorProcess, cards: Cards) -> None:
         self.plane, self.base, self.process, self.cards = plane, base, process, cards
 
     async def pod(self, name: str, data: bytes, *, init: bool = False) -> Path:
@@ -93,7 +93,7 @@ async def monitored(folder: Path, *, base: bool = True, **more: Any) -> AsyncIte
         access = load_access(kubeconfig=str(plane.kubeconfig), environ={})
         async with KubeClient(access, user_agent="tessera-monitor") as client:
             began = time.time()
-            process = Process(settings, client, host=cards, now=lambda: began)
+            process = MonitorProcess(settings, client, host=cards, now=lambda: began)
             task = asyncio.create_task(process.run())
             try:
                 async with asyncio.timeout(PATIENCE_S):
@@ -180,17 +180,17 @@ async def test_bug_13_an_address_that_is_taken_ends_it_with_an_error(tmp_path: P
     async with monitored(tmp_path) as node:
         assert node.process.address is not None
         taken = MonitorSettings(node_name=NODE, base=tmp_path, metrics=node.process.address)
-        assert await Process(taken, node.plane.client, host=Cards()).run() == 1
+        assert await MonitorProcess(taken, node.plane.client, host=Cards()).run() == 1
 
 
 async def test_bug_13_a_fault_that_nobody_foresaw_ends_it_with_an_error(tmp_path: Path) -> None:
     class Broken(Cards):
-        def read(self) -> tuple[CardUse, ...]:
+        def read(self) -> tuple[CardUsage, ...]:
             raise RuntimeError("nobody foresaw this")
 
     async with monitored(tmp_path) as node:
         settings = MonitorSettings(node_name=NODE, base=tmp_path, metrics=Address("127.0.0.1", 0))
-        assert await Process(settings, node.plane.client, host=Broken()).run() == 1
+        assert await MonitorProcess(settings, node.plane.client, host=Broken()).run() == 1
 
 
 def test_without_access_it_ends_with_code_2(tmp_path: Path) -> None:

@@ -98,12 +98,12 @@ async def test_a_handover_goes_on_over_a_restart(tmp_path: Path) -> None:
     async with product([mixed], tmp_path) as cluster:
         mixed.kubelet.pause()
         await cluster.plane.create_pod(gpu_pod("p", gpu=1, mem=100))
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1)
         await cluster.plane.wait_for(lambda: bound(cluster, "p"))
         await cluster.restart_scheduler()
-        assert cluster.service.handover.in_hand == 1
+        assert cluster.service.engine.queue.active == 1
         await cluster.plane.create_pod(gpu_pod("q", gpu=1, mem=200))
-        await cluster.until(lambda: cluster.service.handover.waiting == 1)
+        await cluster.until(lambda: cluster.service.engine.queue.waiting == 1)
         assert not bound(cluster, "q")
         mixed.kubelet.resume()
         await cluster.running_pods("p", "q")
@@ -124,7 +124,7 @@ async def test_a_pod_whose_lock_outlived_the_scheduler_is_not_kept_waiting_by_th
         urgent = gpu_pod("urgent", gpu=1, mem=200)
         urgent["spec"]["priority"] = 1000
         await cluster.plane.create_pod(urgent)
-        await cluster.until(lambda: cluster.service.handover.in_hand == 1, what="the urgent pod's turn")
+        await cluster.until(lambda: cluster.service.engine.queue.active == 1, what="the urgent pod's turn")
         await cluster.running_pods("p", "urgent")
         await cluster.at_rest()
         assert list(wrong_slices(cluster.plane)) == []

@@ -45,7 +45,7 @@ def wakings(cluster: Product) -> list[str]:
 
 
 def asleep(cluster: Product) -> int:
-    return len(cluster.service.waiting)
+    return len(cluster.service.engine.unschedulable)
 
 
 # -- what makes room
@@ -192,7 +192,7 @@ async def test_room_gained_while_everything_is_read_again_is_not_overlooked(tmp_
         assert "ResourceQuotaNotFit" in await cluster.refused("waiting")
 
         plane.server.faults.next(held, method="GET", path="/api/v1/pods$", agent=US)
-        service.replace_vendors(dict(service.vendors))
+        service.replace_vendors(dict(service.engine.vendors))
         await held.reached.wait()
         await plane.client.delete(RESOURCE_QUOTAS.path("default", "gpus"))
         await cluster.until(lambda: service.unsynced() == "the first list of pods is not complete")
@@ -236,7 +236,7 @@ async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> N
         assert len([seen for seen in cluster.writes() if "binding" in seen.path]) == 1
 
 
-async def test_nobody_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
+async def test_no_pod_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:
     async with product([node()], tmp_path) as cluster:
         await run(cluster, "small", gpu=1, mem=100)
         await run(cluster, "large", gpu=1, mem=80000)

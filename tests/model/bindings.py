@@ -2,7 +2,7 @@
 
 A pod gets exactly what it asked for, once; no card and no quota is overdrawn; no two pods that a node could mix up are
 handed over at once; a foreign plugin's lock is held. A card or a namespace has an excuse while people, not the
-scheduler, made it too full: its registration or quota shrank, or somebody else bound a pod there.
+scheduler, made it too full: its registration or quota shrank, or another scheduler bound a pod there.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ class Handing:
 
     pod: Pod
     since: float
-    by_turns: bool
-    alone: bool
-    slices: tuple[tuple[counting.Entry, ...], ...]
+    depends_on_allocate: bool
+    counts: frozenset[int]
+    """devices of its containers"""
 
-    def mixes_with(self, other: Handing) -> bool:
-        """Whether an Allocate call could be meant for either, with different answers."""
-        if not (self.by_turns and other.by_turns):
-            return False
-        if self.alone or other.alone:
-            return True
-        return self.slices != other.slices and any(len(a) == len(b) for a in self.slices for b in other.slices)
+    def may_be_taken_for(self, earlier: Handing) -> bool:
+        """Whether an Allocate call could be meant for either, and the later pod should have waited."""
+        if not self.depends_on_allocate:
+            return False  # It passes a dependent pod that is stuck.
+        return earlier.depends_on_allocate or not self.counts.isdisjoint(earlier.counts)
 
 
 class Bindings:
@@ -90,7 +88,7 @@ class Bindings:
         self._check_allocation(pod)
         orphan = call.generation != self._world.generation
         if orphan and self.is_running:
-            # Sent by a process that is gone, and seen by no list of the one that is there: nobody could have known.
+            # Sent by a process that is gone, and seen by no list of the one that is there: it could not have known.
             self.orphans += 1
             self.excuse_pod(pod, "bound by a process that had ended")
         self._check_cards(pod)
@@ -172,12 +170,12 @@ class Bindings:
         if node is None:
             return
         agent = node.annotations.get(AGENT)
-        carries = any(env.name == "NVIDIA_VISIBLE_DEVICES" for c in counting.containers(pod) for env in c.env or ())
-        carries = carries and set(counting.allocation(pod)) == {"NVIDIA"}
-        slices = tuple(
-            tuple(cards) for _, entries in sorted(counting.allocation(pod).items()) for cards in entries if cards
+        downward_api = any(
+            env.name == "NVIDIA_VISIBLE_DEVICES" for c in counting.containers(pod) for env in c.env or ()
         )
-        mine = Handing(pod, self._time(), not (agent == "env" and carries), agent is None, slices)
+        downward_api = downward_api and set(counting.allocation(pod)) == {"NVIDIA"}
+        counts = {len(cards) for entries in counting.allocation(pod).values() for cards in entries if cards}
+        mine = Handing(pod, self._time(), not (agent == "env" and downward_api), frozenset(counts))
         calm = self._time() - self.unsettled.get(name, -1e9) > SETTLED_SECONDS and self.agents.get(name) == (
             agent,
             False,
@@ -185,8 +183,8 @@ class Bindings:
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm and not orphan:
                 fresh = self._time() - other.since < SETTLED_SECONDS
-                mixed = mine.mixes_with(other) and fresh
-                assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {slices}"
+                mixed = mine.may_be_taken_for(other) and fresh
+                assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {counts}"
         if not orphan:
             self.handing[pod.metadata.uid] = mine
         if agent is None and calm and not orphan:

@@ -1,7 +1,7 @@
 """What must hold for the scheduler's memory after every step, and for everything at rest.
 
 The ledger is what a replay of the shown objects gives; what a step touched is looked at after that step, the whole
-every now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and nobody
+every now and then. At rest nothing is left behind, the ledger's numbers are those of an independent count, and no pod
 waits beside room. Bindings are checked in `bindings`.
 """
 
@@ -13,13 +13,15 @@ from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.keys import AGENT, BIND_PHASE, PHASE_ALLOCATING
 from tessera.wire.objects import Node, Pod
 from tests.model import counting
 from tests.model.bindings import LIMITS, Bindings
 from tests.model.shown import Shown
 from tests.model.world import World
+from tests.support.scheduling import assert_cycles_match
 
 
 class Checker:
@@ -44,7 +46,8 @@ class Checker:
 
     def chose(self, pod: Pod, node: str) -> None:
         """The answer of a filter."""
-        if not counting.wants_devices(pod) or pod.metadata.uid in self._engine.filter.uncertain:
+        cycle = self._engine.cycles.get(pod.metadata.uid)
+        if not counting.wants_devices(pod) or (cycle is not None and cycle.state is CycleState.UNCERTAIN):
             return  # Without devices, or perhaps bound already: then it stays where it is, whatever has become of that.
         held = [facts.problem for facts in self.shown.pods.values() if facts.node == node and facts.problem]
         assert not held, f"a pod was sent to {node}, which is held: {held}"
@@ -101,13 +104,16 @@ class Checker:
         for finding in audit(engine.ledger):
             assert self._is_excused(finding), finding
         for name in self._bindings.agents:
-            for uid in engine.handover.holders(name):
-                self._check_turn(engine, uid)
+            for ticket in engine.queue.active_on(name):
+                self._check_turn(engine, ticket.uid)
+        assert_cycles_match(engine)
 
     def _check_turn(self, engine: Engine, uid: str) -> None:
         """Whoever has a turn is being bound, may have been bound, or is in handover as far as the scheduler knows."""
         entry, pod = engine.ledger.pod(uid), self.shown.raw_pods.get(uid)
-        if uid in engine.binder._under_way or uid in engine.filter.uncertain:
+        cycle = engine.cycles.get(uid)
+        assert cycle is not None, f"{uid} has a turn and no record"
+        if cycle.is_claimed or cycle.state is CycleState.UNCERTAIN:
             return
         assert entry is not None, f"{uid} has a turn and holds nothing"
         if pod is not None:
@@ -139,27 +145,28 @@ class Checker:
     # -- at rest
 
     def rest(self, candidates: Callable[[Pod], list[str]]) -> None:
-        """Nothing is left behind, and nobody waits beside room."""
+        """Nothing is left behind, and no pod waits beside room."""
         engine, world = self._engine, self._world
         self.full()
         left = [entry.facts.uid for entry in engine.ledger.pods() if not entry.observed]
         assert left == [], f"reservations left behind: {left}"
-        left = [*engine.filter.prepared, *engine.filter.uncertain]
-        assert left == [], f"prepared for nothing: {left}"
-        left = [uid for name in self._bindings.agents for uid in engine.handover.holders(name)]
+        assert engine.cycles.count(*HOLDS_RESERVATION) == 0
+        left = [ticket.uid for name in self._bindings.agents for ticket in engine.queue.active_on(name)]
         assert left == [], f"turns left behind: {left}"
-        assert (engine.binder.running, engine.handover.in_hand, engine.handover.waiting) == (0, 0, 0)
-        assert engine.turns._locked == {}, f"locks left behind: {engine.turns._locked}"
+        assert (engine.cycles.claimed, engine.queue.active, engine.queue.waiting) == (0, 0, 0)
+        left = [cycle.uid for cycle in engine.cycles if cycle.ticket is not None and cycle.ticket.locks]
+        assert left == [], f"locks left behind: {left}"
         pending = {pod.metadata.uid: pod for pod in world.pods.objects.values() if not pod.spec.node_name}
-        left = [uid for uid in engine.waiting._pods if uid not in pending]
-        assert left == [], f"waiters left behind: {left}"
+        unbound = (CycleState.PENDING, CycleState.REFUSED)
+        left = [cycle.uid for cycle in engine.cycles if cycle.state in unbound and cycle.uid not in pending]
+        assert left == [], f"records left behind: {left}"
         for name, node in world.nodes.objects.items():
             excesses = self._bindings.excesses(name)
             assert all((name, uuid) in self._bindings.excused for uuid in excesses), excesses
             self._compare(engine, node)
         for uid, pod in pending.items():
-            prepared, names = engine.filter.prepare(pod), candidates(pod)
-            if isinstance(prepared, Prepared) and names:
+            prepared, names = engine.requests.read(pod), candidates(pod)
+            if isinstance(prepared, PreparedRequest) and names:
                 request: PodRequest = prepared.request
                 assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
                 answer = Selector(engine.ledger).select(request, names)

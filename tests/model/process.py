@@ -7,7 +7,9 @@ from collections.abc import Callable, Coroutine
 from datetime import UTC
 from typing import Any
 
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.settings import Settings
 from tests.model.bindings import Bindings
 from tests.model.checking import Checker
@@ -25,13 +27,14 @@ class Process:
         self._tasks: dict[asyncio.Task[None], None] = {}
         """in a fixed order, so that a life can be lived again"""
         self._bindings = bindings
-        engine = self.engine = Engine(Settings(), world, now=now, zone=UTC, spawn=self._spawn)
+        clock = Clock(now, asyncio.get_running_loop().time, UTC)
+        engine = self.engine = Engine(Settings(), world, clock=clock, spawn=self._spawn, observer=NullObserver())
         self.checker = Checker(world, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
         self.pods = Informer(world.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(world.nodes, engine.nodes, after=self.checker.saw_node)
         self.quotas = Informer(world.quotas, engine.quotas, after=self.checker.shown.quota)
         bindings.is_running = True
-        self._spawn(engine.wake())
+        self._spawn(engine.wake_pods())
         self._spawn(self._tick())
 
     @property

@@ -14,7 +14,7 @@ import msgspec
 from tessera.scheduler.filter import Filter
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.builders import CORES, GPU, MEMORY, PERCENT, PodBuilder, pod
-from tests.support.scheduling import carrying
+from tests.support.scheduling import using_downward_api
 
 MLU = "cambricon.com/vmlu"
 MLU_MEMORY = "cambricon.com/mlu.smlu.vmemory"
@@ -87,7 +87,7 @@ def recipes() -> tuple[str, ...]:
 @cache
 def template(recipe: str) -> Pod:
     built = plain_recipes()[recipe.removesuffix("!")]
-    return (carrying(built) if recipe.endswith("!") else built).api()
+    return (using_downward_api(built) if recipe.endswith("!") else built).api()
 
 
 def _can_carry(name: str, built: PodBuilder) -> bool:

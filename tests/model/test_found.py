@@ -8,22 +8,21 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.ledger import GrantState
-from tessera.scheduler.binder import LANDED
-from tessera.scheduler.unschedulable_pods import LOOKS_UNSEEN
+from tessera.scheduler.pod_cycle import LANDED_S, UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod
 from tests.support.fake_cluster import Step, lost_answer
 from tests.support.looping import in_fake_time
-from tests.support.scheduling import LOCK, World, by_environment, carrying
+from tests.support.scheduling import LOCK, World, serving_downward_api, using_downward_api
 
-POD = carrying(gpu_pod("p", mem=1000, cores=10))
+POD = using_downward_api(gpu_pod("p", mem=1000, cores=10))
 KEY = "default/p"
 FREE = {"n1-0": (0, 0, 0)}
 MLU = {"limits": {"cambricon.com/vmlu": 1, "cambricon.com/mlu.smlu.vmemory": 16, "cambricon.com/mlu.smlu.vcore": 30}}
 
 
 def one_card(name: str = "n1") -> NodeBuilder:
-    return by_environment(node(name).gpus(1))
+    return serving_downward_api(node(name).gpus(1))
 
 
 def asked(*nodes: NodeBuilder, pod: PodBuilder = POD) -> World:
@@ -34,7 +33,7 @@ def asked(*nodes: NodeBuilder, pod: PodBuilder = POD) -> World:
     return world
 
 
-# -- writes that nobody heard of again
+# -- writes that were never heard of again
 
 
 @in_fake_time
@@ -43,8 +42,8 @@ async def test_a_pod_that_came_and_went_between_two_lists_does_not_keep_its_card
     assert await world.bound(POD) == ""
     world.api.delete_pod(KEY)
     world.api.changes.clear()  # The watch was broken, and the next list has nothing of it.
-    await asyncio.sleep(LANDED)
-    await world.binder.look_after()
+    await asyncio.sleep(LANDED_S)
+    await world.binder.look_up_unconfirmed()
     assert world.cards() == FREE
     assert world.room > 0
 
@@ -53,8 +52,8 @@ async def test_a_pod_that_came_and_went_between_two_lists_does_not_keep_its_card
 async def test_a_bound_pod_whose_watch_is_late_keeps_its_card() -> None:
     world = asked(one_card())
     assert await world.bound(POD) == ""
-    await asyncio.sleep(LANDED)
-    await world.binder.look_after()
+    await asyncio.sleep(LANDED_S)
+    await world.binder.look_up_unconfirmed()
     assert world.state(POD) is GrantState.BOUND
     assert world.agrees()
 
@@ -83,10 +82,10 @@ async def test_a_write_that_lands_after_its_bind_failed_finds_its_cards_kept() -
 async def test_a_write_that_can_no_longer_land_frees_its_cards() -> None:
     world = asked(one_card())
     await unanswered(world)
-    await world.binder.look_after()
+    await world.binder.look_up_unconfirmed()
     assert world.cards() != FREE
-    await asyncio.sleep(LANDED)
-    await world.binder.look_after()
+    await asyncio.sleep(LANDED_S)
+    await world.binder.look_up_unconfirmed()
     assert world.cards() == FREE
     assert world.agrees()
 
@@ -95,10 +94,10 @@ async def test_a_write_that_can_no_longer_land_frees_its_cards() -> None:
 async def test_a_write_that_may_land_is_not_void_because_its_node_lost_the_card() -> None:
     world = asked(one_card())
     await unanswered(world)
-    world.api.add_node(by_environment(node("n1").gpu("other")))
+    world.api.add_node(serving_downward_api(node("n1").gpu("other")))
     world.watch()
     assert await world.bound(POD) == "node n1 lost its devices"
-    assert world.state(POD) is GrantState.RESERVED
+    assert (world.state(POD), world.cycle_state(POD)) == (GrantState.RESERVED, CycleState.UNCERTAIN)
 
 
 @in_fake_time
@@ -140,20 +139,20 @@ def test_a_pod_that_is_asked_for_after_its_end_does_not_wait_for_ever(shown: Pod
     if shown is not None:
         world.create(shown)
     world.filtered(POD)
-    for _ in range(LOOKS_UNSEEN):
-        world.waiting.forget_unseen(world.pods.is_pending)
-    assert len(world.waiting) == 1  # kube-scheduler may be ahead of the informer.
-    world.waiting.forget_unseen(world.pods.is_pending)
-    assert len(world.waiting) == 0
+    for _ in range(UNSEEN_TICKS):
+        world.cycles.tick()
+    assert len(world.unschedulable) == 1  # kube-scheduler may be ahead of the informer.
+    world.cycles.tick()
+    assert len(world.unschedulable) == 0
 
 
 def test_a_pod_that_is_pending_waits_as_long_as_it_takes() -> None:
     world = full()
     world.create(POD)
     world.filtered(POD)
-    for _ in range(LOOKS_UNSEEN * 3):
-        world.waiting.forget_unseen(world.pods.is_pending)
-    assert len(world.waiting) == 1
+    for _ in range(UNSEEN_TICKS * 3):
+        world.cycles.tick()
+    assert len(world.unschedulable) == 1
 
 
 @in_fake_time
@@ -169,13 +168,16 @@ async def test_what_a_failed_bind_gives_up_is_room_for_others() -> None:
 
 
 @in_fake_time
-async def test_a_turn_that_nobody_ends_takes_the_memory_of_its_lock_with_it() -> None:
+async def test_an_overdue_turn_takes_the_record_of_its_lock_with_it() -> None:
     plain = gpu_pod("p", mem=1000, cores=10)
     world = asked(node("n1").gpus(1), pod=plain)
     assert await world.bound(plain) == ""
     await asyncio.sleep(LOCK)
-    world.turns.forget_old()
-    assert world.turns._locked == {}
+    [cycle] = world.cycles
+    assert cycle.ticket is not None
+    assert cycle.ticket.locks
+    world.cycles.tick()
+    assert cycle.ticket.locks == []
     assert world.agrees()
 
 
@@ -220,7 +222,7 @@ async def test_a_lock_taken_for_a_handover_that_was_over_already_is_given_back()
     world.api.script("annotate_node", Step(meanwhile=ends))
     assert await world.bound(plain) == ""
     assert keys.NODE_LOCK not in world.api.nodes["n1"].annotations
-    assert (world.turns._locked, world.handover.in_hand) == ({}, 0)
+    assert (list(world.cycles), world.queue.active) == ([], 0)
 
 
 @in_fake_time
@@ -230,15 +232,16 @@ async def test_a_pod_is_not_bound_anew_while_its_lost_binding_is_cleared_away() 
     world.api.always("bind", lost_answer())
     assert await world.bound(plain) == "no answer within 30 s"
     world.api.always("bind", None)
-    await asyncio.sleep(LANDED)
+    await asyncio.sleep(LANDED_S)
     world.api.script("annotate_node", Step(delay=5.0))  # The lock is slow to go.
-    clearing = asyncio.create_task(world.binder.look_after())
+    clearing = asyncio.create_task(world.binder.look_up_unconfirmed())
     await asyncio.sleep(1)
-    assert world.chosen(plain) == "n1"
+    assert world.filtered(plain)["Error"] == "pod default/p is being bound"
     assert await world.bound(plain) == "pod default/p is being bound already"
     await clearing
+    assert world.chosen(plain) == "n1"
     assert await world.bound(plain) == ""
-    assert world.handover.in_hand == 1
+    assert world.queue.active == 1
 
 
 # -- the audit's own mistakes

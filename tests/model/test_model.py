@@ -1,7 +1,7 @@
 """Random lives of a cluster: the model-based test of the scheduler's decisions.
 
 After every step nothing is over-allocated, the ledger is what the API objects give, and every bound pod has exactly one
-allocation; at rest nothing is left behind and nobody waits beside room. `MODEL_STEPS` (100000) says how many steps in
+allocation; at rest nothing is left behind and no pod waits beside room. `MODEL_STEPS` (100000) says how many steps in
 all, `MODEL_SEED` (1) with which life to begin. A life that fails says how to live it again.
 """
 

@@ -1,5 +1,5 @@
-"""The whole node agent in one event loop: the real `Process` with simulated cards, a scripted kubelet on real sockets,
-and the embedded apiserver. Everything of the machine that an agent touches is in a folder of the test's own.
+"""The whole node agent in one event loop: the real `AgentProcess` with simulated cards, a scripted kubelet on real
+sockets, and the embedded apiserver. Everything of the machine that an agent touches is in a folder of the test's own.
 
     async with agent_node(folder) as node:
         pod = await node.bound_pod("p", [[node.slice(0, memory=3000, cores=30)]])
@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tessera.cli.grouped import read_file
+from tessera.host.cards import CardFacts
+from tessera.host.simulated.hardware import SimulatedHardware
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.node.configuration.options import build_configuration
-from tessera.node.inventory.cards import CardFacts
 from tessera.node.inventory.factory import choose_hardware
-from tessera.node.inventory.simulated import SimulatedHardware
-from tessera.node.process import Process
+from tessera.node.process import AgentProcess
 from tessera.node.settings import Configuration
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
@@ -58,14 +58,14 @@ class AgentNode:
     folder: Path
     flags: dict[str, str]
     environ: dict[str, str]
-    _process: Process | None = None
+    _process: AgentProcess | None = None
     _task: asyncio.Task[int] | None = field(default=None, repr=False)
     _client: KubeClient | None = field(default=None, repr=False)
 
     # -- the agent's life
 
     @property
-    def process(self) -> Process:
+    def process(self) -> AgentProcess:
         assert self._process is not None, "the agent is not running"
         return self._process
 
@@ -77,7 +77,7 @@ class AgentNode:
         """Start it, and wait until kubelet can use it."""
         access = load_access(kubeconfig=str(self.plane.kubeconfig), environ={})
         self._client = await KubeClient(access, user_agent="tessera-device-plugin").__aenter__()
-        self._process = Process(self.configuration(), self._client, self.hardware, reload=self.configuration)
+        self._process = AgentProcess(self.configuration(), self._client, self.hardware, reload=self.configuration)
         self._task = asyncio.create_task(self._process.run())
         if ready:
             await self.until(lambda: not self.process.missing(), what="the agent to be ready")

@@ -53,7 +53,7 @@ class ScheduledNode:
         handover = self.node.process._surroundings.handover
         await self.node.until(lambda: not handover.pods.all(), what="the agent to see that all pods are gone")
         # As it does every few seconds.
-        await handover.janitor.sweep()
+        await handover.sweep()
         await self.node.until(lambda: not self.left_over(), what="all traces of pods to be gone")
         await self.product.at_rest()
 
@@ -65,7 +65,7 @@ class ScheduledNode:
         instances = [each for card in node.hardware.scan() if card.uuid for each in node.hardware.instances(card.uuid)]
         handover = node.process._surroundings.handover
         locks = [key for key in node.annotations() if key == keys.NODE_LOCK]
-        return [*folders, *map(str, instances), *map(str, handover.records), *locks]
+        return [*folders, *map(str, instances), *map(str, handover.checkpoint), *locks]
 
 
 def past_the_webhook(manifest: Json) -> Json:

@@ -14,9 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tessera.node.inventory.cards import CardError, CardFacts, ComputeMode
-from tessera.node.modes.mps_control import MpsProgram
-from tessera.node.modes.mps_limits import Limits
+from tessera.host.cards import CardError, CardFacts, ComputeMode
+from tessera.node.modes.mps.control import Limits, MpsProgram
 
 A = "GPU-11111111-1111-1111-1111-111111111111"
 B = "GPU-22222222-2222-2222-2222-222222222222"
@@ -43,7 +42,7 @@ def save(found):
 if sys.argv[1:]:
     if sys.argv[1:] != ["-f", "-multiuser-server"]:
         sys.exit("unknown option")
-    with open("{script}/begun", "a") as file:
+    with open("{script}/started", "a") as file:
         file.write(f"{{os.getpid()}}\\n")
     if scripted("no-start"):
         sys.exit("no CUDA-capable device is detected")
@@ -146,13 +145,13 @@ class FakeMps:
     def forget_asked(self) -> None:
         (self._script / "asked").write_text("")
 
-    def begun(self) -> list[int]:
-        """Process ids of all daemons that were begun."""
-        file = self._script / "begun"
+    def started(self) -> list[int]:
+        """Process ids of all daemons that were started."""
+        file = self._script / "started"
         return [int(each) for each in file.read_text().split()] if file.exists() else []
 
     def running(self) -> list[int]:
-        return [pid for pid in self.begun() if is_running(pid)]
+        return [pid for pid in self.started() if is_running(pid)]
 
     def kill(self) -> None:
         """All daemons end at once."""
@@ -160,7 +159,7 @@ class FakeMps:
             os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        for pid in self.begun():
+        for pid in self.started():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with suppress(ChildProcessError):

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.cards import CardError, CardFacts, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import CardError, CardFacts, MigInstance, MigOffer
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.mig import Mig
+from tessera.node.modes.mig.mode import Mig
 from tessera.node.settings import AgentSettings, DeviceListStrategy, Paths
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
@@ -28,9 +28,9 @@ A = "GPU-00000000-0000-0000-0000-00000000000a"
 B = "GPU-00000000-0000-0000-0000-00000000000b"
 
 
-def _offer(name: str, profile_id: int, memory: int, *, size: int, starts: Sequence[int]) -> MigOffer:
+def _offer(name: str, profile_id: int, memory: int, *, size: int, starts: Sequence[int]) -> GpuInstanceProfile:
     slices = int(name[0])
-    return MigOffer(
+    return GpuInstanceProfile(
         name=name,
         profile_id=profile_id,
         slices=slices,
@@ -61,7 +61,7 @@ def card(uuid: str = A, *, index: int = 0, capable: bool = True, enabled: bool =
         minor=index,
         mig_capable=capable,
         mig_enabled=enabled,
-        mig_offers=H200 if capable else (),
+        mig_profiles=H200 if capable else (),
     )
     return CardState(facts, problem)
 
@@ -113,7 +113,7 @@ class ModelHardware:
         self._fault("instances", uuid)
         return list(self.cards[uuid].instances)
 
-    def create(self, uuid: str, offer: MigOffer, placement: MigPlacement) -> MigInstance:
+    def create(self, uuid: str, offer: GpuInstanceProfile, placement: MigPlacement) -> MigInstance:
         self._fault("create", uuid)
         there = self.cards[uuid].instances
         if not self.cards[uuid].enabled or placement not in offer.placements:
@@ -239,15 +239,14 @@ class Node:
             paths=Paths(state=self.state),
         )
         given: dict[str, object] = {
-            "device_lists": DeviceLists(settings, instances=lambda: mig.current_instances()),
+            "device_lists": DeviceLists(settings),
             "write": self._write,
             "calls": Inline(),
             "clock": lambda: self.now,
             "boot": self.boot,
             **more,
         }
-        mig = Mig(settings, self.hardware, **given)  # type: ignore[arg-type]
-        return mig
+        return Mig(settings, self.hardware, **given)  # type: ignore[arg-type]
 
     async def started(self, fleet: Fleet = BOTH, **more: object) -> Mig:
         mig = self.agent(**more)

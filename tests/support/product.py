@@ -118,7 +118,7 @@ class Product:
     # -- waiting
 
     async def until(self, predicate: Callable[[], object], *, what: str = "", timeout: float = PATIENCE_S) -> None:
-        """`plane.wait_for` for what only the scheduler knows, which tells nobody when it changes."""
+        """`plane.wait_for` for what only the scheduler knows, which does not say when it changes."""
         try:
             async with asyncio.timeout(timeout):
                 while not predicate():

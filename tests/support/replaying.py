@@ -11,6 +11,7 @@ from tessera.lab.sandbox.api.kinds import NODES, PODS, RESOURCE_QUOTAS
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
 from tessera.vendors.pod_reader import pod_facts
@@ -22,7 +23,7 @@ _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 
 def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] = frozenset()) -> Ledger:
     """The ledger that a scheduler would build from what the API server has this moment."""
-    store, vendors, selector = plane.server.cluster.store, service.vendors, service.settings.node_selector
+    store, vendors, selector = plane.server.cluster.store, service.engine.vendors, service.settings.node_selector
     nodes = [decode_object(stored.whole, Node) for stored in store.list(NODES) if stored.name not in without]
     ours = [node for node in nodes if selector.items() <= (node.metadata.labels or {}).items()]
     facts = [node_facts(node, vendors) for node in ours]
@@ -41,11 +42,11 @@ def unrest(
 ) -> str:
     """What is still under way, or wrong; empty at rest. `overcommitted` is right where a registration shrank."""
     under_way = {
-        "binds": service.binder.running,
-        "reservations": len(service.filter.prepared) + sum(1 for entry in service.ledger.pods() if not entry.observed),
-        "uncertain": len(service.filter.uncertain),
-        "turns": service.handover.in_hand,
-        "waiting for a turn": service.handover.waiting,
+        "binds": service.engine.cycles.claimed,
+        "reservations": service.engine.cycles.count(*HOLDS_RESERVATION),
+        "bindings not shown yet": sum(1 for entry in service.ledger.pods() if not entry.observed),
+        "turns": service.engine.queue.active,
+        "waiting for a turn": service.engine.queue.waiting,
     }
     for what, count in under_way.items():
         if count:

@@ -64,7 +64,7 @@ class Replica:
         return code
 
     async def kill(self) -> None:
-        """As SIGKILL would: from here on it answers nobody and writes nothing, whatever was under way."""
+        """As SIGKILL would: from here on it answers no request and writes nothing."""
         assert self._task is not None
         assert self._client is not None
         assert not self._task.done(), "the scheduler has ended by itself"

@@ -1,6 +1,6 @@
-"""The decision half of the scheduler on a `FakeCluster`, put together as the service does it, one step at a time.
+"""The scheduler's engine on a `FakeCluster`, one step at a time.
 
-Informers see a change only when a test calls `watch`, so that lag is something a test says.
+Informers see a change only when a test calls `watch`, so lag is something that a test decides.
 """
 
 from __future__ import annotations
@@ -14,23 +14,18 @@ from typing import Any
 
 from tessera.core.audit import audit
 from tessera.core.grants import Placement
-from tessera.core.ledger import GrantState, Ledger, replay
-from tessera.core.selection import Selector
-from tessera.scheduler.allocation_queue import Handover
-from tessera.scheduler.binder import Binder, BindEvent
-from tessera.scheduler.filter import Filter, FilterEvent
-from tessera.scheduler.node_informer import NodeInformer, Patch
-from tessera.scheduler.node_lock import NodeLocks
-from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
-from tessera.scheduler.settings import NodeLockMode
-from tessera.scheduler.turns import Turns
-from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.core.ledger import GrantState, replay
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.observer import BindEvent, NullObserver, PlacedEvent, RefusedEvent
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
-from tessera.vendors.pod_reader import PolicyDefaults, pod_facts
+from tessera.vendors.pod_reader import pod_facts
 from tessera.wire.keys import AGENT
-from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder, vendors
+from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder
 from tests.support.fake_cluster import FakeCluster
 
 RESERVATION = 300.0
@@ -39,18 +34,18 @@ LOCK = 300.0
 """seconds"""
 
 
-def by_environment(node: NodeBuilder) -> NodeBuilder:
-    """A node whose agent is ours and takes slices from the pods themselves: no turns, no lock."""
+def serving_downward_api(node: NodeBuilder) -> NodeBuilder:
+    """A node with an agent that lets containers read their slices through the downward API: no turns, no lock."""
     return node.annotate((AGENT, "env"))
 
 
-def by_answer(node: NodeBuilder) -> NodeBuilder:
-    """A node whose agent is ours but must answer Allocate rightly: turns, no lock."""
+def answering(node: NodeBuilder) -> NodeBuilder:
+    """A node with an agent whose Allocate response holds the slice: turns, no lock."""
     return node.annotate((AGENT, "cdi"))
 
 
-def carrying(pod: PodBuilder) -> PodBuilder:
-    """The pod with the variables that the webhook gives it."""
+def using_downward_api(pod: PodBuilder) -> PodBuilder:
+    """The pod with the environment variables that the webhook gives it."""
     split = len(pod.init_containers)
     changed = tuple(_with_env(c, i) for i, c in enumerate((*pod.init_containers, *pod.containers)))
     return replace(pod, init_containers=changed[:split], containers=changed[split:])
@@ -84,15 +79,43 @@ def uid(pod: PodBuilder) -> str:
     return found
 
 
+class Reports(NullObserver):
+    """What the pipeline reported."""
+
+    def __init__(self) -> None:
+        self.placed: list[PlacedEvent] = []
+        self.refused: list[RefusedEvent] = []
+        self.binds: list[BindEvent] = []
+
+    def on_placed(self, event: PlacedEvent) -> None:
+        self.placed.append(event)
+
+    def on_refused(self, event: RefusedEvent) -> None:
+        self.refused.append(event)
+
+    def on_bind(self, event: BindEvent) -> None:
+        self.binds.append(event)
+
+
+class CountingEvent(asyncio.Event):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def set(self) -> None:
+        self.count += 1
+        super().set()
+
+
 class World:
-    """One scheduler and its apiserver. `at` is its clock where no event loop runs."""
+    """One engine and its apiserver. `at` is its clock where no event loop runs."""
 
     def __init__(self, *nodes: NodeBuilder, mode: NodeLockMode = NodeLockMode.AUTO) -> None:
         self.at = 0.0
-        self.mode = mode
+        self.settings = Settings(
+            node_lock=mode, reservation_seconds=RESERVATION, turn_seconds=TURN, node_lock_seconds=LOCK
+        )
         self.api = FakeCluster()
-        self.room = 0
-        """how often something was told to have become free"""
         self.start()
         for node in nodes:
             self.api.add_node(node)
@@ -100,57 +123,24 @@ class World:
 
     def start(self) -> None:
         """A new process: nothing is remembered but what the API shows."""
-        self.patches: list[tuple[str, Patch]] = []
-        self.decisions: list[FilterEvent] = []
-        self.binds: list[BindEvent] = []
-        self.vendors = vendors()
-        self.ledger = Ledger(self.vendors)
-        self.selector = Selector(self.ledger)
-        self.waiting = UnschedulablePods()
-        self.handover = Handover(forget_after=LOCK, time=self.time)
-        self.locks = NodeLocks(self.api, expire_after=LOCK, now=self.now)
-        self.turns = Turns(self.handover, self.locks, self.vendors, mode=self.mode, timeout=TURN)
-        self.filter = Filter(
-            self.ledger,
-            self.selector,
-            self.vendors,
-            waiting=self.waiting,
-            defaults=PolicyDefaults(),
-            reservation_seconds=RESERVATION,
-            time=self.time,
-            on_room=self._more_room,
-            on_decision=self.decisions.append,
+        self.reports = Reports()
+        engine = self.engine = Engine(
+            self.settings,
+            self.api,
+            clock=Clock(self.now, self.time, UTC),
+            spawn=lambda work: work.close(),
+            observer=self.reports,
         )
-        self.binder = Binder(
-            self.ledger,
-            self.vendors,
-            decisions=self.filter,
-            turns=self.turns,
-            cluster=self.api,
-            reservation_seconds=RESERVATION,
-            now=self.now,
-            time=self.time,
-            on_bind=self.binds.append,
-        )
-        self.pods = PodInformer(
-            self.ledger,
-            self.vendors,
-            turns=self.turns,
-            waiting=self.waiting,
-            on_room=self._more_room,
-            on_settled=self.filter.settled,
-        )
-        self.quotas = QuotaInformer(self.ledger, self.vendors, on_room=self._more_room)
-        self.nodes = NodeInformer(
-            self.ledger,
-            self.vendors,
-            selector={},
-            now=self.now,
-            zone=UTC,
-            patch=lambda node, stamps: self.patches.append((node, stamps)),
-            on_room=self._more_room,
-            on_node=self.turns.seen,
-        )
+        engine.unschedulable.room = self._room = CountingEvent()
+        self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
+        self.unschedulable, self.queue, self.cycles = engine.unschedulable, engine.queue, engine.cycles
+        self.filter, self.binder = engine.filter, engine.binder
+        self.pods, self.nodes, self.quotas = engine.pods, engine.nodes, engine.quotas
+
+    @property
+    def room(self) -> int:
+        """How often capacity was reported to be free."""
+        return self._room.count
 
     def restart(self) -> None:
         """The process is replaced, and reads everything."""
@@ -169,9 +159,6 @@ class World:
 
     def now(self) -> float:
         return NOW + self.time()
-
-    def _more_room(self) -> None:
-        self.room += 1
 
     # -- doing
 
@@ -218,6 +205,10 @@ class World:
 
     # -- looking
 
+    def cycle_state(self, pod: PodBuilder) -> CycleState | None:
+        cycle = self.cycles.get(uid(pod))
+        return cycle.state if cycle is not None else None
+
     def state(self, pod: PodBuilder) -> GrantState | None:
         entry = self.ledger.pod(uid(pod))
         return entry.state if entry is not None else None
@@ -242,9 +233,31 @@ class World:
         again = replay(self.vendors, nodes=nodes, pods=facts)
         mine, other = self.ledger.state(), again.state()
         assert (mine["nodes"], mine["pods"]) == (other["nodes"], other["pods"])
-        assert self.filter.prepared == {}
-        assert self.filter.uncertain == set()
+        assert self.cycles.count(*HOLDS_RESERVATION) == 0
+        assert_cycles_match(self.engine)
         return True
+
+
+def assert_cycles_match(engine: Engine) -> None:
+    """Records and ledger say the same about every pod."""
+    for cycle in engine.cycles:
+        entry = engine.ledger.pod(cycle.uid)
+        held = None if entry is None else (entry.state, entry.observed)
+        match cycle.state:
+            case CycleState.PENDING | CycleState.REFUSED:
+                expected = None
+            case CycleState.RESERVED | CycleState.UNCERTAIN:
+                expected = (GrantState.RESERVED, False)
+            case CycleState.BINDING | CycleState.BOUND:
+                expected = (GrantState.BOUND, False)
+            case CycleState.HANDING_OVER:
+                expected = (GrantState.BOUND, True)
+            case CycleState.SETTLED:
+                continue  # The bind that still works on it has no say any more.
+        assert held == expected, f"{cycle.uid} is {cycle.state}, the ledger says {held}"
+        assert (cycle.uid in engine.unschedulable) is (cycle.state is CycleState.REFUSED)
+    for entry in engine.ledger.pods():
+        assert entry.observed or engine.cycles.get(entry.facts.uid) is not None, f"{entry.facts.uid} has no record"
 
 
 def _show(sink: Any, key: str, found: Any) -> None:

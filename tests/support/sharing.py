@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.core.devices import MigPlacement
+from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import CardFacts, MigInstance
 from tessera.node.settings import AgentSettings, DeviceListStrategy, Paths
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pod_devices import DeviceEntry

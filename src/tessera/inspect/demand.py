@@ -15,7 +15,7 @@ from tessera.core.demand_history import FIRST, DemandHistory
 from tessera.core.ledger import Ledger
 from tessera.core.requests import PodRequest
 from tessera.inspect.state import Json
-from tessera.scheduler.demand_seed import in_order, was_placed
+from tessera.scheduler.demand_tracker import in_order, was_placed
 from tessera.vendors.base import Vendor
 from tessera.wire.objects import Pod
 

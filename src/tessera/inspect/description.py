@@ -22,8 +22,8 @@ import msgspec
 import yaml
 
 from tessera.core.devices import HAMI_CORE, Device
+from tessera.host.simulated.models import MODELS
 from tessera.inspect.state import ClusterState, InspectionError, Json, Setup
-from tessera.node.inventory.simulated_models import MODELS
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES

@@ -20,7 +20,7 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import InspectionError, Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.expectations import nearest
@@ -105,9 +105,9 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     return replace(base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off))
 
 
-def expected_demand(cluster: OfflineCluster, prepared: Prepared | BadPod) -> ExpectedDemand | None:
+def expected_demand(cluster: OfflineCluster, prepared: PreparedRequest | BadPod) -> ExpectedDemand | None:
     """The demand that the pod's policies expect."""
-    ahead = isinstance(prepared, Prepared) and prepared.request.forecast is not None
+    ahead = isinstance(prepared, PreparedRequest) and prepared.request.forecast is not None
     return cluster.demand.expected if ahead else None
 
 
@@ -123,9 +123,9 @@ def bad_pod_text(bad: BadPod) -> str:
     return f"container {bad.container}: {bad.text}" if bad.container else bad.text
 
 
-def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | BadPod) -> Explanation:
+def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedRequest | BadPod) -> Explanation:
     """The part that every answer has."""
-    asks = isinstance(prepared, Prepared) and prepared.request.asks_for_devices
+    asks = isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices
     return Explanation(
         pod.metadata.namespace,
         pod.metadata.name,
@@ -134,7 +134,7 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: Prepared 
         pod.status.phase,
         node=pod.spec.node_name,
         request=summarize_request(prepared.request, pod.annotations, cluster.vendors)
-        if isinstance(prepared, Prepared) and asks
+        if isinstance(prepared, PreparedRequest) and asks
         else None,
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
         notes=tuple(_notes(cluster, pod)),
@@ -144,13 +144,18 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: Prepared 
 
 
 def _placed(
-    cluster: OfflineCluster, pod: Pod, document: Json, prepared: Prepared | BadPod, facts: PodFacts, base: Explanation
+    cluster: OfflineCluster,
+    pod: Pod,
+    document: Json,
+    prepared: PreparedRequest | BadPod,
+    facts: PodFacts,
+    base: Explanation,
 ) -> Explanation:
     containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
     slices = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), containers)
     names, kept_off = cluster.candidates(document)
     verdict = None
-    if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+    if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
         with cluster.without_pod(f"{pod.metadata.namespace}/{pod.metadata.name}"):
             verdict = judge(cluster.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
     return replace(

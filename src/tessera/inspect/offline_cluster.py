@@ -23,8 +23,10 @@ from tessera.inspect.node_filters import node_traits, pod_constraints
 from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClusterState, InspectionError, Json
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -42,11 +44,11 @@ class OfflineCluster:
         self.engine = Engine(
             self.settings,
             OfflineClient(),
-            now=lambda: state.taken,
-            zone=datetime.now().astimezone().tzinfo or UTC,
+            clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
-            leads=lambda: False,
+            observer=NullObserver(),
         )
+        self.engine.is_leader = False
         self.nodes: dict[str, Json] = {}
         self.pods: dict[str, Pod] = {}
         """by namespace/name"""
@@ -83,8 +85,8 @@ class OfflineCluster:
         for pod in pods_seen_by_filter(
             self.pods, self.documents, self.vendors, scheduler_name=self.settings.scheduler_name
         ):
-            prepared = self.engine.filter.prepare(pod)
-            if isinstance(prepared, Prepared) and prepared.request.asks_for_devices:
+            prepared = self.engine.requests.read(pod)
+            if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
                 demand.observe(prepared.request)
         for request in self._simulated:
             demand.observe(request)
@@ -96,9 +98,9 @@ class OfflineCluster:
         if "demand" in self.__dict__:
             self.demand.observe(request)
 
-    def prepare(self, pod: Pod) -> Prepared | BadPod:
+    def prepare(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request as filter would read it now."""
-        prepared = self.engine.filter.prepare(pod)
+        prepared = self.engine.requests.read(pod)
         if isinstance(prepared, BadPod) or prepared.request.forecast is None:
             return prepared
         ahead = replace(prepared.request, forecast=self.demand.forecast)

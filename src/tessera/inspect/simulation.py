@@ -26,7 +26,7 @@ from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
@@ -134,7 +134,7 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
             extra.append(prepared.request.uid)
         result = replace(result, fits_in_all=number)
     for uid in extra:
-        cluster.engine.filter.forget(uid)
+        cluster.engine.cycles.observe_gone(uid)
         cluster.remove_host_load(_host_key(uid))
     return replace(result, placed=tuple(placed))
 
@@ -165,9 +165,9 @@ class _CandidateNodes:
         self.selected = cluster.engine.selector.candidates(self.names)
 
 
-def _reserve(cluster: OfflineCluster, prepared: Prepared, answer: Selected) -> SimulatedPlacement:
+def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> SimulatedPlacement:
     request, placement = prepared.request, answer.placement
-    cluster.engine.filter.keep(prepared, placement)
+    cluster.engine.cycles.reserve(prepared, placement)
     containers = [container.name for container in request.containers]
     return SimulatedPlacement(request.name, placement.node, placement_slices(cluster.ledger, placement, containers))
 

@@ -1,7 +1,7 @@
-"""One round: read the regions of the node's containers, steer them, and remove the folders of pods that are gone.
+"""One round: read the regions of all containers, steer them, and remove directories of pods that are gone.
 
-A region or folder that cannot be read or removed is a problem to report and touches no other. Only the tree as a whole
-being out of reach is a fault. All of it blocks, in one thread.
+A region or directory that cannot be read or removed is reported and affects no other. It is a fault only if the whole
+tree cannot be reached. Everything here blocks; use one thread.
 """
 
 from __future__ import annotations
@@ -11,58 +11,56 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.monitor import container_dirs as looking
-from tessera.monitor import region_files
-from tessera.monitor.container_dirs import Folder, Owner, Place
+from tessera.host.writable_dirs import WritableDirs, region_file_name
+from tessera.monitor import container_dirs, region_files
+from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.feedback import steer
 from tessera.monitor.pods import Cards
 from tessera.monitor.region_files import RegionFile
 from tessera.monitor.region_layouts import Misread
 from tessera.monitor.regions import Region
-from tessera.node.modes.base import Refused
-from tessera.node.modes.host_dirs import Folders
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a round found."""
+    """The result of a round."""
 
     regions: Mapping[Owner, Region] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
-class Rounds:
-    """One at a time. Raises OSError where the tree cannot be reached."""
+class RegionCollector:
+    """Runs one round at a time. Raises OSError if the tree cannot be reached."""
 
     def __init__(self, base: Path, *, interval: float) -> None:
-        """`base`: `<hook>/vgpu`; `interval`: seconds that a folder of an unknown pod stays."""
+        """`base` is `<hook>/vgpu`; `interval` is how many seconds the directory of an unknown pod stays."""
         self._base = base
         self._interval = interval
-        self._folders = Folders(base)
+        self._dirs = WritableDirs(base)
         self._unfinished = False
-        """whether folders that were moved aside are still to be emptied"""
+        """whether discarded directories remain to be deleted"""
 
     def run(self, granted: Mapping[Owner, Cards | None], uids: Collection[str], *, now: float) -> Snapshot:
-        """`granted`: the containers of the node's pods with their cards; `uids`: of every pod that may exist."""
-        with looking.containers_of(self._base) as tree:
+        """`granted` are the containers of the node's pods with their cards; `uids` are of all pods that may exist."""
+        with container_dirs.containers_of(self._base) as tree:
             if tree is None:
                 return Snapshot()
-            found = looking.scan(tree)
+            found = container_dirs.scan(tree)
             problems = list(found.problems)
-            regions = self._steer(tree, looking.places(found.folders, granted), granted, now, problems)
+            regions = self._steer(tree, container_dirs.places(found.folders, granted), granted, now, problems)
             going = [
                 folder.name
                 for folder in found.folders
-                if looking.may_go(folder, known=granted, known_uids=uids, now=now, interval=self._interval)
+                if container_dirs.may_go(folder, known=granted, known_uids=uids, now=now, interval=self._interval)
                 and not self._is_used(tree, folder, now)
             ]
-        self._remove(going, [looking.cache_of(owner) for owner in granted], problems)
+        self._remove(going, [region_file_name(*owner) for owner in granted], problems)
         return Snapshot(regions, tuple(problems))
 
     def _steer(
         self,
         tree: int,
-        where: Mapping[Owner, Place],
+        where: Mapping[Owner, RegionPlace],
         granted: Mapping[Owner, Cards | None],
         now: float,
         problems: list[str],
@@ -90,16 +88,16 @@ class Rounds:
                     problems.append(f"{where[owner].folder!r}: {error.strerror}")
         return regions
 
-    def _open(self, files: ExitStack, tree: int, place: Place) -> RegionFile:
-        with looking.opened(tree, place.folder) as folder:
+    def _open(self, files: ExitStack, tree: int, place: RegionPlace) -> RegionFile:
+        with container_dirs.opened(tree, place.folder) as folder:
             return files.enter_context(region_files.opened(folder, place.file))
 
     def _is_used(self, tree: int, folder: Folder, now: float) -> bool:
-        """Whether some container launched kernels there lately: one of another pod that swapped answers with it."""
+        """Whether a container recently launched kernels there, e.g. one that swapped responses with its owner."""
         for file in folder.caches:
             with ExitStack() as files:
                 try:
-                    region = self._open(files, tree, Place(folder.name, file)).read()
+                    region = self._open(files, tree, RegionPlace(folder.name, file)).read()
                 except OSError:
                     continue
                 if isinstance(region, Region) and abs(now - (region.last_kernel_time or 0)) < self._interval:
@@ -109,10 +107,10 @@ class Rounds:
     def _remove(self, names: Collection[str], living: Collection[str], problems: list[str]) -> None:
         try:
             for name in names:
-                self._folders.discard(name, unless=living)
+                self._dirs.discard(name, unless=living)
             if names or self._unfinished:
-                emptied = self._folders.empty()
+                emptied = self._dirs.empty()
                 self._unfinished = not emptied.finished
                 problems.extend(emptied.problems)
-        except (OSError, Refused) as error:
+        except OSError as error:
             problems.append(str(error))

@@ -1,8 +1,8 @@
-"""The folders of containers on the host: whose region is where, and which folders nobody needs any more.
+"""The directories of containers on the host: where each region is, and which directories may be removed.
 
-`<uid>_<container>` is one container's; `ids-<hash>` belongs to whoever holds certain device ids. A region that is named
-`<uid>_<container>.cache` is that container's wherever it lies, because pods of equal shape may have swapped answers.
-Every look is anew, so that a folder that was made again or has gone is seen as it is. Nothing is removed here.
+`<uid>_<container>` belongs to one container; `ids-<hash>` belongs to the holder of certain device ids. A region named
+`<uid>_<container>.cache` belongs to that container wherever it lies, because equal pods may have swapped responses.
+Nothing is cached between scans, and nothing is removed here.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.node.modes.host_dirs import CACHE_SUFFIX, is_of_ids
+from tessera.host.writable_dirs import CACHE_SUFFIX, is_ids_dir_name, region_file_name
 
 LIBRARY = "libvgpu.so"
-"""copies of it may lie beside a region, and are none"""
+"""copies of it may lie beside a region and are not regions"""
 MAX_ENTRIES = 1_000
-"""that are looked at in one folder: its container may fill it"""
+"""read per directory, because its container may fill it"""
 
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -34,18 +34,18 @@ class Owner(NamedTuple):
 
 
 class Folder(NamedTuple):
-    """One folder as it was found."""
+    """One directory."""
 
     name: str
     owner: Owner | None
-    """None for folders of device ids"""
+    """None for a directory of device ids"""
     changed_at: float
     """seconds since the epoch"""
     caches: tuple[str, ...]
     """names of files that may be regions, in order"""
 
 
-class Place(NamedTuple):
+class RegionPlace(NamedTuple):
     """Where a region is."""
 
     folder: str
@@ -59,8 +59,8 @@ class Scan(NamedTuple):
 
 @contextmanager
 def containers_of(base: Path) -> Iterator[int | None]:
-    """The folder of folders below `<hook>/vgpu`, opened; None where no container had a region yet. Raises OSError."""
-    # The base itself may be a link: where it leads is the administrator's choice.
+    """Opens `<hook>/vgpu/containers`; None if no container had a region yet. Raises OSError."""
+    # The base itself may be a link that the administrator made.
     parent = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -78,7 +78,7 @@ def containers_of(base: Path) -> Iterator[int | None]:
 
 @contextmanager
 def opened(tree: int, name: str) -> Iterator[int]:
-    """One folder. Raises OSError, also where it is a link."""
+    """Opens one directory. Raises OSError, also for a link."""
     descriptor = os.open(name, _FLAGS, dir_fd=tree)
     try:
         yield descriptor
@@ -87,11 +87,11 @@ def opened(tree: int, name: str) -> Iterator[int]:
 
 
 def scan(tree: int) -> Scan:
-    """All folders in order of their names; one that cannot be read is a problem and hides no other."""
+    """Returns all directories in order of name. One that cannot be read is reported and hides no other."""
     folders, problems = [], []
     for name in sorted(os.listdir(tree)):
         owner = owner_of(name)
-        if owner is None and not is_of_ids(name):
+        if owner is None and not is_ids_dir_name(name):
             continue
         try:
             with opened(tree, name) as folder:
@@ -104,41 +104,37 @@ def scan(tree: int) -> Scan:
 
 
 def owner_of(name: str) -> Owner | None:
-    """Uids have no `_`, so that the first one is what separates."""
+    """Splits at the first `_`, because uids have none."""
     uid, _, container = name.partition("_")
     return Owner(uid, container) if uid and container else None
 
 
-def cache_of(owner: Owner) -> str:
-    return f"{owner.uid}_{owner.container}{CACHE_SUFFIX}"
-
-
-def places(folders: Collection[Folder], known: Collection[Owner]) -> dict[Owner, Place]:
-    """Where the region of each known container is; those without one are not in the answer."""
-    known, found = frozenset(known), dict[Owner, tuple[int, Place]]()
+def places(folders: Collection[Folder], known: Collection[Owner]) -> dict[Owner, RegionPlace]:
+    """Returns the region of each known container that has one."""
+    known, found = frozenset(known), dict[Owner, tuple[int, RegionPlace]]()
     for folder in folders:
         for file in folder.caches:
             named = owner_of(file.removesuffix(CACHE_SUFFIX))
             owner = named if named in known else folder.owner
             if owner is None or owner not in known:
                 continue
-            # A container may leave files in another one's name in its own folder: they count last.
+            # A container may put files with another owner's name into its directory: they count last.
             rank = (owner != folder.owner) * 2 + (owner != named)
             if owner not in found or rank < found[owner][0]:
-                found[owner] = (rank, Place(folder.name, file))
+                found[owner] = (rank, RegionPlace(folder.name, file))
     return {owner: place for owner, (_, place) in found.items()}
 
 
 def may_go(
     folder: Folder, *, known: Collection[Owner], known_uids: Collection[str], now: float, interval: float
 ) -> bool:
-    """Whether its pod is unknown, and has been for at least so many seconds. Folders of ids are the agent's to remove.
+    """Whether the pod has been unknown for at least `interval` seconds. The agent removes directories of device ids.
 
-    A time far in the future is a container's trick and keeps nothing.
+    A modification time in the future does not protect a directory: its container may have set it.
     """
     if folder.owner is None or folder.owner.uid in known_uids or abs(now - folder.changed_at) < interval:
         return False
-    living = frozenset(cache_of(owner) for owner in known)
+    living = frozenset(region_file_name(*owner) for owner in known)
     return living.isdisjoint(folder.caches)
 
 

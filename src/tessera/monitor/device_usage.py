@@ -1,7 +1,7 @@
-"""How much of each card is in use, as the driver says it.
+"""How much of each card is in use, as the driver reports it.
 
-What a card does not know is None, and a card that cannot be asked is left out; neither takes its neighbours away. Every
-call may block: they are made from a thread, one at a time.
+An unknown value is None, and a card that cannot be read is left out; neither affects the other cards. Every call may
+block: make them from a thread, one at a time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from tessera.node.inventory.cards import CardError
-from tessera.node.inventory.nvml_library import load_binding
-from tessera.node.inventory.nvml_session import Line, Session, text_of
+from tessera.host.cards import CardError
+from tessera.host.nvml.session import NvmlConnection, Session, load_binding, text_of
 
 
 @dataclass(frozen=True, slots=True)
-class CardUse:
+class CardUsage:
     index: int
     uuid: str
     name: str
@@ -29,31 +28,31 @@ class CardUse:
     """the same for the memory controller"""
 
 
-class HostUse:
-    """The cards of this machine. Raises InventoryError while nothing can be asked."""
+class HostUsage:
+    """Reads the cards of this machine. Raises InventoryError if nothing can be read."""
 
-    def __init__(self, driver_root: Path, *, line: Line | None = None) -> None:
-        self._line = line or Line(partial(load_binding, driver_root))
+    def __init__(self, driver_root: Path, *, nvml: NvmlConnection | None = None) -> None:
+        self._nvml = nvml or NvmlConnection(partial(load_binding, driver_root))
 
-    def read(self) -> tuple[CardUse, ...]:
+    def read(self) -> tuple[CardUsage, ...]:
         found = []
-        with self._line.asking() as session:
+        with self._nvml.session() as session:
             for index in range(session.api.nvmlDeviceGetCount()):
                 with suppress(CardError):
                     found.append(_read_card(session, index))
         return tuple(found)
 
     def close(self) -> None:
-        self._line.drop()
+        self._nvml.close()
 
 
-def _read_card(session: Session, index: int) -> CardUse:
+def _read_card(session: Session, index: int) -> CardUsage:
     api = session.api
     with session.about(f"card {index}", "reading its use"):
         handle = api.nvmlDeviceGetHandleByIndex(index)
         memory = session.optional(api.nvmlDeviceGetMemoryInfo, handle)
         rates = session.optional(api.nvmlDeviceGetUtilizationRates, handle)
-        return CardUse(
+        return CardUsage(
             index=index,
             uuid=text_of(api.nvmlDeviceGetUUID(handle)),
             name=text_of(api.nvmlDeviceGetName(handle)),

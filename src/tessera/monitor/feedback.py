@@ -1,9 +1,10 @@
-"""Which containers have to wait and whose SM limit counts, by the activity and priority of all that share a card.
+"""Decides which containers must wait and whose SM limit applies, by activity and priority on each card.
 
-0 is the highest priority. While a higher one is active on a card the others wait; limits count only while a higher or
-an equal one is active beside. Activity is the time of the last kernel: HAMi-core writes `recent_kernel` only while the
-limit counts, so judging by it would switch limits off for good. Old regions have nothing else. A container may write
-anything into its region: it counts only on cards that it was given. Pure.
+0 is the highest priority. While a container with a higher priority is active on a card, the others wait. A limit
+applies only while a container with a higher or equal priority is active as well. Activity is the time of the last
+kernel: HAMi-core writes `recent_kernel` only while the limit applies, so judging by it would switch limits off for
+good. Old regions have nothing else. A container may write anything into its region; it counts only on cards it was
+given. Pure.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from tessera.monitor.regions import Region
 K = TypeVar("K", bound=Hashable)
 
 ACTIVE_S = 10
-"""since the last kernel; two rounds, as long as `recent_kernel` lasts"""
+"""since the last kernel: two rounds, as long as `recent_kernel` lasts"""
 WAITING = -1
-"""of `recent_kernel`: launches sleep"""
+"""value of `recent_kernel` that suspends launches"""
 
 
 class Orders(NamedTuple):
-    """What a region is to say from now on."""
+    """New values for a region."""
 
     recent_kernel: int
     utilization_switch: int
@@ -32,7 +33,8 @@ class Orders(NamedTuple):
 def steer(
     regions: Mapping[K, Region], *, now: float, granted: Mapping[K, Collection[str] | None] | None = None
 ) -> dict[K, Orders]:
-    """For every container. `granted`: uuids of its cards; None, or not there: those that its region names."""
+    """Returns orders for every container. `granted` are the uuids of its cards; if None or missing, those in its region
+    count."""
     granted = granted or {}
     cards = {key: _cards(region, granted.get(key)) for key, region in regions.items()}
     counted = {key: _counted_down(region.recent_kernel) for key, region in regions.items()}
@@ -50,7 +52,7 @@ def _counted_down(recent_kernel: int) -> int:
 def _is_active(region: Region, recent_kernel: int, now: float) -> bool:
     if not region.last_kernel_time:
         return recent_kernel > 0
-    # A time that is yet to come is somebody's mistake or trick.
+    # A time in the future is a mistake or a trick.
     return abs(now - region.last_kernel_time) <= ACTIVE_S
 
 
@@ -65,6 +67,6 @@ def _orders(
 
 
 def _cards(region: Region, granted: Collection[str] | None) -> frozenset[bytes]:
-    """Each once, however often a region names it."""
+    """Returns each card once, however often a region names it."""
     named = (device for device in region.devices if device.key)
     return frozenset(device.key for device in named if granted is None or device.uuid in granted)

@@ -1,7 +1,7 @@
-"""The metrics, under HAMi's names and labels: of cards, of containers, and of MIG instances.
+"""The monitor's metrics of cards, containers and MIG instances, under HAMi's names and labels.
 
-One look for all of a scrape, so that values agree with each other. A device of a region is shown with all its series,
-or with none where its uuid cannot be shown. HAMi's names up to v2.8 come beside the others where they are asked for.
+Each scrape uses one snapshot, so its values agree. A region's device is shown with all its series, or with none if its
+uuid cannot be shown. The names of HAMi up to v2.8 are added on request.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from tessera import __version__
 from tessera.monitor.container_dirs import Owner
-from tessera.monitor.device_usage import CardUse
+from tessera.monitor.device_usage import CardUsage
 from tessera.monitor.pods import SeenPod
-from tessera.monitor.regions import Device, Region
+from tessera.monitor.regions import Region, RegionDevice
 from tessera.wire.errors import WireError
 from tessera.wire.mig import MigAllocation, decode_mig_allocations
 
@@ -36,42 +36,42 @@ LEGACY_MIG = (*LEGACY_CONTAINER, "instanceid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """How the node is at one moment."""
+class ScrapeView:
+    """The state of the node at one moment."""
 
     node: str
     now: float
     """seconds since the epoch"""
     pods: Sequence[SeenPod] = ()
     regions: Mapping[Owner, Region] = field(default_factory=dict)
-    cards: Sequence[CardUse] = ()
+    cards: Sequence[CardUsage] = ()
 
 
-class Series(Collector):
-    """Everything that is shown."""
+class MonitorMetrics(Collector):
+    """All metrics of the monitor."""
 
-    def __init__(self, look: Callable[[], Seen], *, legacy: bool = False) -> None:
-        self._look = look
+    def __init__(self, view: Callable[[], ScrapeView], *, legacy: bool = False) -> None:
+        self._view = view
         self._legacy = legacy
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing ahead: a registry would look for it."""
+        """Returns nothing: otherwise the registry would collect at registration."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        seen = self._look()
+        view = self._view()
         yield _build()
-        yield from _of_cards(seen)
-        yield from _of_containers(seen)
-        yield from _of_mig(seen)
+        yield from _of_cards(view)
+        yield from _of_containers(view)
+        yield from _of_mig(view)
         if self._legacy:
-            yield from _legacy_of_cards(seen)
-            yield from _legacy_of_containers(seen)
-            yield from _legacy_of_mig(seen)
+            yield from _legacy_of_cards(view)
+            yield from _legacy_of_containers(view)
+            yield from _legacy_of_mig(view)
 
 
 class _Family:
-    """A gauge whose series all say which zone they are of."""
+    """A gauge whose series all have the label `zone`."""
 
     def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
         self.metric = GaugeMetricFamily(name, text, labels=[*labels, "zone"])
@@ -98,40 +98,40 @@ def _build() -> Metric:
 # -- cards
 
 
-def _of_cards(seen: Seen) -> Iterator[Metric]:
+def _of_cards(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("hami_host_gpu_memory_used_bytes", "Memory of the card in use.", HOST)
     busy = _Family("hami_host_gpu_utilization_ratio", "Use of the card, 0 to 100.", HOST)
-    # HAMi leaves the node out of this one.
+    # HAMi has no node label here.
     memory_busy = _Family(
         "hami_host_gpu_memory_controller_utilization_ratio", "Use of the card's memory controller, 0 to 100.", HOST[1:]
     )
-    for card in seen.cards:
-        labels = _card_labels(seen, card)
+    for card in view.cards:
+        labels = _card_labels(view, card)
         used.add(labels, card.memory_bytes)
         busy.add(labels, card.utilization)
         memory_busy.add(labels[1:], card.memory_utilization)
     yield from (used.metric, busy.metric, memory_busy.metric)
 
 
-def _legacy_of_cards(seen: Seen) -> Iterator[Metric]:
+def _legacy_of_cards(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("HostGPUMemoryUsage", "Memory of the card in use.", LEGACY_HOST)
     busy = _Family("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST)
-    for card in seen.cards:
-        used.add(_card_labels(seen, card), card.memory_bytes)
-        busy.add(_card_labels(seen, card), card.utilization)
+    for card in view.cards:
+        used.add(_card_labels(view, card), card.memory_bytes)
+        busy.add(_card_labels(view, card), card.utilization)
     yield from (used.metric, busy.metric)
 
 
-def _card_labels(seen: Seen, card: CardUse) -> tuple[object, ...]:
-    # Unlike in registrations, the word is there also where the name begins with it.
-    return (seen.node, card.index, card.uuid, f"NVIDIA-{card.name}")
+def _card_labels(view: ScrapeView, card: CardUsage) -> tuple[object, ...]:
+    # Unlike in registrations, the prefix is added even if the name has it.
+    return (view.node, card.index, card.uuid, f"NVIDIA-{card.name}")
 
 
 # -- containers
 
 
-def _of_containers(seen: Seen) -> Iterator[Metric]:
-    families: list[tuple[_Family, Callable[[Device], int]]] = [
+def _of_containers(view: ScrapeView) -> Iterator[Metric]:
+    families: list[tuple[_Family, Callable[[RegionDevice], int]]] = [
         (_Family(name, text, CONTAINER), value)
         for name, text, value in (
             ("hami_vgpu_memory_used_bytes", "Memory that the container uses.", lambda it: it.use.total),
@@ -144,35 +144,35 @@ def _of_containers(seen: Seen) -> Iterator[Metric]:
         )
     ]
     elapsed = _Family("hami_container_last_kernel_elapsed_seconds", "Time since the last kernel.", CONTAINER)
-    for labels, region, device in _devices(seen):
+    for labels, region, device in _devices(view):
         for family, value in families:
             family.add(labels, value(device))
-        elapsed.add(labels, _since_last_kernel(region, seen.now))
+        elapsed.add(labels, _since_last_kernel(region, view.now))
     yield from (family.metric for family, _ in families)
     yield elapsed.metric
 
 
-def _legacy_of_containers(seen: Seen) -> Iterator[Metric]:
+def _legacy_of_containers(view: ScrapeView) -> Iterator[Metric]:
     used = _Family("vGPU_device_memory_usage_in_bytes", "Memory that the container uses.", LEGACY_CONTAINER)
     limit = _Family("vGPU_device_memory_limit_in_bytes", "Memory that the container may use.", LEGACY_CONTAINER)
     busy = _Family("Device_utilization_desc_of_container", "Use by the container, 0 to 100.", LEGACY_CONTAINER)
     elapsed = _Family("Device_last_kernel_of_container", "Time since the last kernel.", LEGACY_CONTAINER)
     memory = _Family("Device_memory_desc_of_container", "Memory that the container uses, by kind.", LEGACY_MEMORY)
-    for labels, region, device in _devices(seen):
+    for labels, region, device in _devices(view):
         use = device.use
         used.add(labels, use.total)
         limit.add(labels, device.limit)
         busy.add(labels, use.sm)
-        elapsed.add(labels, _since_last_kernel(region, seen.now))
+        elapsed.add(labels, _since_last_kernel(region, view.now))
         rest = max(0, use.total - use.context - use.module - use.data)
         memory.add((*labels, use.context, use.module, use.data, rest), use.total)
     yield from (each.metric for each in (used, limit, busy, elapsed, memory))
 
 
-def _devices(seen: Seen) -> Iterator[tuple[tuple[object, ...], Region, Device]]:
-    for pod in seen.pods:
+def _devices(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], Region, RegionDevice]]:
+    for pod in view.pods:
         for owner in dict.fromkeys(pod.owners):
-            region = seen.regions.get(owner)
+            region = view.regions.get(owner)
             for device in () if region is None else region.devices:
                 if region is not None and device.uuid is not None:
                     labels = (pod.namespace, pod.name, owner.container, device.index, device.uuid)
@@ -187,27 +187,27 @@ def _since_last_kernel(region: Region, now: float) -> float | None:
 # -- MIG instances
 
 
-def _of_mig(seen: Seen) -> Iterator[Metric]:
+def _of_mig(view: ScrapeView) -> Iterator[Metric]:
     family = _Family("hami_mig_device_info", "A MIG instance that a container has.", MIG)
-    for labels, mig in _instances(seen):
+    for labels, mig in _instances(view):
         family.add((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)
     yield family.metric
 
 
-def _legacy_of_mig(seen: Seen) -> Iterator[Metric]:
+def _legacy_of_mig(view: ScrapeView) -> Iterator[Metric]:
     family = _Family("MigInfo", "A MIG instance that a container has.", LEGACY_MIG)
-    for labels, mig in _instances(seen):
+    for labels, mig in _instances(view):
         family.add((*labels, mig.gpu_instance), 1)
     yield family.metric
 
 
-def _instances(seen: Seen) -> Iterator[tuple[tuple[object, ...], MigAllocation]]:
-    """Those that exist: a reservation has no identity before its instance is made."""
-    for pod in seen.pods:
+def _instances(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], MigAllocation]]:
+    """Yields reservations whose instances exist."""
+    for pod in view.pods:
         try:
             allocations = decode_mig_allocations(pod.mig)
         except WireError:
-            # The agent, which acts on it, reports it.
+            # The agent reports it.
             continue
         for mig in allocations:
             if mig.mig_uuid is not None and 0 <= mig.container < len(pod.containers):

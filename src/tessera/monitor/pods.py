@@ -1,6 +1,6 @@
-"""This node's pods as a watch shows them: the sink of a reflector, reduced to what the monitor needs of them.
+"""The pods of this node, reduced to what the monitor needs. The sink of a reflector.
 
-A pod that cannot be read is still known to exist, so that nothing of it is removed.
+A pod that cannot be decoded is still known to exist, so that nothing of it is removed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import UnreadableObjectError, log_error
 from tessera.monitor.container_dirs import Owner
-from tessera.node.handover.bound_pod import ALLOCATED
+from tessera.vendors.nvidia import Nvidia
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.objects import Pod
@@ -27,11 +27,11 @@ class SeenPod:
     namespace: str
     name: str
     containers: tuple[str, ...]
-    """init containers first, as allocations number them"""
+    """init containers first, as allocations are numbered"""
     mig: str = ""
-    """its MIG reservations as they are written"""
+    """its MIG reservations, undecoded"""
     cards: tuple[Cards, ...] | None = None
-    """that the scheduler gave to each container, none where that cannot be read; None where it says nothing"""
+    """of each container; empty if the annotation cannot be read, None if there is none"""
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -39,7 +39,7 @@ class SeenPod:
 
     @property
     def granted(self) -> dict[Owner, Cards | None]:
-        """The cards that each container may speak of; None where nobody knows."""
+        """The cards that each container was given; None if they are unknown."""
         if self.cards is None:
             return dict.fromkeys(self.owners)
         given = (*self.cards, *[Cards()] * len(self.containers))
@@ -51,10 +51,10 @@ class Pods:
 
     def __init__(self) -> None:
         self.ready = asyncio.Event()
-        """set when all pods are known"""
+        """set once all pods are known"""
         self._pods: dict[str, SeenPod] = {}
         self._unreadable: set[str] = set()
-        """uids; not forgotten, because nobody says when such a pod is gone"""
+        """uids; never forgotten, because the end of such a pod is not reported"""
 
     def put(self, key: str, pod: Pod) -> None:
         containers = (*(pod.spec.init_containers or ()), *(pod.spec.containers or ()))
@@ -64,7 +64,7 @@ class Pods:
             name=pod.metadata.name,
             containers=tuple(each.name for each in containers),
             mig=pod.annotations.get(MIG_ALLOCATIONS, ""),
-            cards=_cards(pod.annotations.get(ALLOCATED)),
+            cards=_cards(pod.annotations.get(Nvidia.keys.allocated)),
         )
 
     def drop(self, key: str) -> None:
@@ -73,18 +73,18 @@ class Pods:
     def synced(self) -> None:
         self.ready.set()
 
-    def hear(self, error: KubeError) -> None:
-        """Of the reflector."""
+    def on_error(self, error: KubeError) -> None:
+        """Takes an error of the reflector."""
         if isinstance(error, UnreadableObjectError) and error.found.uid:
             self._unreadable.add(error.found.uid)
         log_error(error)
 
     def all(self) -> tuple[SeenPod, ...]:
-        """In order of namespace and name."""
+        """Returns all pods in order of namespace and name."""
         return tuple(sorted(self._pods.values(), key=lambda pod: (pod.namespace, pod.name)))
 
     def uids(self) -> frozenset[str]:
-        """Of every pod that may exist."""
+        """Returns the uids of all pods that may exist."""
         return frozenset(pod.uid for pod in self._pods.values()) | self._unreadable
 
 
@@ -94,5 +94,5 @@ def _cards(text: str | None) -> tuple[Cards, ...] | None:
     try:
         return tuple(Cards(entry.uuid for entry in container) for container in decode_pod_devices(text))
     except WireError:
-        # The agent, which acts on it, reports it.
+        # The agent reports it.
         return ()

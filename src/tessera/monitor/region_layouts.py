@@ -1,7 +1,7 @@
-"""Where things are in a shared region, and which of the three layouts a file has.
+"""The three layouts of a shared region, and how to tell them apart.
 
-HAMi-core writes the region, little-endian; releases differ in where they put what. One of
-them carries v1's version number with another layout: only the size of its file tells it apart.
+HAMi-core writes the region, little-endian; its releases differ in the offsets. One release has v1's version number with
+another layout: only the size of its file tells it apart.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ UUID_BYTES = 96
 HEADER = Struct("<iI")
 """magic, and the major version where the layout has one"""
 HEADER_BYTES = 12
-"""a shorter file is no region of any layout"""
+"""a shorter file is not a region of any layout"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Offsets and sizes in bytes; those of a slot count from the slot's beginning."""
+class RegionLayout:
+    """Offsets and sizes in bytes; offsets in a slot are relative to the slot."""
 
     name: str
     device_count: int
@@ -48,7 +48,7 @@ class Layout:
         return self.slot_count + 8
 
 
-V0 = Layout(
+V0 = RegionLayout(
     name="v0",
     device_count=48,
     uuids=56,
@@ -64,7 +64,7 @@ V0 = Layout(
     last_kernel_time=None,
     end=1197896,
 )
-V1 = Layout(
+V1 = RegionLayout(
     name="v1",
     device_count=56,
     uuids=64,
@@ -80,7 +80,7 @@ V1 = Layout(
     last_kernel_time=2008912,
     end=2008952,
 )
-V1_TWO_LOCKS = Layout(
+V1_TWO_LOCKS = RegionLayout(
     name="v1 with two locks",
     device_count=88,
     uuids=96,
@@ -98,18 +98,18 @@ V1_TWO_LOCKS = Layout(
 )
 """HAMi v2.8.1 only"""
 TWO_LOCKS_SIZES = (V1_TWO_LOCKS.end, V1_TWO_LOCKS.end + 1)
-"""bytes; whoever makes a region makes its file one byte longer"""
+"""bytes; the creator of a region makes its file one byte longer"""
 
 
 @dataclass(frozen=True, slots=True)
 class Misread:
-    """Why a file is no region that can be read."""
+    """Why a file cannot be read as a region."""
 
     problem: str
 
 
-def choose_layout(size: int, header: bytes) -> Layout | Misread:
-    """By the size of the file in bytes and what it begins with."""
+def choose_layout(size: int, header: bytes) -> RegionLayout | Misread:
+    """Chooses by the size of the file in bytes and its first bytes."""
     if size < HEADER_BYTES or len(header) < HEADER.size:
         return Misread(f"cache file of {size} bytes is too small")
     magic, major = HEADER.unpack_from(header)

@@ -1,10 +1,10 @@
-"""One agent put together: what lives as long as the process, and what is made anew for every configuration.
+"""Builds one agent: the parts that live as long as the process, and the parts built for each configuration.
 
     Surroundings   apiserver, cards, handover and its memory: a new configuration must not lose what was answered
-    Agent          registration, kubelet's plugin and the sharing mode, with one set of settings
+    NodeAgent      registration, kubelet's plugin and the sharing mode, with one set of settings
 
-An agent serves once the cards and the node's pods are known, so that kubelet never sees a list without cards that are
-there, nor an answer about a pod that is not known yet. It ends by cancellation; nothing of it goes on afterwards.
+An agent serves once the cards and the node's pods are known, so kubelet never sees an incomplete list of cards, and no
+Allocate is answered for an unknown pod. It ends by cancellation and leaves nothing running.
 """
 
 from __future__ import annotations
@@ -17,82 +17,81 @@ from datetime import UTC, datetime
 import structlog
 from prometheus_client import CollectorRegistry
 
+from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
-from tessera.node.cleanup import retire
+from tessera.node.cleanup import clean_up
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.inventory.cards import Hardware
 from tessera.node.kubelet.plugin import Plugin
-from tessera.node.kubelet.pod_resources import PodResources, PodResourcesError
-from tessera.node.modes.base import Answer, Refused
+from tessera.node.kubelet.pod_resources import PodResourcesClient, PodResourcesError
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.factory import build_mode
-from tessera.node.modes.mig_annotations import MigAnnotations
+from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
-from tessera.node.static_mig.factory import build_static_mig, serves_instances
-from tessera.node.static_mig.instance_watch import InstanceWatch
-from tessera.node.static_mig.plugins import StaticMig
-from tessera.node.watched_value import Current
+from tessera.node.static_mig.plugins import StaticMig, serves_instances
+from tessera.node.static_mig.resources import InstanceWatch
+from tessera.node.watched_value import WatchedValue
 
 log = structlog.get_logger(__name__)
 
 STOP_S = 15.0
-"""for a sharing mode to end what it is doing"""
+"""for a sharing mode to stop"""
 
 
-class Holders:
-    """kubelet's PodResources, of the resource that is served now."""
+class KubeletHoldings:
+    """Which containers hold devices of the current resource, as kubelet's PodResources API says."""
 
     def __init__(self) -> None:
-        self._asked: PodResources | None = None
+        self._client: PodResourcesClient | None = None
 
     async def use(self, settings: AgentSettings) -> None:
-        before, path = self._asked, settings.paths.pod_resources
-        self._asked = None if path is None else PodResources(path, settings.resource)
+        before, path = self._client, settings.paths.pod_resources
+        self._client = None if path is None else PodResourcesClient(path, settings.resource)
         if before is not None:
             await before.close()
 
     async def list(self) -> Mapping[tuple[str, str, str], tuple[str, ...]]:
-        if self._asked is None:
-            raise PodResourcesError("nobody is to be asked (--pod-resources-socket)")
-        return {(at.namespace, at.pod, at.container): ids for at, ids in (await self._asked.list()).items()}
+        if self._client is None:
+            raise PodResourcesError("no socket is configured (--pod-resources-socket)")
+        return {(at.namespace, at.pod, at.container): ids for at, ids in (await self._client.list()).items()}
 
     async def held(self) -> Collection[Collection[str]] | None:
-        """Device ids of every container that holds some; None where that is unknown."""
+        """Returns the device ids of each container that holds some; None if they are unknown."""
         try:
             return list((await self.list()).values())
         except PodResourcesError:
             return None
 
     async def close(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
-            await asked.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
 
 class NotStarted:
-    """The sharing mode while there is none."""
+    """The sharing mode before the agent has started one."""
 
     async def start(self, fleet: Fleet) -> None: ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
-        raise Refused("the node agent is starting; try again")
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        raise AllocationRefused("the node agent is starting; try again")
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
-        raise Refused("the node agent is starting; try again")
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        raise AllocationRefused("the node agent is starting; try again")
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
 
     async def stop(self) -> None: ...
 
 
 class Surroundings:
-    """Make it on the event loop that runs it."""
+    """What all configurations share. Build it on the event loop that runs it."""
 
     def __init__(
         self,
@@ -100,21 +99,21 @@ class Surroundings:
         *,
         client: KubeClient,
         hardware: Hardware,
-        fleet: Current[Fleet],
+        fleet: WatchedValue[Fleet],
         links: AskLinks,
         events: EventBroadcaster,
         link_events: EventBroadcaster,
         mark: Callable[[Mapping[str, str]], None],
         registry: CollectorRegistry,
     ) -> None:
-        """`mark` takes the cards that the sharing mode cannot share now."""
+        """`mark` is told which cards the sharing mode cannot share now."""
         self.client = client
         self.hardware = hardware
         self.fleet = fleet
         self.links = links
         self.link_events = link_events
         self.mark = mark
-        self.holders = Holders()
+        self.holders = KubeletHoldings()
         self.handover = NodeHandover(
             settings,
             NotStarted(),
@@ -125,15 +124,15 @@ class Surroundings:
         )
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         try:
             await self.handover.run(self.client)
         finally:
             await self.holders.close()
 
 
-class Agent:
-    """Lives as long as its settings."""
+class NodeAgent:
+    """The agent with one set of settings."""
 
     def __init__(self, settings: AgentSettings, around: Surroundings) -> None:
         self._settings = settings
@@ -157,10 +156,10 @@ class Agent:
             instances=watch.instances,
         )
         self.plugin: Plugin | StaticMig = Plugin(
-            settings, around.fleet, handover.allocator, on_new_kubelet=handover.progress.kubelet_is_new
+            settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet
         )
         if serves_instances(settings):
-            self.plugin = build_static_mig(settings, watch, fleet=around.fleet, mode=self.mode, shared=self.plugin)
+            self.plugin = StaticMig(settings, watch, fleet=around.fleet, shared=self.plugin, mode=self.mode)
 
     @property
     def registered(self) -> bool:
@@ -168,9 +167,9 @@ class Agent:
         return not self.plugin.problem
 
     def missing(self) -> str:
-        """Why kubelet's pods cannot be served; empty = ready."""
+        """Returns why pods cannot be served; empty if ready."""
         fleet = self._around.fleet.value
-        if not _known(fleet):
+        if not _is_known(fleet):
             return f"no cards: {fleet.problem}" if self._settings.fail_on_init_error else ""
         if not self._around.handover.pods.ready.is_set():
             return "the first list of this node's pods is not complete"
@@ -180,16 +179,16 @@ class Agent:
         return "" if written else "the node is not registered with the scheduler"
 
     async def run(self) -> None:
-        """Until cancelled; a part that fails ends all."""
+        """Runs until cancelled. A part that fails ends all."""
         await self._around.holders.use(self._settings)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registrar.run())
             group.create_task(self._serve())
-            group.create_task(retire(self._settings, self._around.hardware, self._around.handover))
+            group.create_task(clean_up(self._settings, self._around.hardware, self._around.handover))
 
     async def _serve(self) -> None:
         around = self._around
-        await self._cards_known()
+        await self._wait_for_cards()
         await around.handover.pods.ready.wait()
         try:
             await self.mode.start(around.fleet.value)
@@ -202,20 +201,21 @@ class Agent:
             around.mark({})
             await self._stop_mode()
 
-    async def _cards_known(self) -> None:
+    async def _wait_for_cards(self) -> None:
         async with aclosing(self._around.fleet.changes()) as fleets:
             async for fleet in fleets:
-                if _known(fleet):
+                if _is_known(fleet):
                     return
 
     async def _stop_mode(self) -> None:
         try:
-            async with asyncio.timeout(STOP_S):
-                await self.mode.stop()
+            # Not asyncio.timeout: in a task that is being cancelled, Debian 12's Python (3.11.2) lets the cancellation
+            # out there instead of a TimeoutError.
+            await asyncio.wait_for(self.mode.stop(), STOP_S)
         except TimeoutError:
             log.warning("the sharing mode did not end in time", seconds=STOP_S)
 
 
-def _known(fleet: Fleet) -> bool:
-    """Whether it says what there is, and not only that nothing could be read so far."""
+def _is_known(fleet: Fleet) -> bool:
+    """Whether the cards have been read, even if there are none."""
     return not fleet.problem or bool(fleet.cards)

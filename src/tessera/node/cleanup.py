@@ -1,8 +1,8 @@
-"""Takes away what an earlier configuration left on the node, as soon as nobody needs it.
+"""Removes what an earlier configuration left on the node, once no container needs it.
 
-A card whose MPS daemon is still there refuses every other process, one in MIG mode can only be used in parts, and a
-runtime finds devices in CDI specs that nobody keeps true. Containers that were there before this began may need them:
-what is theirs waits until they have ended. Nothing that the agent does not own is touched.
+A card with an MPS daemon refuses every other process, a card in MIG mode can only be used in parts, and CDI specs that
+are no longer maintained offer stale devices. What containers of the earlier configuration may need waits until they
+have ended. Nothing is touched that the agent does not own.
 """
 
 from __future__ import annotations
@@ -13,60 +13,60 @@ from pathlib import Path
 
 import structlog
 
+from tessera.host.cards import ComputeModes, Hardware, MigHardware
 from tessera.node.handover.claims import Claim
-from tessera.node.inventory.cards import ComputeModes, Hardware, MigHardware
-from tessera.node.modes.cdi_record import FILE, CdiRecord
-from tessera.node.modes.mig_cleanup import retire_mig as retire_instances
-from tessera.node.modes.mig_release import holders_of
-from tessera.node.modes.mps_cleanup import retire_all
-from tessera.node.modes.mps_control import MpsProgram
+from tessera.node.modes.cdi_files import FILE, CdiRecord
+from tessera.node.modes.mig.instances import holders_of
+from tessera.node.modes.mig.mode_switch import retire_mig
+from tessera.node.modes.mps.control import MpsProgram
+from tessera.node.modes.mps.mode import retire_mps
 from tessera.node.reconciler import Claims
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
-AGAIN_S = 30.0
+RETRY_S = 30.0
 
 Attempt = Callable[[Sequence[Claim], Sequence[Claim]], Awaitable[Mapping[str, str]]]
-"""takes away what neither of these needs: all live claims, and those of them that were there at first; what stays, and
-why. Raises OSError"""
+"""removes what no container needs, given all live claims and those that existed at first. Returns what stays and why.
+Raises OSError"""
 
 
-async def retire(settings: AgentSettings, hardware: Hardware, claims: Claims) -> None:
-    """Everything that is not configured now. Until nothing is left, or cancelled."""
+async def clean_up(settings: AgentSettings, hardware: Hardware, claims: Claims) -> None:
+    """Removes everything that is not configured now. Returns when nothing is left."""
     async with asyncio.TaskGroup() as group:
         if settings.node.mode != "mps":
-            group.create_task(retire_mps(settings, hardware, claims))
+            group.create_task(clean_up_mps(settings, hardware, claims))
         if settings.node.mode != "mig":
-            group.create_task(retire_mig(settings, hardware, claims))
+            group.create_task(clean_up_mig(settings, hardware, claims))
         if not any(each.is_cdi for each in settings.strategies):
-            group.create_task(retire_cdi(settings, claims))
+            group.create_task(clean_up_cdi(settings, claims))
 
 
-async def retire_mps(settings: AgentSettings, modes: ComputeModes, claims: Claims) -> None:
+async def clean_up_mps(settings: AgentSettings, modes: ComputeModes, claims: Claims) -> None:
     program = MpsProgram(environ=settings.environ)
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
-        return await retire_all(settings.paths.mps, modes, program=program, keep=_cards(old))
+        return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old))
 
     await _until_gone(attempt, claims, what="MPS daemons of an earlier mode", where=settings.paths.mps)
 
 
-async def retire_mig(settings: AgentSettings, hardware: MigHardware, claims: Claims) -> None:
+async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, claims: Claims) -> None:
     async def attempt(live: Sequence[Claim], _old: Sequence[Claim]) -> Mapping[str, str]:
-        return await retire_instances(settings.paths.state, hardware, holders_of(live))
+        return await retire_mig(settings.paths.state, hardware, holders_of(live))
 
     await _until_gone(attempt, claims, what="MIG of an earlier mode", where=settings.paths.state)
 
 
-async def retire_cdi(settings: AgentSettings, claims: Claims) -> None:
+async def clean_up_cdi(settings: AgentSettings, claims: Claims) -> None:
     record = settings.paths.state / FILE
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
         if not await asyncio.to_thread(record.exists):
             return {}
         if old:
-            return {str(record): "containers that began with these specs are there"}
+            return {str(record): "containers that started with these specs still exist"}
         await asyncio.to_thread(CdiRecord(settings.paths.state).retire)
         return {}
 
@@ -77,20 +77,20 @@ async def _until_gone(attempt: Attempt, claims: Claims, *, what: str, where: Pat
     await claims.pods.ready.wait()
     known = claims.live_claims()
     before = _uids(known)
-    told: Mapping[str, str] = {}
+    logged: Mapping[str, str] = {}
     while True:
         live = claims.live_claims()
         if known is None or live is None:
-            # Who needs what is not known: all wait.
+            # Unknown claims may need anything, so everything waits.
             known, before = live, _uids(live)
         else:
             left = await _left(attempt, live, [each for each in live if each.pod.uid in before], where)
             if not left:
                 return
-            if left != told:
+            if left != logged:
                 log.warning(f"{what} stay for now", left=left)
-            told = left
-        await asyncio.sleep(AGAIN_S)
+            logged = left
+        await asyncio.sleep(RETRY_S)
 
 
 async def _left(attempt: Attempt, live: Sequence[Claim], old: Sequence[Claim], where: Path) -> Mapping[str, str]:

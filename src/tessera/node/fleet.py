@@ -1,7 +1,7 @@
-"""The node's cards as everybody in the agent sees them: what they are, and whether they may be used.
+"""The cards of the node as all parts of the agent see them: what they are, and whether they may be used.
 
-One `Current[Fleet]` is written by the watch over the hardware (`health`) and read by the registration and by every
-ListAndWatch stream. Cards that the configuration leaves out are not in it.
+`HardwareWatch` writes one `WatchedValue[Fleet]`; the registration and every ListAndWatch stream read it. Cards that the
+configuration excludes are not in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tessera.node.inventory.cards import CardFacts
+from tessera.host.cards import CardFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,9 +17,9 @@ class CardState:
     """A card and its health."""
 
     facts: CardFacts
-    """the last that was read of it, where it cannot be read now"""
+    """the last known facts, if it cannot be read now"""
     problem: str = ""
-    """why it takes no new work; empty = healthy"""
+    """why it takes no new work; empty if healthy"""
 
     @property
     def healthy(self) -> bool:
@@ -28,11 +28,11 @@ class CardState:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """In order of index; uuids are unique."""
+    """All cards in order of index; uuids are unique."""
 
     cards: tuple[CardState, ...] = ()
     problem: str = ""
-    """why the hardware as a whole cannot be asked; the cards are then the last known ones"""
+    """why the hardware cannot be read at all; the cards are then the last known ones"""
 
     def __iter__(self) -> Iterator[CardState]:
         return iter(self.cards)

@@ -1,6 +1,6 @@
-"""What the agent shows of itself: metrics, /healthz and /readyz on one address.
+"""The agent's metrics, /healthz and /readyz, on one address.
 
-Gauges are read when somebody asks. An address that is taken costs the metrics, never the agent: it is tried again.
+Gauges are computed when they are scraped. If the address is taken, the agent runs on without metrics and tries again.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from prometheus_client.registry import Collector
 
 from tessera import __version__
 from tessera.node.fleet import Fleet
-from tessera.services import exposition as exposing
+from tessera.services import exposition
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
 
 log = structlog.get_logger(__name__)
 
 GRACE_S = 2.0
-"""for a scrape that is under way at the end"""
+"""for a scrape in progress at the end"""
 LISTEN_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """How the agent is at one moment."""
+class AgentStatus:
+    """The state of the agent at one moment."""
 
     fleet: Fleet
     faults: Mapping[str, int] = field(default_factory=dict)
-    """counted since the start, by card"""
+    """since the start, by card"""
     missing: str = ""
-    """why it is not ready; empty = it is"""
+    """why it is not ready; empty if it is"""
     registered: bool = False
     """whether kubelet can use the plugin"""
     registration_failures: int = 0
@@ -46,12 +46,12 @@ class Seen:
     events_dropped: int = 0
 
 
-class Metrics:
-    """The agent's registry, for as long as the process lives. Parts of the agent add theirs."""
+class AgentMetrics:
+    """The registry of the process. Parts of the agent add their own metrics."""
 
-    def __init__(self, look: Callable[[], Seen]) -> None:
+    def __init__(self, status: Callable[[], AgentStatus]) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Gauges(look))
+        self.registry.register(_Gauges(status))
         reloads = Counter(
             "tessera_agent_reloads", "Configurations that were read again.", ["result"], registry=self.registry
         )
@@ -61,39 +61,39 @@ class Metrics:
         self.reloaded = {result: reloads.labels(result) for result in ("taken", "unchanged", "refused")}
 
     def render(self) -> bytes:
-        return exposing.render(self.registry)
+        return exposition.render(self.registry)
 
 
 class _Gauges(Collector):
-    """One look for all gauges, so that they agree with each other."""
+    """Reads the status once per scrape, so that all gauges agree."""
 
-    def __init__(self, look: Callable[[], Seen]) -> None:
-        self._look = look
+    def __init__(self, status: Callable[[], AgentStatus]) -> None:
+        self._status = status
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        seen = self._look()
+        status = self._status()
         healthy = GaugeMetricFamily(
             "tessera_agent_card_healthy", "1 where the card takes new work.", labels=["uuid", "index", "model"]
         )
-        for card in seen.fleet:
+        for card in status.fleet:
             facts = card.facts
             healthy.add_metric([facts.uuid, str(facts.index), facts.name], card.healthy)
         faults = CounterMetricFamily("tessera_agent_card_faults", "Faults of the card so far.", labels=["uuid"])
-        for uuid, count in seen.faults.items():
+        for uuid, count in status.faults.items():
             faults.add_metric([uuid], count)
         yield from (healthy, faults)
         for name, text, value in (
-            ("ready", "1 where nothing is missing.", not seen.missing),
-            ("hardware_readable", "1 where the cards can be asked.", not seen.fleet.problem),
-            ("kubelet_registered", "1 where kubelet can use the plugin.", seen.registered),
-            ("registration_failures", "Failed writes of the node in a row.", seen.registration_failures),
+            ("ready", "1 where nothing is missing.", not status.missing),
+            ("hardware_readable", "1 where the cards can be asked.", not status.fleet.problem),
+            ("kubelet_registered", "1 where kubelet can use the plugin.", status.registered),
+            ("registration_failures", "Failed writes of the node in a row.", status.registration_failures),
         ):
             yield GaugeMetricFamily(f"tessera_agent_{name}", text, value=value)
         yield CounterMetricFamily(
-            "tessera_agent_events_dropped", "Events given up under pressure.", value=seen.events_dropped
+            "tessera_agent_events_dropped", "Events given up under pressure.", value=status.events_dropped
         )
         yield InfoMetricFamily(
             "tessera_build", "What runs.", value={"version": __version__, "python": platform.python_version()}
@@ -101,9 +101,9 @@ class _Gauges(Collector):
 
 
 async def serve(
-    address: Address, metrics: Metrics, *, missing: Callable[[], str], on_listening: Callable[[Address], None]
+    address: Address, metrics: AgentMetrics, *, missing: Callable[[], str], on_listening: Callable[[Address], None]
 ) -> None:
-    """Until cancelled; says where it listens as soon as it does."""
+    """Serves until cancelled; calls `on_listening` with the address."""
     while True:
         listener = Listener(address, [*_metrics_routes(metrics), *health_routes(missing)], grace=GRACE_S)
         try:
@@ -118,8 +118,8 @@ async def serve(
         await asyncio.sleep(LISTEN_AGAIN_S)
 
 
-def _metrics_routes(metrics: Metrics) -> list[web.RouteDef]:
+def _metrics_routes(metrics: AgentMetrics) -> list[web.RouteDef]:
     async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": exposing.CONTENT_TYPE})
+        return web.Response(body=metrics.render(), headers={"Content-Type": exposition.CONTENT_TYPE})
 
     return [web.get("/metrics", answer)]

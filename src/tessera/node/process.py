@@ -1,12 +1,12 @@
-"""The life of the process: hardware, signals, reload, and an orderly end.
+"""The life of the agent process: hardware, signals, reload, and an orderly end.
 
-    start:    cards are watched -> the agent's parts run (`wiring`) -> ready
-    SIGHUP, or a changed file:  read and check again -> parts end and start anew with it; a bad one changes nothing
-    a fault of a part:          parts end and start anew after a pause that grows up to a bound
+    start:    cards are watched -> the agent's parts run (`agent`) -> ready
+    SIGHUP, or a changed file:  read and check again -> parts end and start with it; a bad one changes nothing
+    a fault of a part:          parts end and start again after a pause that grows up to a bound
     SIGTERM, SIGINT, SIGQUIT:   parts end, the socket is gone -> handovers and events are written -> exit 0
 
-What the driver reported of a card, and what containers have, outlives all of these but the last. Nothing here ends the
-process over cards, kubelet or the apiserver being away.
+Card health and handovers survive all of these but the last. The process never exits because cards, kubelet or the
+apiserver are away.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from contextlib import suppress
 
 import structlog
 
+from tessera.host.async_hardware import AsyncInventory
+from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.cards import Hardware
 from tessera.kube.access import load_access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.kube.event_broadcaster import EventBroadcaster
-from tessera.node import metrics as observing
-from tessera.node.agent import Agent, Surroundings
+from tessera.node.agent import NodeAgent, Surroundings
 from tessera.node.configuration.dump import changes
 from tessera.node.configuration.node_file import save_last_good
-from tessera.node.health.async_inventory import AskedInventory
-from tessera.node.health.call_thread import CallThread, NoAnswer
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.cards import Hardware
 from tessera.node.inventory.factory import choose_hardware
-from tessera.node.metrics import Metrics, Seen
+from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration
 from tessera.services.addresses import Address
 from tessera.services.file_watch import FileWatch
@@ -43,25 +42,25 @@ log = structlog.get_logger(__name__)
 
 COMPONENT = "tessera-device-plugin"
 LINK_COMPONENT = "hami-device-plugin"
-"""source of events about links between cards: whoever looks for them looks for HAMi's"""
+"""source of events about links between cards, the same as HAMi's"""
 LINK_WINDOW_S = 3600.0
-"""equal events about links within this time are one"""
+"""equal events about links within this time become one"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CLOSE_S = 3.0
-"""for the driver to let go"""
+"""for the driver"""
 FLUSH_S = 3.0
-"""for handovers, and again for events, that were not written yet at the end"""
+"""for unwritten handovers at the end, and again for events"""
 PAUSES = Backoff(initial=1.0, cap=60.0, floor=0.5)
 """after faults of the agent's parts"""
 SOUND_S = 300.0
-"""parts that ran so long had no lasting fault"""
+"""after this long without a fault the back-off starts again"""
 
 Reload = Callable[[], Configuration]
-"""reads flags and files again; raises WireError or ValueError where they are bad"""
+"""reads flags and files again; raises WireError or ValueError"""
 
 
 def run(configuration: Configuration, reload: Reload | None = None) -> int:
-    """Run until told to stop; the exit code."""
+    """Runs until stopped. Returns the exit code."""
     return asyncio.run(_main(configuration, reload))
 
 
@@ -76,25 +75,25 @@ async def _main(configuration: Configuration, reload: Reload | None) -> int:
         return 2
     async with KubeClient(access, user_agent=COMPONENT) as client:
         try:
-            return await Process(configuration, client, hardware, reload=reload).run()
+            return await AgentProcess(configuration, client, hardware, reload=reload).run()
         finally:
             await _close(hardware)
 
 
-class Process:
-    """One running agent. Make it on the event loop that runs it."""
+class AgentProcess:
+    """One running agent. Build it on the event loop that runs it."""
 
     def __init__(
         self, configuration: Configuration, client: KubeClient, hardware: Hardware, *, reload: Reload | None = None
     ) -> None:
         self.configuration = configuration
         self._reload = reload
-        self._inventory = AskedInventory(hardware)
+        self._inventory = AsyncInventory(hardware)
         self.watch = HardwareWatch(self._inventory, configuration.settings)
         host = configuration.settings.node_name
         self.events = EventBroadcaster(client, component=COMPONENT, host=host)
         self.link_events = EventBroadcaster(client, component=LINK_COMPONENT, host=host, window=LINK_WINDOW_S)
-        self.metrics = Metrics(self._seen)
+        self.metrics = AgentMetrics(self._status)
         self._surroundings = Surroundings(
             configuration.settings,
             client=client,
@@ -106,18 +105,18 @@ class Process:
             mark=self.watch.mark,
             registry=self.metrics.registry,
         )
-        self.agent: Agent | None = None
+        self.agent: NodeAgent | None = None
         self.listening = asyncio.Event()
         self.address: Address | None = None
-        """of the metrics; known once `listening` is set"""
+        """of the metrics; set before `listening`"""
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: self.configuration.files)
-        self._renew = asyncio.Event()
+        self._restart = asyncio.Event()
         self._parts_over = asyncio.Event()
         self._kept: str | None = None
 
     async def run(self) -> int:
-        """Until a signal: 0; a fault outside of the parts that can be started anew: 1."""
+        """Returns 0 after a signal, 1 after a fault outside the parts that can be restarted."""
         loop = asyncio.get_running_loop()
         for number in STOPS:
             loop.add_signal_handler(number, self.stopping.set)
@@ -129,15 +128,15 @@ class Process:
                 loop.remove_signal_handler(number)
 
     def missing(self) -> str:
-        """Why kubelet's pods cannot be served; empty = ready."""
+        """Returns why pods cannot be served; empty if ready."""
         return self.agent.missing() if self.agent is not None else "the agent is starting"
 
-    def _listens(self, address: Address) -> None:
+    def _on_listening(self, address: Address) -> None:
         self.address = address
         self.listening.set()
 
     async def _until_stopped(self) -> int:
-        self._say(self.configuration)
+        self._log_problems(self.configuration)
         work = asyncio.create_task(self._work())
         stop = asyncio.create_task(self.stopping.wait())
         try:
@@ -157,8 +156,8 @@ class Process:
         return code
 
     async def _end_in_order(self, work: asyncio.Task[None]) -> None:
-        """First nothing new is answered, then what was answered is written; what cannot be is a later agent's."""
-        self._renew.set()
+        """Stops serving first, then writes what was handed over. The next agent writes the rest."""
+        self._restart.set()
         over = asyncio.create_task(self._parts_over.wait())
         await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
@@ -174,41 +173,41 @@ class Process:
             group.create_task(self.link_events.run())
             group.create_task(self._surroundings.run())
             group.create_task(self._watch_files())
-            group.create_task(self._rounds())
+            group.create_task(self._run_parts())
             if self.configuration.metrics is not None:
                 group.create_task(
-                    observing.serve(
-                        self.configuration.metrics, self.metrics, missing=self.missing, on_listening=self._listens
+                    serve(
+                        self.configuration.metrics, self.metrics, missing=self.missing, on_listening=self._on_listening
                     )
                 )
 
     # -- the agent's parts
 
-    async def _rounds(self) -> None:
-        """Parts with one configuration after the other."""
+    async def _run_parts(self) -> None:
+        """Runs the parts with one configuration after the other."""
         failures, rng, time = 0, random.Random(), asyncio.get_running_loop().time
         while not self.stopping.is_set():
-            self._renew.clear()
-            self.agent = Agent(self.configuration.settings, self._surroundings)
+            self._restart.clear()
+            self.agent = NodeAgent(self.configuration.settings, self._surroundings)
             await self._keep_node_file()
             began = time()
-            fault = await self._round(self.agent)
+            fault = await self._run_agent(self.agent)
             if fault is None:
                 failures = 0
                 continue
             failures = 1 if time() - began >= SOUND_S else failures + 1
             pause = PAUSES.delay(failures, rng)
             self.metrics.restarts.inc()
-            log.error("a part of the agent failed; all start anew", again_in_s=round(pause, 1), exc_info=fault)
+            log.error("a part of the agent failed; restarting all parts", again_in_s=round(pause, 1), exc_info=fault)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._renew.wait()
+                    await self._restart.wait()
         self._parts_over.set()
 
-    async def _round(self, agent: Agent) -> Exception | None:
-        """Until there is another configuration, or a fault, which is returned."""
+    async def _run_agent(self, agent: NodeAgent) -> Exception | None:
+        """Runs the parts until the configuration changes, or returns their fault."""
         running = asyncio.create_task(agent.run())
-        renewed = asyncio.create_task(self._renew.wait())
+        renewed = asyncio.create_task(self._restart.wait())
         try:
             await asyncio.wait([running, renewed], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -230,9 +229,9 @@ class Process:
     # -- configuration
 
     async def _watch_files(self) -> None:
-        """Read the configuration again on SIGHUP and when a file changes."""
+        """Reads the configuration again on SIGHUP and when a file changes."""
         await self._file_watch.start()
-        # A file may have changed between the first reading and the first look.
+        # A file may have changed since it was first read.
         await self._read_again(asked=False)
         while True:
             await self._read_again(asked=await self._file_watch.wait_for_change())
@@ -248,7 +247,7 @@ class Process:
             return
         old, self.configuration = self.configuration, found
         if (found.faults, found.warnings) != (old.faults, old.warnings):
-            self._say(found)
+            self._log_problems(found)
         changed = found.settings != old.settings
         self.metrics.reloaded["taken" if changed else "unchanged"].inc()
         if not changed and not asked:
@@ -257,13 +256,13 @@ class Process:
         if changed:
             log.info("configuration changed", settings=changes(found, since=old))
         else:
-            log.info("starting anew with the same configuration")
+            log.info("restarting with the same configuration")
         if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
             log.warning("another driver root takes effect when the agent is restarted")
         self.watch.use(found.settings)
-        self._renew.set()
+        self._restart.set()
 
-    def _say(self, configuration: Configuration) -> None:
+    def _log_problems(self, configuration: Configuration) -> None:
         for text in configuration.faults:
             log.error("configuration fault", problem=text)
         for text in configuration.warnings:
@@ -271,9 +270,9 @@ class Process:
 
     # -- metrics
 
-    def _seen(self) -> Seen:
+    def _status(self) -> AgentStatus:
         agent = self.agent
-        return Seen(
+        return AgentStatus(
             fleet=self.watch.fleet.value,
             faults=self.watch.faults,
             missing=self.missing(),
@@ -284,8 +283,8 @@ class Process:
 
 
 async def _close(hardware: Hardware) -> None:
-    """A driver that hangs does not keep the process from ending."""
+    """A driver that hangs does not keep the process from exiting."""
     thread = CallThread("closing")
-    with suppress(NoAnswer):
+    with suppress(CallTimeout):
         await thread.call(hardware.close, deadline=CLOSE_S)
     await thread.close(patience=0.0)

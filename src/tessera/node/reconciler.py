@@ -1,7 +1,7 @@
-"""Tells the sharing mode, again and again, who holds slices on this node, so that it lets go of what belongs to nobody.
+"""Tells the sharing mode which containers hold slices, so that it releases everything else.
 
-Only while every pod of the node is known and can be read: unknown is never nobody. A fault of the mode is logged and
-met again in the next round. What the mode says of cards that it cannot share now is passed on.
+Runs only while every pod of the node is known and readable: unknown does not mean gone. A fault of the mode is logged
+and retried in the next round. Cards that the mode cannot share now are reported to the hardware watch.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import structlog
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.pods import NodePods
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.base import SharingMode
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 
 log = structlog.get_logger(__name__)
 
 EVERY_S = 5.0
-"""without any news: golden cases want a finished pod's MIG instance gone within so long"""
+"""without a change: the MIG instance of a finished pod must be gone within this time"""
 GAP_S = 0.25
-"""between two rounds, however much changes"""
+"""between two rounds, whatever changes"""
 
 
 class Claims(Protocol):
-    """Who knows the pods of this node."""
+    """The claims of the pods on this node."""
 
     @property
-    def pods(self) -> NodePods: ...
+    def pods(self) -> PodCache: ...
 
     def live_claims(self) -> Sequence[Claim] | None:
-        """None where that is unknown."""
+        """Returns None if they are unknown."""
         ...
 
 
 class Reconciler:
-    """Of one sharing mode, after its start."""
+    """Reconciles one sharing mode after its start."""
 
     def __init__(
         self,
         mode: SharingMode,
         claims: Claims,
-        fleet: Current[Fleet],
+        fleet: WatchedValue[Fleet],
         *,
         mark: Callable[[Mapping[str, str]], None] = lambda _problems: None,
     ) -> None:
@@ -54,55 +54,55 @@ class Reconciler:
         self._mark = mark
         self._claims = claims
         self._fleet = fleet
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._problem = ""
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         await self._claims.pods.ready.wait()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._hear_of_pods())
-            group.create_task(self._hear_of_cards())
-            group.create_task(self._settle_again())
+            group.create_task(self._follow_pods())
+            group.create_task(self._follow_fleet())
+            group.create_task(self._reconcile_repeatedly())
 
-    async def _settle_again(self) -> None:
+    async def _reconcile_repeatedly(self) -> None:
         while True:
-            self._news.clear()
-            await self.settle()
+            self._changed.clear()
+            await self.reconcile()
             await asyncio.sleep(GAP_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_S):
-                    await self._news.wait()
+                    await self._changed.wait()
 
-    async def _hear_of_pods(self) -> None:
+    async def _follow_pods(self) -> None:
         pods = self._claims.pods
         while True:
             seen = pods.version
-            self._news.set()
+            self._changed.set()
             await pods.changed(since=seen)
 
-    async def _hear_of_cards(self) -> None:
+    async def _follow_fleet(self) -> None:
         async with aclosing(self._fleet.changes()) as fleets:
             async for _ in fleets:
-                self._news.set()
+                self._changed.set()
 
-    async def settle(self) -> None:
-        """One round."""
+    async def reconcile(self) -> None:
+        """Runs one round."""
         live = self._claims.live_claims()
         if live is None:
-            self._is("a pod of this node cannot be read, so nothing is let go")
+            self._set_problem("a pod of this node cannot be read, so nothing is released")
             return
         try:
-            await self._mode.settle(live, self._fleet.value)
+            await self._mode.reconcile(live, self._fleet.value)
         except Exception as error:
-            # Whatever a card or a daemon comes up with: containers run on, and the next round is soon.
-            self._is(f"{type(error).__name__}: {error}", fault=error)
+            # No fault of a card or daemon may end the agent: containers run on, and the next round is soon.
+            self._set_problem(f"{type(error).__name__}: {error}", fault=error)
         else:
-            self._is("")
-        # Most modes have no such problems to tell.
+            self._set_problem("")
+        # Most modes report no such problems.
         self._mark(getattr(self._mode, "problems", {}))
 
-    def _is(self, problem: str, *, fault: Exception | None = None) -> None:
+    def _set_problem(self, problem: str, *, fault: Exception | None = None) -> None:
         if problem and problem != self._problem:
-            log.warning("slices are not settled", problem=problem, exc_info=fault)
+            log.warning("slices are not reconciled", problem=problem, exc_info=fault)
         self._problem = problem

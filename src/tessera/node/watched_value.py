@@ -1,7 +1,7 @@
-"""A value that changes, and everybody who wants to hear of it.
+"""A value that changes, with any number of listeners.
 
-Every listener sees the latest value; one that is slow misses values in between but never the last one. Used from the
-event loop only, so there is nothing to lock.
+A listener always gets the latest value. A slow listener may miss values in between, but never the last one. Used from
+the event loop only, so nothing is locked.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Current(Generic[T]):
-    """The latest value. Setting an equal one tells nobody."""
+class WatchedValue(Generic[T]):
+    """The latest value. Setting an equal value notifies no listener."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -27,12 +27,12 @@ class Current(Generic[T]):
     def set(self, value: T) -> None:
         if value != self._value:
             self._value = value
-            # Everybody who waits holds the old event; the next to wait gets a new one.
+            # Waiting listeners hold the old event; later ones get a new one.
             self._changed.set()
             self._changed = asyncio.Event()
 
     async def changes(self) -> AsyncGenerator[T, None]:
-        """The value now, and then every later one that is still the latest when the listener asks."""
+        """Yields the current value, and then each later one that is still the latest when the listener is ready."""
         while True:
             changed = self._changed
             yield self._value

@@ -1,237 +1,302 @@
-"""Turns between bind and the end of a pod's last Allocate.
+"""The queue of a node between bind and a pod's last Allocate.
 
-kubelet's Allocate does not say which pod it is for. Where the answer itself must be right (a dependent pod), pods of
-one node that the agent could mix up go one after the other. Pods that carry their slices need no turn among themselves:
+kubelet's Allocate does not say which pod it is for. A pod whose containers take their slices through the downward API
+does not care. Every other pod depends on Allocate, and on a node one such pod at a time is handed over:
 
-    ask ----> waiting ----(no conflict with pods in hand or earlier waiters)----> in hand ----> over
-                 \\                                                     success, failed, gone or forgotten
-                  +--(waited too long: the bind fails and is tried again)
+    issue --> waiting --(nothing ahead blocks it)--> active --> out: handed over, gone, or overdue
+                 \\--(bind's time is over: the bind fails and kube-scheduler tries again)
 
-The order is the order of asking. Waiting is inside bind, which costs no other pod anything. A pod that carries its
-slices waits for dependent ones a few seconds at most, so that one that is stuck holds up nobody for long.
+The order is the order of asking, and pods wait inside bind. Downward API pods do not wait for each other. Beside a
+dependent pod they wait where a container's device count is the same, because the plugin could not tell the two apart;
+but only until that pod's binding is `DOWNWARD_API_WAIT_S` old, so that a stuck pod does not stop the node. Where the
+node has a foreign plugin that needs the node lock, an active pod takes it too.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum
 
-from tessera.core.devices import MigSlot
+import structlog
+
 from tessera.core.grants import Placement
+from tessera.kube.errors import KubeError
+from tessera.scheduler.node_lock import HeldLock, LockRefusal, NodeLocks, Owner
+from tessera.scheduler.settings import NodeLockMode
+from tessera.vendors.base import Vendor
+from tessera.wire import keys
+from tessera.wire.objects import Node
 
-CARRIED_WAITS_S = 10.0
-"""seconds: a handover takes milliseconds, unless kubelet or the agent is away. The agent counts on it (`OVERDUE_S`)"""
+log = structlog.get_logger(__name__)
 
-Slice = tuple[str, int, int, MigSlot | None]
-"""uuid, memory, cores, and the instance where the card is cut into some"""
-
-
-class Shape(NamedTuple):
-    """What Allocate calls of a pod look like from outside."""
-
-    slices: tuple[tuple[Slice, ...], ...]
-    """by container, only those that get devices"""
-    alone: bool = False
-    """True where the plugin hands over one pod at a time, or the pod gets what no other of its shape does"""
-    carried: bool = False
-    """True where the pod's containers find their slices in the pod itself, whatever Allocate answers"""
-    inits: frozenset[int] = frozenset()
-    """which of these containers are init containers: kubelet does not show to the agent what those hold"""
-
-    @property
-    def is_independent(self) -> bool:
-        """It conflicts with none that is so too."""
-        return self.carried and not self.alone
-
-    def conflicts(self, other: Shape) -> bool:
-        """Whether an Allocate call could be meant for either pod and it matters which."""
-        if self.alone or other.alone:
-            return True
-        if self.carried and other.carried:
-            return False
-        # Beside one that carries its slices, an answer tells nothing: it would count as the dependent pod's own.
-        if (self.slices, self.inits, self.carried) == (other.slices, other.inits, other.carried):
-            return False
-        return not {len(s) for s in self.slices}.isdisjoint(len(s) for s in other.slices)
+DOWNWARD_API_WAIT_S = 10.0
+"""seconds: a handover takes milliseconds unless kubelet or the agent is away. The node agent relies on it."""
+AGENT_USES_DOWNWARD_API = "env"
+"""word in the agent's annotation: containers get their slices from their own pod"""
 
 
-def shape_of(placement: Placement, *, inits: Collection[int] = (), alone: bool = False, carried: bool = False) -> Shape:
-    """The shape of a placement's handover, over all vendors; `inits` are positions of init containers."""
-    given: list[tuple[Slice, ...]] = []
-    first = set()
-    for vendor in sorted(placement.grants):
-        for position, grants in enumerate(placement.grants[vendor]):
-            if grants:
-                if position in inits:
-                    first.add(len(given))
-                given.append(tuple([(grant.uuid, grant.memory, grant.cores, grant.mig) for grant in grants]))
-    return Shape(tuple(given), alone, carried, frozenset(first))
+class TicketState(Enum):
+    """Where a ticket is."""
+
+    WAITING = "waiting"
+    ACTIVE = "active"
+    OUT = "out"
 
 
-@dataclass(slots=True)
-class _Pod:
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """A pod's place in the queue of its node, and the node locks that were taken for it."""
+
     uid: str
-    shape: Shape
-    since: float
-    """when it asked, or began to be handed over"""
+    owner: Owner
+    node: str
+    depends_on_allocate: bool
+    device_counts: frozenset[int]
+    """of its containers"""
+    lock_keys: tuple[str, ...] = ()
+    """the node locks that its plugin needs"""
+    since: float = 0.0
+    """when it asked, became active, or its binding was written"""
+    state: TicketState = TicketState.OUT
+    turn: asyncio.Future[None] | None = None
+    is_locking: bool = False
+    """it is active only to wait for HAMi's node lock"""
+    locks: list[HeldLock] = field(default_factory=list)
 
-    def is_in_the_way_of(self, other: _Pod, now: float) -> bool:
-        if self.uid == other.uid or not self.shape.conflicts(other.shape):
+    def is_blocked_by(self, ahead: Ticket, now: float) -> bool:
+        """Whether this pod has to wait for a pod ahead of it."""
+        if self.uid == ahead.uid:
             return False
-        return not other.shape.carried or now < self.since + CARRIED_WAITS_S
-
-
-@dataclass(slots=True)
-class _Waiter:
-    pod: _Pod
-    turn: asyncio.Future[None]
-
-
-@dataclass(slots=True)
-class _Queue:
-    in_hand: dict[str, _Pod] = field(default_factory=dict)
-    waiting: list[_Waiter] = field(default_factory=list)
-    dependent: set[str] = field(default_factory=set)
-    """uids of those in hand that pods which carry their slices may have to wait for"""
-
-    @property
-    def idle(self) -> bool:
-        return not self.in_hand and not self.waiting
-
-    def is_free_for(self, pod: _Pod) -> bool:
-        """Whether nobody is in its way. Where nobody is dependent, nobody is looked at: nodes have many pods."""
-        if pod.shape.is_independent and not self.dependent and not self.waiting:
+        if self.depends_on_allocate and ahead.depends_on_allocate:
             return True
-        return not any(each.is_in_the_way_of(pod, pod.since) for each in self.before(pod))
+        if not self.depends_on_allocate and not ahead.depends_on_allocate:
+            return False
+        if self.device_counts.isdisjoint(ahead.device_counts):
+            return False
+        return self.depends_on_allocate or now < ahead.since + DOWNWARD_API_WAIT_S
 
-    def before(self, pod: _Pod) -> list[_Pod]:
-        """In hand, or waiting since before it."""
-        waiting = [waiter.pod for waiter in self.waiting]
-        return [*self.in_hand.values(), *(waiting[: waiting.index(pod)] if pod in waiting else waiting)]
+
+@dataclass(slots=True)
+class _NodeQueue:
+    active: dict[Ticket, None] = field(default_factory=dict)
+    waiting: list[Ticket] = field(default_factory=list)
+    active_dependents: int = 0
+
+    def ahead_of(self, ticket: Ticket) -> list[Ticket]:
+        position = self.waiting.index(ticket) if ticket in self.waiting else len(self.waiting)
+        return [*self.active, *self.waiting[:position]]
+
+    def is_free_for(self, ticket: Ticket, now: float) -> bool:
+        if not ticket.depends_on_allocate and not self.active_dependents and not self.waiting:
+            return True  # By far the most common case, on nodes with many pods.
+        return not any(ticket.is_blocked_by(each, now) for each in self.ahead_of(ticket))
 
 
-class Handover:
-    """The turns of all nodes. Used from the event loop only."""
+class AllocationQueue:
+    """The queues of all nodes. Used from the event loop only."""
 
-    def __init__(self, *, forget_after: float, time: Callable[[], float]) -> None:
-        self._forget_after = forget_after
+    def __init__(
+        self,
+        locks: NodeLocks,
+        vendors: Mapping[str, Vendor],
+        *,
+        mode: NodeLockMode,
+        turn_seconds: float,
+        overdue_seconds: float,
+        time: Callable[[], float],
+    ) -> None:
+        """`turn_seconds`: longest wait inside bind. `overdue_seconds`: after which a pod's turn ends by itself."""
+        self._locks = locks
+        self._vendors = vendors
+        self._mode = mode
+        self._turn_seconds = turn_seconds
+        self._overdue_seconds = overdue_seconds
         self._time = time
-        self._queues: dict[str, _Queue] = {}
-        self._nodes: dict[str, str] = {}
-        """uid -> node, of pods in hand"""
-        self._forgotten: set[str] = set()
-        """uids whose turn took too long: it is not given again for the same binding"""
+        self._agents: dict[str, frozenset[str]] = {}
+        """by node: what its agent, if it is ours, says about itself"""
+        self._queues: dict[str, _NodeQueue] = {}
 
     @property
-    def in_hand(self) -> int:
-        return sum(len(queue.in_hand) for queue in self._queues.values())
+    def active(self) -> int:
+        return sum(len(queue.active) for queue in self._queues.values())
 
     @property
     def waiting(self) -> int:
         return sum(len(queue.waiting) for queue in self._queues.values())
 
-    def holders(self, node: str) -> set[str]:
-        """The uids whose turn it is on a node."""
+    def active_on(self, node: str) -> list[Ticket]:
         queue = self._queues.get(node)
-        return set(queue.in_hand) if queue is not None else set()
+        return list(queue.active) if queue is not None else []
 
-    def has_turn(self, node: str, uid: str) -> bool:
-        queue = self._queues.get(node)
-        return queue is not None and uid in queue.in_hand
+    def observe_node(self, node: Node) -> None:
+        """The API shows a node: its agent and its lock may have changed."""
+        text = node.annotations.get(keys.AGENT)
+        if text is None:
+            self._agents.pop(node.name, None)
+        else:
+            self._agents[node.name] = frozenset(text.replace(",", " ").split())
+        self._locks.observe_node(node)
 
-    async def turn(self, node: str, uid: str, shape: Shape, *, timeout: float, at_once: bool = False) -> bool:
-        """Wait for the turn; False where it did not come in time. The turn lasts until `over`.
+    # -- who needs a turn
 
-        A pod has one turn: asked for on the same node again it still has it, on another node the old one ends.
-        `at_once` is for pods that those before them wait for. A pod that carries its slices gets it in any case.
-        """
-        if self._nodes.get(uid) == node:
+    def needs_lock(self, placement: Placement) -> bool:
+        if self._mode is not NodeLockMode.AUTO:
+            return self._mode is NodeLockMode.ALWAYS
+        return placement.node not in self._agents and self._has_lock(placement)
+
+    def depends_on_allocate(self, placement: Placement, *, uses_downward_api: bool) -> bool:
+        """Whether the pod gets its slices from Allocate's answer, and from a plugin that says when it is done."""
+        agent = self._agents.get(placement.node)
+        if agent is None:
+            return self.needs_lock(placement) or self._has_lock(placement)
+        return not (uses_downward_api and AGENT_USES_DOWNWARD_API in agent) or self.needs_lock(placement)
+
+    def issue(self, uid: str, owner: Owner, placement: Placement, *, uses_downward_api: bool) -> Ticket | None:
+        """A ticket for a pod that is about to be bound; None if no plugin of its node says when it is done."""
+        depends = self.depends_on_allocate(placement, uses_downward_api=uses_downward_api)
+        if not depends and placement.node not in self._agents:
+            return None
+        counts = {len(grants) for containers in placement.grants.values() for grants in containers if grants}
+        lock_keys = self._lock_keys(placement) if depends and self.needs_lock(placement) else ()
+        return Ticket(uid, owner, placement.node, depends, frozenset(counts), lock_keys)
+
+    # -- entering
+
+    async def enter(self, ticket: Ticket) -> str:
+        """Wait for the turn and for the node locks; empty, or why they could not be had in time."""
+        deadline = self._time() + self._turn_seconds
+        if ticket.state is not TicketState.ACTIVE and not await self._take_turn(ticket, deadline):
+            return f"node {ticket.node} is still handing devices to another pod"
+        if ticket.state is TicketState.OUT:
+            return ""  # The pod was deleted or bound meanwhile, which the bind sees itself.
+        for key in ticket.lock_keys:
+            if any(held.key == key for held in ticket.locks):
+                continue
+            ticket.is_locking = key == keys.NODE_LOCK
+            try:
+                answer = await self._locks.acquire(ticket.node, key, ticket.owner, timeout=deadline - self._time())
+            finally:
+                ticket.is_locking = False
+            if isinstance(answer, LockRefusal):
+                return answer.text
+            # Even if the pod is gone by now: then the bind finds out, and gives the lock back.
+            ticket.locks.append(answer)
+        return ""
+
+    def enter_at_once(self, ticket: Ticket) -> None:
+        """The pod was bound by an earlier process and is not handed over yet."""
+        self._activate(ticket)
+
+    def restart_clock(self, ticket: Ticket) -> None:
+        """The binding is written: from now on the plugin can hand over."""
+        if ticket.state is TicketState.ACTIVE:
+            ticket.since = self._time()
+
+    async def _take_turn(self, ticket: Ticket, deadline: float) -> bool:
+        ticket.since = self._time()
+        queue = self._queues.get(ticket.node)
+        if queue is None or queue.is_free_for(ticket, ticket.since) or self._is_waited_for(ticket):
+            self._activate(ticket)
             return True
-        self.over(uid)
-        pod = _Pod(uid, shape, self._time())
-        queue = self._queues.get(node)
-        if at_once or queue is None or queue.is_free_for(pod):
-            self._take(node, pod)
-            return True
-        waiter = _Waiter(pod, asyncio.get_running_loop().create_future())
-        queue.waiting.append(waiter)
-        deadline = pod.since + timeout
+        turn = ticket.turn = asyncio.get_running_loop().create_future()
+        ticket.state = TicketState.WAITING
+        queue.waiting.append(ticket)
         try:
-            while not waiter.turn.done() and self._time() < deadline:
-                patience = [each.since + CARRIED_WAITS_S for each in queue.before(pod)] if shape.carried else []
-                until = min((each for each in patience if each > self._time()), default=deadline)
-                await asyncio.wait([waiter.turn], timeout=min(until, deadline) - self._time())
-                if not waiter.turn.done():
-                    self._advance(node)
-            if shape.carried and not waiter.turn.done():
-                self._take(node, _Pod(uid, shape, self._time()))
-            return shape.carried or waiter.turn.done()
+            while not turn.done() and self._time() < deadline:
+                await asyncio.wait([turn], timeout=self._next_look(queue, ticket, deadline) - self._time())
+                if not turn.done():
+                    self._advance(ticket.node)
+            if not turn.done() and not ticket.depends_on_allocate:
+                queue.waiting.remove(ticket)
+                self._activate(ticket)
+            return ticket.state is not TicketState.WAITING
         except asyncio.CancelledError:
-            self.over(uid)
+            self.leave(ticket)
             raise
         finally:
-            if waiter in queue.waiting:
-                queue.waiting.remove(waiter)
-                self._advance(node)
+            ticket.turn = None
+            if ticket.state is TicketState.WAITING:
+                self.leave(ticket)
 
-    def begun(self, uid: str) -> None:
-        """The binding is written: from now on the agent can hand over."""
-        node = self._nodes.get(uid)
-        if node is not None:
-            self._queues[node].in_hand[uid].since = self._time()
-
-    def resume(self, node: str, uid: str, shape: Shape) -> None:
-        """A pod that an earlier process bound and whose handover is not over."""
-        if uid not in self._nodes and uid not in self._forgotten:
-            self._take(node, _Pod(uid, shape, self._time()))
-
-    def over(self, uid: str) -> bool:
-        """The handover ended: success, failure, or the pod is gone."""
-        self._forgotten.discard(uid)
-        node = self._nodes.pop(uid, None)
-        if node is None:
-            return False
-        self._queues[node].in_hand.pop(uid, None)
-        self._queues[node].dependent.discard(uid)
-        self._advance(node)
-        return True
-
-    def forget_old(self) -> list[str]:
-        """End turns that no agent ever ended; their uids."""
+    def _next_look(self, queue: _NodeQueue, ticket: Ticket, deadline: float) -> float:
+        """When time alone may end the wait."""
+        if ticket.depends_on_allocate:
+            return deadline
         now = self._time()
-        since = now - self._forget_after
-        old = [uid for queue in self._queues.values() for uid, pod in queue.in_hand.items() if pod.since <= since]
-        for uid in sorted(old):
-            self.over(uid)
-        self._forgotten.update(old)
-        return sorted(old)
+        overdue = [each.since + DOWNWARD_API_WAIT_S for each in queue.ahead_of(ticket)]
+        return min([deadline, *(moment for moment in overdue if moment > now)])
 
-    def _take(self, node: str, pod: _Pod) -> None:
-        queue = self._queues.get(node)
-        if queue is None:
-            queue = self._queues[node] = _Queue()
-        queue.in_hand[pod.uid] = pod
-        if not pod.shape.is_independent:
-            queue.dependent.add(pod.uid)
-        self._nodes[pod.uid] = node
+    def _is_waited_for(self, ticket: Ticket) -> bool:
+        """An earlier process took the lock for this pod, and all active pods only wait for that lock."""
+        return self._locks.owner(ticket.node) == ticket.owner and all(
+            each.is_locking for each in self._queues[ticket.node].active
+        )
+
+    # -- leaving
+
+    def leave(self, ticket: Ticket) -> None:
+        """The pod is handed over, or gone. The plugin removes its locks itself; a bind that waits goes on."""
+        ticket.locks.clear()
+        queue = self._queues.get(ticket.node)
+        state, ticket.state = ticket.state, TicketState.OUT
+        if queue is None or state is TicketState.OUT:
+            return
+        if state is TicketState.ACTIVE:
+            del queue.active[ticket]
+            queue.active_dependents -= ticket.depends_on_allocate
+        else:
+            queue.waiting.remove(ticket)
+            if ticket.turn is not None and not ticket.turn.done():
+                ticket.turn.set_result(None)
+        self._advance(ticket.node)
+
+    async def give_back(self, ticket: Ticket) -> None:
+        """The bind failed: remove the locks, then leave. A lock that cannot be removed is left to its expiry."""
+        try:
+            while ticket.locks:
+                held = ticket.locks.pop()
+                try:
+                    await self._locks.release(held)
+                except KubeError as error:
+                    log.warning("node lock not released", node=held.node, key=held.key, error=str(error))
+        finally:
+            # Last, so that the next pod finds the lock gone.
+            self.leave(ticket)
+
+    def end_overdue(self) -> None:
+        """End turns that no plugin ever ended; their locks have expired."""
+        latest = self._time() - self._overdue_seconds
+        overdue = [each for queue in self._queues.values() for each in queue.active if each.since <= latest]
+        for ticket in overdue:
+            self.leave(ticket)
+
+    # -- inside
+
+    def _activate(self, ticket: Ticket) -> None:
+        ticket.state, ticket.since = TicketState.ACTIVE, self._time()
+        queue = self._queues.setdefault(ticket.node, _NodeQueue())
+        queue.active[ticket] = None
+        queue.active_dependents += ticket.depends_on_allocate
 
     def _advance(self, node: str) -> None:
-        """Give the turn to every waiter that conflicts with nobody before it."""
-        queue = self._queues[node]
-        before, now = list(queue.in_hand.values()), self._time()
-        still: list[_Waiter] = []
-        for waiter in queue.waiting:
-            if waiter.turn.done():
-                continue
-            if any(each.is_in_the_way_of(waiter.pod, now) for each in before):
-                still.append(waiter)
-            else:
-                waiter.pod.since = now
-                self._take(node, waiter.pod)
-                waiter.turn.set_result(None)
-            before.append(waiter.pod)
-        queue.waiting = still
-        if queue.idle:
+        """Activate every waiting ticket that nothing ahead blocks."""
+        queue, now = self._queues[node], self._time()
+        ahead = list(queue.active)
+        for ticket in list(queue.waiting):
+            if not any(ticket.is_blocked_by(each, now) for each in ahead):
+                queue.waiting.remove(ticket)
+                self._activate(ticket)
+                if ticket.turn is not None and not ticket.turn.done():
+                    ticket.turn.set_result(None)
+            ahead.append(ticket)
+        if not queue.active and not queue.waiting:
             del self._queues[node]
+
+    def _has_lock(self, placement: Placement) -> bool:
+        return any(self._vendors[vendor].keys.lock for vendor in placement.grants)
+
+    def _lock_keys(self, placement: Placement) -> tuple[str, ...]:
+        """One per vendor, each once; HAMi's common one for a vendor without its own."""
+        return tuple(sorted({self._vendors[vendor].keys.lock or keys.NODE_LOCK for vendor in placement.grants}))

@@ -1,194 +1,217 @@
-"""The decisions of one scheduler, put together on any cluster: ledger, keepers, filter, bind, turns and waking.
+"""Composition root of the scheduling pipeline: ledger, informer handlers, filter, binder, queue and wake-ups.
 
-One event loop runs all of it. What feeds the three sinks (`pods`, `nodes`, `quotas`), who calls `tick`, and whether
-this replica leads is not decided here.
+One event loop runs all of it. The engine does not read the API by itself: something else feeds the three handlers
+(`pods`, `nodes`, `quotas`), calls `tick`, and says whether this replica leads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from datetime import tzinfo
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
-from tessera.core.selection import Refused, Selector
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
-from tessera.scheduler.allocation_queue import Handover
-from tessera.scheduler.binder import NOT_LEADING, Binder, BindEvent
-from tessera.scheduler.demand_seed import DemandSeed
-from tessera.scheduler.filter import Filter, FilterEvent
-from tessera.scheduler.host_resources import Hosts
-from tessera.scheduler.kube_api import Cluster
+from tessera.scheduler.allocation_queue import AllocationQueue
+from tessera.scheduler.binder import NOT_LEADING, Binder
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.filter import Filter
+from tessera.scheduler.host_resources import HostResources
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.observer import SchedulerObserver
+from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
+from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.settings import Settings
-from tessera.scheduler.turns import Turns
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
+from tessera.wire.extender import encode_binding_result, encode_filter_result
 from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = 404
-WAKE_AGAIN = 1.0
-"""seconds after a pod could not be told that it fits"""
+WAKE_AGAIN_SECONDS = 1.0
+"""until pods are woken that could not be woken at once"""
 
 
 class Engine:
-    """Make it on the event loop that runs it."""
+    """The pipeline of one scheduler replica."""
 
     def __init__(
         self,
         settings: Settings,
-        cluster: Cluster,
+        api: KubeApi,
         *,
-        now: Callable[[], float],
-        zone: tzinfo,
+        clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        leads: Callable[[], bool] = lambda: True,
-        on_decision: Callable[[FilterEvent], None] = lambda _event: None,
-        on_refusal: Callable[[Refused], None] = lambda _refused: None,
-        on_bind: Callable[[BindEvent], None] = lambda _event: None,
-        on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
+        observer: SchedulerObserver,
     ) -> None:
-        time = asyncio.get_running_loop().time
-        self._cluster = cluster
-        self._now = now
+        self._api = api
+        self._clock = clock
         self._spawn = spawn
-        self._leads = leads
-        self._room = asyncio.Event()
+        self.is_leader = True
+        """another replica decides while this is False"""
         self.vendors = build_vendors(settings.device_sections, settings.switches)
         self.ledger = Ledger(self.vendors)
         self.selector = Selector(self.ledger)
-        self.waiting = UnschedulablePods()
-        self.handover = Handover(forget_after=settings.node_lock_seconds, time=time)
-        locks = NodeLocks(cluster, expire_after=settings.node_lock_seconds, now=now)
-        self.turns = Turns(self.handover, locks, self.vendors, mode=settings.node_lock, timeout=settings.turn_seconds)
-        self.filter = Filter(
-            self.ledger,
-            self.selector,
+        self.unschedulable = UnschedulablePods()
+        self.queue = AllocationQueue(
+            NodeLocks(api, expire_after=settings.node_lock_seconds, now=clock.now),
             self.vendors,
-            waiting=self.waiting,
-            defaults=settings.policies,
+            mode=settings.node_lock,
+            turn_seconds=settings.turn_seconds,
+            overdue_seconds=settings.node_lock_seconds,
+            time=clock.monotonic,
+        )
+        self.cycles = PodCycles(
+            self.ledger,
+            self.queue,
+            self.unschedulable,
+            clock=clock,
             reservation_seconds=settings.reservation_seconds,
-            time=time,
-            on_room=self._room.set,
-            on_decision=on_decision,
-            on_refusal=on_refusal,
+        )
+        self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
+        self._demand = DemandTracker(self.ledger.arrays, self.vendors)
+        self._hosts = HostResources(self.ledger.arrays) if self._uses_forecast else None
+        self.requests = RequestReader(self.vendors, settings.policies, self._demand)
+        self.filter = Filter(
+            self.selector, self.cycles, self.requests, vendors=self.vendors, demand=self._demand, observer=observer
         )
         self.binder = Binder(
-            self.ledger,
-            self.vendors,
-            decisions=self.filter,
-            turns=self.turns,
-            cluster=cluster,
-            reservation_seconds=settings.reservation_seconds,
-            now=now,
-            time=time,
-            leads=leads,
-            on_bind=on_bind,
+            self.cycles,
+            self.filter,
+            api,
+            vendors=self.vendors,
+            is_leader=lambda: self.is_leader,
+            observer=observer,
         )
-        ahead = uses_forecast(settings.policies.node, settings.policies.device)
-        hosts = Hosts(self.ledger.arrays) if ahead else None
-        self._lessons = DemandSeed(self.vendors) if ahead else None
-
-        def seen(node: Node) -> None:
-            self.turns.seen(node)
-            if hosts is not None:
-                hosts.put_node(node)
-
         self.pods = PodInformer(
-            self.ledger,
+            self.cycles,
             self.vendors,
-            turns=self.turns,
-            waiting=self.waiting,
-            on_room=self._room.set,
-            on_settled=self.filter.settled,
-            on_pod=on_pod,
-            on_listed=self._lessons.note if self._lessons is not None else lambda _pod: None,
-            on_synced=self._learn,
-            hosts=hosts,
+            hosts=self._hosts,
+            observer=observer,
+            on_listed=self._on_pod_listed,
+            on_synced=self.on_synced,
         )
         self.nodes = NodeInformer(
-            self.ledger,
-            self.vendors,
-            selector=settings.node_selector,
-            now=now,
-            zone=zone,
-            patch=self._stamp,
-            on_room=self._room.set,
-            on_node=seen,
-            on_synced=self._learn,
+            self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
         )
-        self.quotas = QuotaInformer(self.ledger, self.vendors, on_room=self._room.set)
+        self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable)
 
-    def _learn(self) -> None:
-        """Once pods and nodes are known: what a pod asks is seen against the cards that there are."""
-        if self._lessons is not None and self.pods.has_synced and self.nodes.has_synced:
-            self.filter.learn(self._lessons.take())
+    # -- answers
+
+    def answer_filter(self, body: bytes) -> bytes:
+        missing = self.missing()
+        return encode_filter_result(error=missing) if missing else self.filter.answer(body)
+
+    def answer_bind(self, body: bytes) -> Awaitable[bytes]:
+        missing = self.missing()
+        return _completed(encode_binding_result(missing)) if missing else self.binder.answer(body)
 
     def unsynced(self) -> str:
-        """Which first list is not complete; empty = all are."""
+        """Which first list is not complete; empty if all are."""
         if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced:
             return ""
         done = {"pods": self.pods.has_synced, "nodes": self.nodes.has_synced, "quotas": self.quotas.has_synced}
-        open_ = [name for name, synced in done.items() if not synced]
-        return f"the first list of {', '.join(open_)} is not complete" if open_ else ""
+        return f"the first list of {', '.join(name for name, synced in done.items() if not synced)} is not complete"
 
     def missing(self) -> str:
-        """Why no decision can be made; empty = ready to decide."""
-        return self.unsynced() or ("" if self._leads() else NOT_LEADING)
+        """Why no decision can be made; empty if one can."""
+        return self.unsynced() or ("" if self.is_leader else NOT_LEADING)
+
+    # -- told by the informers
+
+    def on_node(self, node: Node) -> None:
+        self.queue.observe_node(node)
+        if self._hosts is not None:
+            self._hosts.put_node(node)
+
+    def on_handshake(self, node: str, annotations: Patch) -> None:
+        if self.is_leader:
+            self._spawn(self._annotate_node(node, annotations))
+
+    def on_room(self) -> None:
+        self.unschedulable.on_room()
+
+    def on_synced(self) -> None:
+        if self._uses_forecast and self.pods.has_synced and self.nodes.has_synced:
+            # What a pod asks for is seen against the cards that there are, so both lists are needed.
+            self._demand.start(self._read_request)
+        # What was gained while decisions had to wait woke no pod.
+        self.unschedulable.on_room()
+
+    def _on_pod_listed(self, pod: Pod) -> None:
+        if self._uses_forecast:
+            self._demand.note_listed(pod)
+
+    def _read_request(self, pod: Pod) -> PodRequest | None:
+        prepared = self.requests.read(pod)
+        return None if isinstance(prepared, BadPod) or not prepared.request.asks_for_devices else prepared.request
+
+    # -- over time
+
+    def forget_vendors(self) -> None:
+        """The vendors have changed: drop everything that was read or judged by the old ones."""
+        self.filter.forget()
+        self.pods.forget()
+        for name in self.ledger.node_names():
+            # Equal facts would not be charged again, but what they are charged may have changed.
+            self.ledger.forget_node(name)
 
     def tick(self) -> None:
-        """Look at what only time changes: handshakes, reservations, forgotten turns, pods never seen."""
-        if self._leads():
+        """Do what only time brings: handshakes, expiries, look-ups. Called every 15 s."""
+        if self.is_leader:
             self.nodes.tick()
-        expired = self.filter.expire()
-        for uid in expired:
-            self.turns.over(uid)
-        if expired:
-            log.info("reservations expired", pods=len(expired))
-            self._room.set()
-        self.turns.forget_old()
-        self.waiting.forget_unseen(self.pods.is_pending)
-        self._spawn(self.binder.look_after())
+        self.cycles.tick()
+        self._spawn(self.binder.look_up_unconfirmed())
 
-    async def wake(self) -> None:
-        """For ever: whenever there is more room, make kube-scheduler ask again for pods that fit now."""
-        # A value that no earlier process wrote: a patch that changes nothing would wake nobody.
-        began, serial = int(self._now()), 0
+    async def wake_pods(self) -> None:
+        """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now."""
+        # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
+        began, serial = int(self._clock.now()), 0
+        room = self.unschedulable.room
         while True:
-            await self._room.wait()
-            self._room.clear()
+            await room.wait()
+            room.clear()
             if self.missing():
                 # The room stays; whether it helps is seen once decisions can be made again.
-                asyncio.get_running_loop().call_later(WAKE_AGAIN, self._room.set)
+                asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
-            for pod in self.waiting.wake(self.selector):
+            for pod in self.unschedulable.wake(self.selector):
                 serial += 1
                 try:
-                    await self._cluster.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
+                    await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
                 except KubeError as error:
                     if isinstance(error, ApiError) and error.status == NOT_FOUND:
-                        self.waiting.gone(pod.uid)
+                        self._forget_refused(pod.uid)
                         continue
-                    self.waiting.not_woken(pod.uid)
-                    # Nothing else may ever happen: the room that is there must be enough to try again.
-                    asyncio.get_running_loop().call_later(WAKE_AGAIN, self._room.set)
+                    self.unschedulable.on_wake_failed(pod.uid)
+                    # Perhaps nothing else ever happens: the room that is there must be enough to try again.
+                    asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                     log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
-    def _stamp(self, node: str, annotations: Patch) -> None:
-        if self._leads():
-            self._spawn(self._annotate_node(node, annotations))
+    def _forget_refused(self, uid: str) -> None:
+        cycle = self.cycles.get(uid)
+        if cycle is not None and cycle.state is CycleState.REFUSED:
+            self.cycles.forget(cycle)
 
     async def _annotate_node(self, node: str, annotations: Patch) -> None:
         try:
-            await self._cluster.annotate_node(node, annotations)
+            await self._api.annotate_node(node, annotations)
         except KubeError as error:
             log.warning("handshake not written", node=node, error=str(error))
+
+
+async def _completed(answer: bytes) -> bytes:
+    return answer

@@ -1,7 +1,7 @@
-"""What nodes have free beside their cards: CPU and memory, counted as kube-scheduler counts them.
+"""Free CPU and memory of the nodes, counted as kube-scheduler counts them.
 
-Told to the ledger's arrays for policies that look ahead; nothing is ever refused for it, since kube-scheduler has
-checked it before. Kept only where the default policy looks ahead. An amount that cannot be read counts as nothing.
+The ledger's arrays need them for policies that look ahead. Nothing is ever refused for them, since kube-scheduler has
+checked them before. Kept only if the default policy looks ahead. An amount that cannot be read counts as nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _amount(text: str | int | float | None, *, scale: int = 1, per: int = 1) -> 
     return 0 if found is None or isinstance(found, NotAQuantity) else max(int(found.value * scale) // per, 0)
 
 
-class Hosts:
+class HostResources:
     """Allocatable of every node, less what its pods ask for."""
 
     def __init__(self, arrays: CardArrays) -> None:

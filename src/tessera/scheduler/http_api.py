@@ -1,8 +1,7 @@
-"""The HTTP side: which route answers on which listener, and who may call filter and bind.
+"""The HTTP API: the routes of each listener, and which peers may call filter and bind.
 
-Filter and bind decide about the whole cluster, so they answer loopback peers only, or peers that present a
-certificate of the configured authority; this holds on every listener, HAMi's single one included. Nothing is decided
-here.
+Filter and bind decide about the whole cluster. So on every listener, HAMi's single one included, they answer only
+loopback peers and peers that present a certificate of the configured authority. Nothing is decided here.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --clie
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """What the service answers with."""
+    """The functions behind the routes."""
 
     filter: Callable[[bytes], bytes]
     bind: Callable[[bytes], Awaitable[bytes]]
     review: Callable[[bytes, str], bytes]
     """body and content type of a webhook call"""
     metrics: Callable[[], AsyncIterator[bytes]]
-    """the text in pieces: all cards of a large cluster are tens of megabytes"""
+    """yields the text in pieces: all cards of a large cluster are tens of megabytes"""
     is_ready: Callable[[], str]
-    """empty, or what is missing"""
+    """empty if ready, else what is missing"""
     observe: Callable[[str, float], None]
-    """verb and seconds"""
+    """takes the verb and the seconds that it took"""
 
 
-def may_decide(transport: asyncio.BaseTransport | None) -> bool:
+def may_call_extender(transport: asyncio.BaseTransport | None) -> bool:
     """Whether the peer may call filter and bind."""
     if transport is None:
         return False
@@ -56,32 +55,32 @@ def may_decide(transport: asyncio.BaseTransport | None) -> bool:
     return bool((mapped or address).is_loopback)
 
 
-def refusal_of(transport: asyncio.BaseTransport) -> Response | None:
-    """What filter and bind answer this peer with instead, if anything."""
-    return None if may_decide(transport) else FORBIDDEN
+def find_refusal(transport: asyncio.BaseTransport) -> Response | None:
+    """The answer of filter and bind to a peer that may not call them; None if it may."""
+    return None if may_call_extender(transport) else FORBIDDEN
 
 
-def lean_routes(routes: Routes) -> list[Route]:
-    """Of the extender's own listener, which every pod meets twice; `refusal_of` is its guard."""
-    decide = _Decisions(routes)
+def extender_routes(routes: Routes) -> list[Route]:
+    """For the extender's own listener, which is called twice per pod; its guard is `find_refusal`."""
+    decide = _ExtenderHandlers(routes)
     return [
         Route("POST", "/filter", decide.filter, guarded=True),
         Route("POST", "/bind", decide.bind, guarded=True),
-        *(_lean_health(path, answer) for path, answer in listener.health_checks(routes.is_ready).items()),
+        *(_health_route(path, answer) for path, answer in listener.health_checks(routes.is_ready).items()),
     ]
 
 
-def extender_routes(routes: Routes) -> list[web.RouteDef]:
-    """The same two on HAMi's single listener."""
-    decide = _Decisions(routes)
+def aiohttp_extender_routes(routes: Routes) -> list[web.RouteDef]:
+    """Filter and bind on HAMi's single listener."""
+    decide = _ExtenderHandlers(routes)
 
     async def filter_(request: web.Request) -> web.Response:
-        if not may_decide(request.transport):
+        if not may_call_extender(request.transport):
             return listener.as_web_response(FORBIDDEN)
         return listener.as_web_response(decide.filter(await request.read()))
 
     async def bind(request: web.Request) -> web.Response:
-        if not may_decide(request.transport):
+        if not may_call_extender(request.transport):
             return listener.as_web_response(FORBIDDEN)
         return listener.as_web_response(await decide.bind(await request.read()))
 
@@ -116,8 +115,8 @@ def metrics_routes(routes: Routes) -> list[web.RouteDef]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decisions:
-    """Filter and bind as both servers ask for them, timed without what is before and after."""
+class _ExtenderHandlers:
+    """Filter and bind for both kinds of listener. The measured time leaves out reading and writing HTTP."""
 
     routes: Routes
 
@@ -134,5 +133,5 @@ class _Decisions:
         return Response(200, answer, JSON)
 
 
-def _lean_health(path: str, answer: Callable[[], Response]) -> Route:
+def _health_route(path: str, answer: Callable[[], Response]) -> Route:
     return Route("GET", path, lambda _body: answer())

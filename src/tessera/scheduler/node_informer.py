@@ -1,4 +1,4 @@
-"""Which cards of which nodes exist: the sink of the node informer, with the health rules of the plugins.
+"""Which cards of which nodes exist: the handler of the node informer, with the health rules of the plugins.
 
     registration readable, plugin alive      cards are in the ledger
     handshake asked > 60 s ago, no answer,
@@ -11,13 +11,15 @@ Only nodes with cards whose plugin speaks the handshake are ever patched; all ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta, tzinfo
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 import structlog
 
 from tessera.core.devices import NodeFacts
 from tessera.core.ledger import Ledger
+from tessera.scheduler.clock import Clock
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
 from tessera.wire.handshake import Absent, Deleted, Other, Reported, Requesting, decode_handshake, encode_requesting
@@ -33,8 +35,28 @@ Patch = dict[str, str]
 """annotations to set on a node"""
 
 
+class NodeListener(Protocol):
+    """What the node informer tells about nodes."""
+
+    def on_node(self, node: Node) -> None:
+        """The API shows a node that is ours."""
+        ...
+
+    def on_handshake(self, node: str, annotations: Patch) -> None:
+        """Stamps are to be written to the node."""
+        ...
+
+    def on_room(self) -> None:
+        """Capacity was added."""
+        ...
+
+    def on_synced(self) -> None:
+        """The first list is complete."""
+        ...
+
+
 class NodeInformer:
-    """Sink of the node informer."""
+    """Handler of the node informer."""
 
     def __init__(
         self,
@@ -42,22 +64,14 @@ class NodeInformer:
         vendors: Mapping[str, Vendor],
         *,
         selector: Mapping[str, str],
-        now: Callable[[], float],
-        zone: tzinfo,
-        patch: Callable[[str, Patch], None],
-        on_room: Callable[[], None],
-        on_node: Callable[[Node], None] = lambda _node: None,
-        on_synced: Callable[[], None] = lambda: None,
+        clock: Clock,
+        listener: NodeListener,
     ) -> None:
         self._ledger = ledger
         self._vendors = vendors
         self._selector = selector
-        self._now = now
-        self._zone = zone
-        self._patch = patch
-        self._on_room = on_room
-        self._on_node = on_node
-        self._on_synced = on_synced
+        self._clock = clock
+        self._listener = listener
         self._asked: dict[str, Node] = {}
         """nodes with a handshake that waits for an answer: only time changes what they mean"""
         self._registered: dict[str, NodeFacts] = {}
@@ -68,7 +82,7 @@ class NodeInformer:
         if not all(node.labels.get(label) == value for label, value in self._selector.items()):
             self.drop(key)
             return
-        self._on_node(node)
+        self._listener.on_node(node)
         self._register(node)
 
     def drop(self, key: str) -> None:
@@ -77,9 +91,7 @@ class NodeInformer:
 
     def synced(self) -> None:
         self.has_synced = True
-        self._on_synced()
-        # What was gained while decisions had to wait woke nobody.
-        self._on_room()
+        self._listener.on_synced()
 
     def tick(self) -> None:
         """Look again at nodes whose handshake runs; called every 15 s."""
@@ -100,7 +112,7 @@ class NodeInformer:
             self._ledger.observe_node(facts)
             self._shake_hands(node, {device.vendor for device in facts.devices})
             if known != facts:
-                self._on_room()
+                self._listener.on_room()
         else:
             self._forget(node.name)
 
@@ -113,7 +125,7 @@ class NodeInformer:
         if not vendor.keys.handshake or vendor.keys.register not in node.annotations:
             return True
         allocatable = _whole(node.allocatable.get(vendor.names.count))
-        match decode_handshake(node.annotations.get(vendor.keys.handshake), zone=self._zone):
+        match decode_handshake(node.annotations.get(vendor.keys.handshake), zone=self._clock.zone):
             case Requesting(time):
                 if time is None:
                     return True
@@ -132,16 +144,16 @@ class NodeInformer:
         stamps: Patch = {}
         for key in sorted(vendors):
             handshake = self._vendors[key].keys.handshake
-            match decode_handshake(node.annotations.get(handshake) if handshake else None, zone=self._zone):
+            match decode_handshake(node.annotations.get(handshake) if handshake else None, zone=self._clock.zone):
                 case Reported() | Deleted() | Other():
-                    stamps[handshake] = encode_requesting(self._time(), zone=self._zone)
+                    stamps[handshake] = encode_requesting(self._time(), zone=self._clock.zone)
                 case Requesting() | Absent():
                     pass
         if stamps:
-            self._patch(node.name, stamps)
+            self._listener.on_handshake(node.name, stamps)
 
     def _time(self) -> datetime:
-        return datetime.fromtimestamp(self._now(), UTC)
+        return datetime.fromtimestamp(self._clock.now(), UTC)
 
 
 def _whole(text: str | int | float | None) -> int | None:

@@ -1,10 +1,10 @@
 """The node-lock annotation, for nodes whose plugin finds its pod through it.
 
     free, ours, expired, owner gone or done  take it (optimistic patch on the node's resourceVersion)
-    another pod's                            wait until the node changes, the lock expires, or the time is over
+    held by another pod                      wait until the node changes, the lock expires, or the time is over
 
-Only the owner releases, and only the very value it wrote. The plugin normally does it when the handover ends; this
-process does where a bind fails. Cambricon's lock is a bare time under a key of its own, without an owner.
+Only the owner releases the lock, and only the exact value that it wrote. Normally the plugin does so when the handover
+ends; this process does so when a bind fails. Cambricon's lock is a bare time under its own key, without an owner.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from tessera.kube.errors import ApiError, Unreachable
-from tessera.scheduler.kube_api import Cluster
+from tessera.scheduler.kube_api import KubeApi
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import NodeLock, decode_node_lock, encode_node_lock
@@ -28,14 +28,14 @@ LOOK_AGAIN = 5.0
 """seconds after which a waiting bind looks at the node itself, in case the informer lags"""
 
 OVER = frozenset({"Running", "Succeeded", "Failed"})
-"""phases of a pod that waits for no Allocate any more; kubelet may refuse a pod before its plugin hears of it"""
+"""phases of a pod that no longer waits for Allocate; kubelet may refuse a pod before its plugin hears of it"""
 
 Owner = tuple[str, str]
 """namespace and name"""
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldLock:
     """A lock that was taken."""
 
     node: str
@@ -45,23 +45,23 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class NotHeld:
-    """Why a lock could not be had."""
+class LockRefusal:
+    """Why a lock was not taken."""
 
     text: str
 
 
 class NodeLocks:
-    """Takes and releases locks; `seen` is told about every change of a node."""
+    """Takes and releases locks. `observe_node` is told every change of a node."""
 
-    def __init__(self, cluster: Cluster, *, expire_after: float, now: Callable[[], float]) -> None:
-        self._cluster = cluster
+    def __init__(self, api: KubeApi, *, expire_after: float, now: Callable[[], float]) -> None:
+        self._api = api
         self._expire_after = timedelta(seconds=expire_after)
         self._now = now
         self._changes: dict[str, asyncio.Event] = {}
         self._owners: dict[str, Owner] = {}
 
-    def seen(self, node: Node) -> None:
+    def observe_node(self, node: Node) -> None:
         """Wake binds that wait for this node's lock."""
         owner = _owner(node)
         if owner is None:
@@ -73,70 +73,70 @@ class NodeLocks:
             change.set()
 
     def owner(self, node: str) -> Owner | None:
-        """The pod that has the node's lock, as far as is known here."""
+        """The pod that holds the node's lock, as the informer last showed it."""
         return self._owners.get(node)
 
-    async def acquire(self, node: str, key: str, owner: Owner, *, timeout: float) -> Held | NotHeld:
+    async def acquire(self, node: str, key: str, owner: Owner, *, timeout: float) -> HeldLock | LockRefusal:
         """Take the lock `key` of a node for a pod."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._acquire(node, key, owner)
         except TimeoutError:
-            return NotHeld(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
+            return LockRefusal(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
 
-    async def _acquire(self, node: str, key: str, owner: Owner) -> Held | NotHeld:
+    async def _acquire(self, node: str, key: str, owner: Owner) -> HeldLock | LockRefusal:
         conflicts = 0
         while conflicts < CONFLICTS:
             change = self._changes.setdefault(node, asyncio.Event())
-            live = await self._cluster.get_node(node)
+            live = await self._api.get_node(node)
             text = live.annotations.get(key)
             try:
                 lock = decode_node_lock(text) if text is not None else None
             except WireError as error:
-                return NotHeld(str(error))
+                return LockRefusal(str(error))
             if text is not None and lock is not None and lock.owner == owner and not self._is_expired(lock):
-                return Held(node, key, text)
-            if lock is not None and not await self._is_forgotten(lock, node):
-                await self._until_changed(change, lock)
+                return HeldLock(node, key, text)
+            if lock is not None and not await self._is_abandoned(lock, node):
+                await self._wait_for_change(change, lock)
                 continue
             named = owner if key == NODE_LOCK else (None, None)
             value = encode_node_lock(NodeLock(self._time(), *named))
             try:
-                await self._cluster.annotate_node(node, {key: value}, resource_version=live.metadata.resource_version)
+                await self._api.annotate_node(node, {key: value}, resource_version=live.metadata.resource_version)
             except ApiError as error:
                 if error.status != CONFLICT:
-                    return NotHeld(f"failed to set node lock of {node}: {error}")
+                    return LockRefusal(f"failed to set node lock of {node}: {error}")
                 conflicts += 1
             except Unreachable:
-                # It may be ours now: the next look says.
+                # It may be ours now: reading the node again tells.
                 conflicts += 1
             else:
-                return Held(node, key, value)
-        return NotHeld(f"node {node} is locked: node lock contention")
+                return HeldLock(node, key, value)
+        return LockRefusal(f"node {node} is locked: node lock contention")
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: HeldLock) -> None:
         """Remove the lock, if it is still the one that was taken."""
         for _ in range(CONFLICTS):
-            live = await self._cluster.get_node(held.node)
+            live = await self._api.get_node(held.node)
             if live.annotations.get(held.key) != held.text:
                 return
             try:
                 version = live.metadata.resource_version
-                await self._cluster.annotate_node(held.node, {held.key: None}, resource_version=version)
+                await self._api.annotate_node(held.node, {held.key: None}, resource_version=version)
             except ApiError as error:
                 if error.status != CONFLICT:
                     raise
             else:
                 return
 
-    async def _is_forgotten(self, lock: NodeLock, node: str) -> bool:
-        """Too old, or its pod is gone, elsewhere, or past all Allocates: the plugin has nothing to do under it."""
+    async def _is_abandoned(self, lock: NodeLock, node: str) -> bool:
+        """Whether it is too old, or its pod is gone, elsewhere, or past its last Allocate."""
         if self._is_expired(lock):
             return True
         if lock.owner is None:
             return False
         try:
-            owner = await self._cluster.get_pod(*lock.owner)
+            owner = await self._api.get_pod(*lock.owner)
         except ApiError as error:
             if error.status == 404:
                 return True
@@ -146,7 +146,7 @@ class NodeLocks:
     def _is_expired(self, lock: NodeLock) -> bool:
         return self._time() - lock.time > self._expire_after
 
-    async def _until_changed(self, change: asyncio.Event, lock: NodeLock) -> None:
+    async def _wait_for_change(self, change: asyncio.Event, lock: NodeLock) -> None:
         left = (lock.time + self._expire_after - self._time()).total_seconds()
         try:
             async with asyncio.timeout(min(max(left, 0.0) + 1.0, LOOK_AGAIN)):

@@ -1,7 +1,7 @@
-"""From a pod of the API to the request that is placed, and what bind has to know about it.
+"""From a pod of the API to the request that filter places.
 
-Most pods have sisters that differ in name alone: everything that is read of a pod beside its name makes a key, and pods
-of one key are prepared once. What the policy may look ahead to is not part of it.
+Most pods have siblings that differ in name alone. Everything that is read of a pod besides its name makes a key, and
+pods with the same key are read once. What a policy may look ahead to is not part of the key.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import replace
 
 import msgspec
 
+from tessera.core import policies
 from tessera.core.requests import Constraint, PodRequest
+from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
@@ -24,32 +27,31 @@ REMEMBERED = 1024
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
-class Prepared(msgspec.Struct, frozen=True):
-    """A pod between filter and bind."""
+class PreparedRequest(msgspec.Struct, frozen=True):
+    """A pod's request as filter places it, and what bind has to know beside it."""
 
     request: PodRequest
     uses_downward_api: bool
-    """all its containers read their slices from the pod's own annotations"""
-    disables_enforcement: bool = False
-    """a container is to run without the enforcing library, so no other pod may get its Allocate response"""
+    """all its containers read their slices from the pod's own annotations, so Allocate's response does not matter"""
 
 
-class Preparing:
-    """Prepares pods with the same vendors."""
+class RequestReader:
+    """Reads pods with the same vendors."""
 
-    def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults) -> None:
+    def __init__(self, vendors: Mapping[str, Vendor], defaults: PolicyDefaults, demand: DemandTracker) -> None:
         self._vendors = vendors
+        self._demand = demand
         self._switches = enforcement_switches(vendors)
         self._reader = PodReader(vendors, defaults)
-        self._known: dict[Hashable, Prepared | BadPod] = {}
+        self._known: dict[Hashable, PreparedRequest | BadPod] = {}
 
     def forget(self) -> None:
-        """The vendors are others now."""
+        """The vendors have changed."""
         self._switches = enforcement_switches(self._vendors)
         self._reader.forget()
         self._known.clear()
 
-    def prepare(self, pod: Pod) -> Prepared | BadPod:
+    def read(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request as it will be placed, or what is wrong with it."""
         key = self._key(pod)
         known = self._known.get(key)
@@ -61,14 +63,16 @@ class Preparing:
             return known
         metadata = pod.metadata
         request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
-        return Prepared(request, known.uses_downward_api, known.disables_enforcement)
+        if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
+            request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
+        return PreparedRequest(request, known.uses_downward_api)
 
-    def _read(self, pod: Pod) -> Prepared | BadPod:
+    def _read(self, pod: Pod) -> PreparedRequest | BadPod:
         request = self._reader.request(pod)
         if isinstance(request, BadPod):
             return request
         if not request.asks_for_devices:
-            return Prepared(request, uses_downward_api=False)
+            return PreparedRequest(request, uses_downward_api=False)
         references = read_references(pod, self._vendors)
         if references.misplaced is not None:
             return BadPod(references.misplaced, ADDED_LATER)
@@ -76,15 +80,15 @@ class Preparing:
         if isinstance(narrowed, BadPod):
             return narrowed
         uses_downward_api = references.has_any and references.cover(request, self._vendors)
-        return Prepared(narrowed, uses_downward_api, references.disables_enforcement)
+        return PreparedRequest(narrowed, uses_downward_api)
 
     def _key(self, pod: Pod) -> Hashable:
-        """All that `Preparing` reads of a pod, its name left out."""
+        """All that is read of a pod, without its name."""
         metadata, spec, switches = pod.metadata, pod.spec, self._switches
         return (
             tuple(metadata.annotations.items()) if metadata.annotations else (),
-            tuple([_of_container(one, switches) for one in spec.init_containers]) if spec.init_containers else (),
-            tuple([_of_container(one, switches) for one in spec.containers]) if spec.containers else (),
+            tuple([_container_key(one, switches) for one in spec.init_containers]) if spec.init_containers else (),
+            tuple([_container_key(one, switches) for one in spec.containers]) if spec.containers else (),
         )
 
 
@@ -102,7 +106,7 @@ def _narrowed(pod: PodRequest, vendors: Mapping[str, Vendor], *, has_references:
     return replace(pod, constraints=tuple(sorted((dict(pod.constraints) | narrowed).items())))
 
 
-def _of_container(container: Container, switches: frozenset[str]) -> Hashable:
+def _container_key(container: Container, switches: frozenset[str]) -> Hashable:
     resources = container.resources
     return (
         container.name,

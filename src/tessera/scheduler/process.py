@@ -1,7 +1,7 @@
-"""The life of the process: listeners, certificates, signals, reload, and an orderly end.
+"""The process: listeners, certificates, metrics, signals, reload, and an orderly end.
 
 start:   certificates -> listeners -> informers; ready when all first lists are complete
-SIGHUP, or a changed file: configuration is read again; a bad one is reported and the old one stays
+SIGHUP, or a changed file: the configuration is read again; a bad one is reported and the old one stays
 SIGTERM: no new connections -> running binds end -> pending events are written -> exit 0
 """
 
@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 import uvloop
@@ -24,15 +24,17 @@ from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.http_api import (
     Routes,
+    aiohttp_extender_routes,
     extender_routes,
+    find_refusal,
     health_routes,
-    lean_routes,
     metrics_routes,
-    refusal_of,
     webhook_routes,
 )
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
+from tessera.scheduler.observer import NullObserver, RefusedEvent
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.file_watch import FileWatch
@@ -50,7 +52,7 @@ EVENTS_SHARE = 0.25
 SYNC_POLL = 0.1
 """seconds between looks at whether the first lists are complete"""
 YOUNG_OBJECTS = 10_000
-"""that the collector lets come before it looks at them"""
+"""allocated before the collector looks at them"""
 
 Reload = Callable[[], Settings]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
@@ -78,22 +80,15 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
         return await process.run()
 
 
-class Process:
-    """One running scheduler with its listeners."""
+class Process(NullObserver):
+    """One running scheduler with its listeners. As the observer of the pipeline it keeps the metrics."""
 
     def __init__(self, settings: Settings, client: KubeClient, *, reload: Reload | None = None) -> None:
         self.settings = settings
         self._reload = reload
         self._client = client
         self.metrics = Metrics()
-        self.service = Service(
-            settings,
-            client,
-            on_refusal=self.metrics.refused,
-            on_audit=self._audited,
-            on_pod=self._note_instances,
-            on_write=self.metrics.wrote,
-        )
+        self.service = Service(settings, client, observer=self)
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
@@ -132,21 +127,21 @@ class Process:
             # The tasks that may end by themselves only end well; anything else that ends is a fault.
             done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            # No orderly end, but an end: nothing of this process may go on without it.
+            # Not an orderly end, but nothing of this process may go on without it.
             for task in (*work, stop):
                 task.cancel()
             await asyncio.gather(*work, stop, return_exceptions=True)
             raise
         code = 0 if stop in done else 1
         deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
-        log.info("stopping", binds=self.service.binder.running)
+        log.info("stopping", binds=self.service.engine.cycles.claimed)
         await self.close_listeners()
         for task in (*work, stop):
             task.cancel()
         for result in await asyncio.gather(*work, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a part of the service failed", exc_info=result)
-        left = await self.service.telling.flush(deadline - asyncio.get_running_loop().time())
+        left = await self.service.recorder.flush(deadline - asyncio.get_running_loop().time())
         log.info("stopped", events_lost=left)
         return code
 
@@ -155,7 +150,7 @@ class Process:
     async def _listen(self) -> None:
         listeners, grace = self.settings.listeners, self.settings.grace_seconds * (1 - EVENTS_SHARE)
         routes = self._routes()
-        decide, admit = extender_routes(routes), webhook_routes(routes)
+        decide, admit = aiohttp_extender_routes(routes), webhook_routes(routes)
         health, metrics = health_routes(routes), metrics_routes(routes)
         tls = self._tls.context
         if listeners.single is not None:
@@ -165,7 +160,7 @@ class Process:
             if listeners.extender is not None:
                 own = tls if listeners.extender_tls else None
                 self.listeners["extender"] = HttpListener(
-                    listeners.extender, lean_routes(routes), guard=refusal_of, tls=own, grace=grace
+                    listeners.extender, extender_routes(routes), guard=find_refusal, tls=own, grace=grace
                 )
             if listeners.webhook is not None and tls is not None:
                 self.listeners["webhook"] = Listener(listeners.webhook, [*admit, *health], tls=tls, grace=grace)
@@ -181,8 +176,8 @@ class Process:
 
     def _routes(self) -> Routes:
         return Routes(
-            filter=self.service.answer_filter,
-            bind=self.service.answer_bind,
+            filter=self.service.engine.answer_filter,
+            bind=self.service.engine.answer_bind,
             review=self.service.answer_review,
             metrics=self._render_metrics,
             is_ready=self._unready,
@@ -195,7 +190,13 @@ class Process:
 
     # -- metrics
 
-    def _note_instances(self, uid: str, pod: Pod | None) -> None:
+    def on_refused(self, event: RefusedEvent) -> None:
+        self.metrics.refused(event.refused)
+
+    def on_write(self, verb: str) -> None:
+        self.metrics.wrote(verb)
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
         if pod is None:
             self._exposition.instances.drop(uid)
         else:
@@ -204,28 +205,29 @@ class Process:
 
     async def _render_metrics(self) -> AsyncIterator[bytes]:
         service = self.service
+        engine = service.engine
         self.metrics.set_levels(
             Levels(
-                in_handover=service.handover.in_hand,
-                awaiting_turn=service.handover.waiting,
-                reserved=len(service.filter.prepared),
-                refused=len(service.waiting),
+                in_handover=engine.queue.active,
+                awaiting_turn=engine.queue.waiting,
+                reserved=engine.cycles.count(*HOLDS_RESERVATION),
+                refused=len(engine.unschedulable),
             )
         )
         self.metrics.keep_only(service.ledger.node_names())
-        self.metrics.set_leader(service.leads)
+        self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)
-        dropped = service.telling.dropped
+        dropped = service.recorder.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped
         yield self.metrics.render()
         async for piece in self._exposition.stream():
             yield piece
 
-    def _audited(self, node: str, findings: list[AuditFinding]) -> None:
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())
         for finding in findings:
-            # A small cluster is audited every second: what lasts is said once, and shown by the metrics.
+            # A small cluster is audited every second: what lasts is logged once, and shown by the metrics.
             if finding not in known:
                 log.error("audit", kind=finding.kind, node=finding.node, card=finding.card, finding=finding.text)
         if findings:
@@ -260,9 +262,9 @@ class Process:
         self.service.replace_vendors(vendors)
 
     async def _freeze(self) -> None:
-        """After the first sync almost everything lives for ever: the collector need not look at it again.
+        """Take what the first lists brought out of garbage collection: almost all of it lives for ever.
 
-        Until then it would look at everything again and again, and find nothing."""
+        Until they are complete the collector would look at everything again and again, and find nothing."""
         gc.disable()
         try:
             while self.service.unsynced():
@@ -271,6 +273,6 @@ class Process:
             gc.enable()
         gc.collect()
         gc.freeze()
-        # What comes later is mostly there to stay as well, and cycles are rare: looking for them seldom finds the same.
+        # What comes later mostly stays too, and reference cycles are rare: collecting seldom is enough.
         gc.set_threshold(YOUNG_OBJECTS)
         log.info("ready", nodes=len(self.service.ledger.node_names()), pods=len(self.service.ledger.pods()))

@@ -1,7 +1,7 @@
-"""The decision half of `tessera scheduler`: ledger, informers, filter, bind, webhook, waking, put together.
+"""One scheduler replica without its listeners: the engine, its informers, events, webhook and leadership.
 
 Everything that changes the ledger runs on one event loop; `run` is a group of tasks that live and end together.
-Listeners, signals and certificates are not here but in `process`.
+Listeners, signals and certificates are in `process`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import structlog
 
-from tessera.core.audit import AuditFinding, audit_nodes
-from tessera.core.selection import Refused
+from tessera.core.audit import audit_nodes
+from tessera.core.ledger import Ledger
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch
@@ -24,29 +24,30 @@ from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
-from tessera.scheduler.kube_api import KubeCluster
+from tessera.scheduler.kube_api import KubeApiClient
+from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
-from tessera.wire.extender import encode_binding_result, encode_filter_result
 from tessera.wire.objects import Node, Pod, ResourceQuota
 
 log = structlog.get_logger(__name__)
 
 TICK = 15.0
-"""seconds between looks at what only time changes: handshakes, reservations, forgotten turns"""
+"""seconds between looks at what only time changes: handshakes, reservations, overdue turns"""
 AUDIT_PERIOD = 1.0
 """seconds"""
-AUDIT_NODES, AUDIT_NODES_IN_A_RUSH = 25, 5
-"""nodes checked in a period: all of 5000 in under four minutes, or in less than seventeen"""
-RUSH = 25
-"""changes of nodes in a period: with more, decisions need the time"""
+AUDIT_NODES, AUDIT_NODES_WHEN_BUSY = 25, 5
+"""nodes checked per period: all of 5000 in under four minutes, or in less than seventeen"""
+BUSY = 25
+"""changes of nodes per period: with more, decisions need the time"""
 LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 
 
-class Named(Protocol):
+class ObjectMeta(Protocol):
     """The part of an object's metadata that an informer needs."""
 
     @property
@@ -62,14 +63,14 @@ class Named(Protocol):
     def resource_version(self) -> str: ...
 
 
-class Watched(Protocol):
+class KubeObject(Protocol):
     """An object that an informer can follow."""
 
     @property
-    def metadata(self) -> Named: ...
+    def metadata(self) -> ObjectMeta: ...
 
 
-T = TypeVar("T", bound=Watched)
+T = TypeVar("T", bound=KubeObject)
 
 
 class Service:
@@ -80,36 +81,26 @@ class Service:
         settings: Settings,
         client: KubeClient,
         *,
+        observer: SchedulerObserver,
         now: Callable[[], float] = time.time,
-        on_refusal: Callable[[Refused], None] = lambda _refused: None,
-        on_audit: Callable[[str, list[AuditFinding]], None] = lambda _node, _findings: None,
-        on_pod: Callable[[str, Pod | None], None] = lambda _uid, _pod: None,
-        on_write: Callable[[str], None] = lambda _verb: None,
     ) -> None:
         self.settings = settings
         self.client = client
-        self._on_audit = on_audit
         self._group = asyncio.TaskGroup()
+        loop = asyncio.get_running_loop()
         lead = settings.leadership
-        self._lease = LeaseWatch(lead.identity, clock=asyncio.get_running_loop().time) if lead is not None else None
-        self.leads = lead is None
+        self._lease = LeaseWatch(lead.identity, clock=loop.time) if lead is not None else None
         self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
-        self.telling = EventRecorder(self.events, now=now)
+        self.recorder = EventRecorder(self.events, now=now)
+        self._observer = ObserverGroup(self.recorder, observer)
         engine = self.engine = Engine(
             settings,
-            KubeCluster(client, on_write=on_write),
-            now=now,
-            zone=datetime.now().astimezone().tzinfo or UTC,
+            KubeApiClient(client, self._observer),
+            clock=Clock(now, loop.time, datetime.now().astimezone().tzinfo or UTC),
             spawn=self._group.create_task,
-            leads=lambda: self.leads,
-            on_decision=self.telling.decided,
-            on_refusal=on_refusal,
-            on_bind=self.telling.bound,
-            on_pod=on_pod,
+            observer=self._observer,
         )
-        self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
-        self.filter, self.binder = engine.filter, engine.binder
-        self.waiting, self.handover = engine.waiting, engine.handover
+        engine.is_leader = lead is None
         self._admission = AdmissionSettings(
             scheduler_name=settings.scheduler_name,
             force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
@@ -126,25 +117,24 @@ class Service:
         )
         self._watches: list[asyncio.Task[None]] = []
 
-    # -- answers
+    @property
+    def ledger(self) -> Ledger:
+        return self.engine.ledger
 
-    def answer_filter(self, body: bytes) -> bytes:
-        missing = self.engine.missing()
-        return encode_filter_result(error=missing) if missing else self.filter.answer(body)
-
-    async def answer_bind(self, body: bytes) -> bytes:
-        missing = self.engine.missing()
-        return encode_binding_result(missing) if missing else await self.binder.answer(body)
+    @property
+    def is_leader(self) -> bool:
+        return self.engine.is_leader
 
     def answer_review(self, body: bytes, content_type: str) -> bytes:
-        return review(body, content_type, vendors=self.vendors, settings=self._admission, quotas=self.ledger.quotas)
+        engine = self.engine
+        return review(body, content_type, vendors=engine.vendors, settings=self._admission, quotas=engine.ledger.quotas)
 
     def unsynced(self) -> str:
-        """Which first list is not complete; empty = all are."""
+        """Which first list is not complete; empty if all are."""
         return self.engine.unsynced()
 
     def missing(self) -> str:
-        """Why no decision can be made; empty = ready to decide."""
+        """Why no decision can be made; empty if one can."""
         return self.engine.missing()
 
     # -- life
@@ -153,7 +143,7 @@ class Service:
         """Until cancelled; a task that fails ends all."""
         async with self._group as group:
             self._watch_all()
-            for work in (self.events.run, self.telling.run, self._tick, self.engine.wake, self._audit):
+            for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
             lead = self.settings.leadership
             if self._lease is not None and lead is not None:
@@ -163,14 +153,10 @@ class Service:
                 group.create_task(self._follow_lease(self._lease))
 
     def replace_vendors(self, vendors: Mapping[str, Vendor]) -> None:
-        """Work with another device configuration from now on: everything is read again."""
-        self.vendors.clear()
-        self.vendors.update(vendors)
-        self.filter.vendors_changed()
-        self.engine.pods.vendors_changed()
-        for name in self.ledger.node_names():
-            # Equal facts would not be charged again, but what they are charged may have changed.
-            self.ledger.forget_node(name)
+        """Use another device configuration from now on: everything is read again."""
+        self.engine.vendors.clear()
+        self.engine.vendors.update(vendors)
+        self.engine.forget_vendors()
         self._read_again()
 
     def _watch_all(self) -> None:
@@ -187,18 +173,18 @@ class Service:
         self._watch_all()
 
     async def _follow_lease(self, lease: LeaseWatch) -> None:
-        """Lead while the kube-scheduler beside us does.
+        """Lead while the kube-scheduler beside this process does.
 
         A new leader reads everything again first: its watch may not have seen the last bindings of the old one.
         """
         while True:
             leads = lease.leads()
-            if leads and not self.leads:
+            if leads and not self.is_leader:
                 log.info("leading")
                 self._read_again()
-            elif self.leads and not leads:
+            elif self.is_leader and not leads:
                 log.info("no longer leading")
-            self.leads = leads
+            self.engine.is_leader = leads
             await asyncio.sleep(LEASE_PERIOD)
 
     async def _tick(self) -> None:
@@ -219,7 +205,7 @@ class Service:
             chosen = [names[(position + i) % len(names)] for i in range(count)]
             position = (position + count) % len(names)
             for name in chosen:
-                self._on_audit(name, audit_nodes(self.ledger, [name]))
+                self._observer.on_audit(name, audit_nodes(self.ledger, [name]))
 
     def _reflector(self, path: str, kind: type[T], sink: Sink[T], *, field_selector: str = "") -> Reflector[T]:
         return Reflector(
@@ -235,10 +221,10 @@ class Service:
 
 
 def audited_at_once(changes: int) -> int:
-    """How many nodes, after so many changes in a period."""
-    return AUDIT_NODES_IN_A_RUSH if changes > RUSH else AUDIT_NODES
+    """How many nodes are checked after so many changes in a period."""
+    return AUDIT_NODES_WHEN_BUSY if changes > BUSY else AUDIT_NODES
 
 
-def _key(obj: Watched) -> str:
+def _key(obj: KubeObject) -> str:
     metadata = obj.metadata
     return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name

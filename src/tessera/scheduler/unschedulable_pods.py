@@ -1,24 +1,23 @@
-"""Pods that were refused, and waking the ones that fit now.
+"""Refused pods, and which of them to wake when capacity is freed.
 
-kube-scheduler lets a refused pod sleep for up to five minutes. When the ledger gains room, the pods that fit now get
-one annotation patched, which makes it ask again at once. Pods of one shape and with the same candidates fit or do not
-fit together, so a backlog costs few decisions a shape. Nobody else is disturbed.
+kube-scheduler leaves a refused pod asleep for up to five minutes. When the ledger gains room, the pods that fit now get
+one annotation patched, and kube-scheduler asks again at once. Pods of one shape and with the same candidates fit or do
+not fit together, so a backlog costs few decisions per shape. This module decides whom to wake; `engine` does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+import asyncio
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Selected, Selector
 
 WAKE_AT_ONCE = 8
-"""pods of one shape woken by one change; whoever is bound next makes kube-scheduler ask for all the others"""
+"""pods of one shape woken by one change; the next pod that is bound makes kube-scheduler ask for all the others"""
 LISTS_AT_ONCE = 8
-"""lists of candidates tried for one shape at one change; pods of one shape differ in them by node selectors"""
-LOOKS_UNSEEN = 22
-"""looks, 15 s apart, at which a pod may be missing: longer than kube-scheduler lets a pod sleep that does exist"""
+"""candidate lists tried for one shape at one change; pods of one shape differ in them by node selectors"""
 
 
 @dataclass(slots=True)
@@ -27,9 +26,7 @@ class UnschedulablePod:
 
     request: PodRequest
     candidates: Candidates
-    woken: bool = False
-    unseen: int = 0
-    """looks in a row at which the API did not show it"""
+    is_woken: bool = False
 
 
 class UnschedulablePods:
@@ -38,6 +35,8 @@ class UnschedulablePods:
     def __init__(self) -> None:
         self._shapes: dict[Hashable, dict[str, UnschedulablePod]] = {}
         self._pods: dict[str, Hashable] = {}
+        self.room = asyncio.Event()
+        """set when capacity was freed since the last wake-up"""
 
     def __len__(self) -> int:
         return len(self._pods)
@@ -45,21 +44,21 @@ class UnschedulablePods:
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
 
-    def refused(self, request: PodRequest, candidates: Candidates) -> bool:
-        """Remember a refusal; True where it is the pod's first."""
+    def add(self, request: PodRequest, candidates: Candidates) -> bool:
+        """Remember a refusal; True if it is the pod's first."""
         shape = (request.shape, request.namespace)
         if self._pods.get(request.uid, shape) != shape:
-            self.gone(request.uid)
+            self.remove(request.uid)
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
             pods[request.uid] = UnschedulablePod(request, candidates)
             self._pods[request.uid] = shape
             return True
-        known.candidates, known.woken, known.unseen = candidates, False, 0
+        known.candidates, known.is_woken = candidates, False
         return False
 
-    def gone(self, uid: str) -> None:
+    def remove(self, uid: str) -> None:
         """The pod was placed, deleted, or changed."""
         shape = self._pods.pop(uid, None)
         if shape is not None:
@@ -68,33 +67,27 @@ class UnschedulablePods:
             if not pods:
                 del self._shapes[shape]
 
+    def on_room(self) -> None:
+        """Capacity was freed or added somewhere."""
+        self.room.set()
+
     def wake(self, selector: Selector) -> list[PodRequest]:
-        """Pods that fit now, oldest first within a shape; each is woken once until it is refused again."""
+        """Pods that fit now, oldest first within a shape. Each is woken once until it is refused again."""
         woken: list[PodRequest] = []
         for pods in self._shapes.values():
-            for pod in _fitting(selector, (pod for pod in pods.values() if not pod.woken)):
-                pod.woken = True
+            for pod in _find_fitting(selector, (pod for pod in pods.values() if not pod.is_woken)):
+                pod.is_woken = True
                 woken.append(pod.request)
         return woken
 
-    def forget_unseen(self, is_pending: Callable[[str], bool]) -> None:
-        """Look for pods that the API does not show as pending, and drop those that nobody has asked for since long.
-
-        kube-scheduler may ask for a pod whose end was seen here before: nothing would ever tell of it again.
-        """
-        for pod in [pod for pods in self._shapes.values() for pod in pods.values()]:
-            pod.unseen = 0 if is_pending(pod.request.uid) else pod.unseen + 1
-            if pod.unseen > LOOKS_UNSEEN:
-                self.gone(pod.request.uid)
-
-    def not_woken(self, uid: str) -> None:
-        """EventRecorder kube-scheduler failed: the next change tries again."""
+    def on_wake_failed(self, uid: str) -> None:
+        """The patch failed: the next change tries again."""
         shape = self._pods.get(uid)
         if shape is not None:
-            self._shapes[shape][uid].woken = False
+            self._shapes[shape][uid].is_woken = False
 
 
-def _fitting(selector: Selector, asleep: Iterable[UnschedulablePod]) -> list[UnschedulablePod]:
+def _find_fitting(selector: Selector, asleep: Iterable[UnschedulablePod]) -> list[UnschedulablePod]:
     """The first pods of one shape that fit now."""
     fits: dict[Candidates, bool] = {}
     found: list[UnschedulablePod] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tessera.node.inventory.cards import Connection, Links
+from tessera.host.cards import Links, TopologyLevel
 from tests.support.agent import NODE, TWO_CARDS, agent_node
 from tests.support.agent_api import REGISTER, SCORES, registered
 from tests.support.logs import captured
@@ -113,7 +113,10 @@ async def test_golden_29_the_card_with_fewer_links_to_the_switch_decides(
 ) -> None:
     async with agent_node(tmp_path, environ=SCORED, start=False) as node:
         one, other = node.card(0).uuid, node.card(1).uuid
-        seen = {(one, other): Links(Connection.NODE, switched=18), (other, one): Links(Connection.NODE, switched=4)}
+        seen = {
+            (one, other): Links(TopologyLevel.NODE, switched=18),
+            (other, one): Links(TopologyLevel.NODE, switched=4),
+        }
         monkeypatch.setattr(node.hardware, "links", lambda uuids: seen)
         await node.start()
         await node.plane.wait_for(lambda: SCORES in node.annotations())

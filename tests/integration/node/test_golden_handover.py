@@ -13,8 +13,7 @@ import grpc
 import pytest
 
 from tessera.lab.sandbox.api.faults import Fail, Hold
-from tessera.node.handover import janitor, searching
-from tessera.node.handover import verifier as verifying
+from tessera.node.handover import allocator, assembly, verifier
 from tessera.wire.keys import BIND_PHASE, NODE_LOCK
 from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices
 from tests.support.agent import NODE, TO_ALLOCATE, AgentNode, agent_node
@@ -26,7 +25,7 @@ POD = r"/pods/p$"
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch of pods is never behind, so nobody needs to wait for it."""
-    monkeypatch.setattr(searching, "WATCH_BEHIND_S", 0.02)
+    monkeypatch.setattr(allocator, "WATCH_LAG_S", 0.02)
 
 
 def both(node: AgentNode) -> list[list[DeviceEntry]]:
@@ -58,8 +57,8 @@ async def test_golden_9_both_containers_in_one_call_are_one_patch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
     # Whoever makes up for what was left undone may look in the middle of a call, and would write what it sees.
-    monkeypatch.setattr(janitor, "EVERY_S", 3600.0)
-    monkeypatch.setattr(verifying, "GATHER_S", 3600.0)
+    monkeypatch.setattr(assembly, "SWEEP_S", 3600.0)
+    monkeypatch.setattr(verifier, "GATHER_S", 3600.0)
     async with agent_node(tmp_path) as node:
         await bound(node, "p", both(node))
         if locked:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.lab.sandbox.api.faults import Fail
 from tessera.node.health import hardware_watch as watching
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration import registrar
 from tests.support.agent import NODE, SPLIT, AgentNode, agent_node
 from tests.support.agent_api import registered
@@ -51,7 +51,7 @@ async def test_golden_26_a_kubelet_that_comes_late_is_registered_with_when_it_co
     async with agent_node(tmp_path, start=False) as node:
         await node.kubelet.stop()
         await node.start(ready=False)
-        await node.until(lambda: "kubelet is not there" in node.process.missing())
+        await node.until(lambda: "kubelet is not running" in node.process.missing())
         await node.kubelet.start()
         assert (await node.kubelet.registered()).resource_name == "nvidia.com/gpu"
         assert set(await node.kubelet.listed()) == replicas(node.card(0).uuid, node.card(1).uuid)

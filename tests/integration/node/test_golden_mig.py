@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.node.handover import searching
+from tessera.node.handover import allocator
 from tessera.wire.keys import BIND_PHASE, MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tests.support.agent import AgentNode, agent_node
@@ -25,7 +25,7 @@ SLOT = MigSlot("1g.18gb", MigPlacement(6, 1))
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The watch of pods is never behind, so nobody needs to wait for it."""
-    monkeypatch.setattr(searching, "WATCH_BEHIND_S", 0.02)
+    monkeypatch.setattr(allocator, "WATCH_LAG_S", 0.02)
 
 
 async def reserved(node: AgentNode, name: str, *, records: str | None = None, slot: MigSlot = SLOT) -> None:

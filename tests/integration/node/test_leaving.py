@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tessera.lab.sandbox.api.faults import Fail
-from tessera.node import cleanup as retiring
+from tessera.node import cleanup
 from tessera.node import process as module
 from tessera.node.handover import status_writer as writing
-from tessera.node.modes import mps, mps_card
+from tessera.node.modes.mps import card as mps_card
+from tessera.node.modes.mps import mode as mps
 from tessera.services import file_watch
 from tessera.wire import keys
 from tests.support.agent import NODE, TWO_CARDS, AgentNode, agent_node
@@ -28,7 +29,7 @@ SPEC = "k8s.device-plugin.nvidia.com-gpu.json"
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and leftovers are looked at all the time."""
     monkeypatch.setattr(file_watch, "CHECK_EVERY_SECONDS", 0.02)
-    monkeypatch.setattr(retiring, "AGAIN_S", 0.05)
+    monkeypatch.setattr(cleanup, "RETRY_S", 0.05)
 
 
 def enabled(node: AgentNode) -> list[bool]:
@@ -82,7 +83,7 @@ def daemons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMps
     (tmp_path / "fake").mkdir()
     fake = FakeMps(tmp_path / "fake", tmp_path / "mps")
     monkeypatch.setattr(mps, "MpsProgram", lambda environ: fake.program)
-    monkeypatch.setattr(retiring, "MpsProgram", lambda environ: fake.program)
+    monkeypatch.setattr(cleanup, "MpsProgram", lambda environ: fake.program)
     yield fake
     fake.close()
 

@@ -74,7 +74,7 @@ async def test_an_agent_without_kubelet_and_apiserver_waits_for_both(tmp_path: P
         assert status == 503
         assert text.startswith(("no cards: ", "the first list of this node's pods is not complete"))
         await node.plane.server.start()
-        await node.until(lambda: "kubelet is not there" in node.process.missing())
+        await node.until(lambda: "kubelet is not running" in node.process.missing())
         await node.kubelet.start()
         await node.kubelet.registered()
         await node.until(lambda: not node.process.missing())

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.services import file_watch
 from tests.support.agent import SPLIT, AgentNode, agent_node
@@ -140,7 +140,7 @@ async def test_a_fault_of_one_part_makes_all_parts_start_anew(tmp_path: Path, mo
     monkeypatch.setattr(module, "PAUSES", Backoff(initial=0.01, cap=0.01, floor=0.01))
     with captured() as logs:
         async with agent_node(tmp_path) as node:
-            assert len(logs.of("a part of the agent failed; all start anew")) == 2
+            assert len(logs.of("a part of the agent failed; restarting all parts")) == 2
             await node.bound_pod("p", [[node.slice(0, memory=1000)]])
             await node.allocate(1, holder=("p", "c0"))
             await node.phase_is("p", "success")

@@ -23,9 +23,9 @@ from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.objects import containers_of, node_of
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes import container_dirs as container_folders
-from tessera.node.modes.base import Answer, SharingMode
-from tessera.node.modes.dir_retention import Keeping
+from tessera.node.modes import container_dirs
+from tessera.node.modes.base import ContainerResponse, SharingMode
+from tessera.node.modes.container_dirs import DirRetention
 from tessera.wire import keys
 from tests.support.agent import AgentNode
 from tests.support.agent_cluster import Json, ScheduledNode, scheduled_node
@@ -45,8 +45,8 @@ CARDS = {"cards": [{"model": "A100-SXM4-80GB", "count": 4}], "state": "state.jso
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folders that nobody needs go at once."""
-    monkeypatch.setattr(container_folders, "LOOK_EVERY_S", 0.05)
-    monkeypatch.setattr(container_folders, "Keeping", lambda: Keeping(grace=0.0))
+    monkeypatch.setattr(container_dirs, "LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(container_dirs, "DirRetention", lambda: DirRetention(grace=0.0))
 
 
 def the_pod(way: str, name: str = "p") -> Json:
@@ -68,19 +68,19 @@ class Gate:
     async def start(self, fleet: Fleet) -> None:
         await self._mode.start(fleet)
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         return await self._through(self._mode.hand_over(claim, device_ids, certain=certain))
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
-        return await self._through(self._mode.welcome(device_ids))
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        return await self._through(self._mode.hand_over_downward_api(device_ids))
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        await self._mode.settle(live, fleet)
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        await self._mode.reconcile(live, fleet)
 
     async def stop(self) -> None:
         await self._mode.stop()
 
-    async def _through(self, answering: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _through(self, answering: Coroutine[Any, Any, ContainerResponse]) -> ContainerResponse:
         answer = await answering
         self.reached.set()
         await self.opened.wait()

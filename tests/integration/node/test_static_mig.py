@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from tessera.core.devices import MigPlacement
-from tessera.node.inventory.cards import CardEvent, MigInstance
+from tessera.host.cards import CardEvent, MigInstance
 from tessera.node.modes.device_specs import Capability, DeviceSpecs
-from tessera.node.static_mig import instance_watch as watching
+from tessera.node.static_mig import resources
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.agent_api import bound, registered, writes
 from tests.support.logs import captured
@@ -26,13 +26,13 @@ MIXED, SINGLE = {"mig-strategy": "mixed"}, {"mig-strategy": "single"}
 @pytest.fixture(autouse=True)
 def quick_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """Instances that somebody makes or destroys are noticed at once."""
-    monkeypatch.setattr(watching, "LOOK_S", 0.02)
+    monkeypatch.setattr(resources, "READ_EVERY_S", 0.02)
 
 
 def make(node: AgentNode, card: int, name: str, start: int) -> MigInstance:
     """As an administrator does it with nvidia-smi."""
     facts = node.card(card)
-    offer = next(each for each in facts.mig_offers if each.name == name)
+    offer = next(each for each in facts.mig_profiles if each.name == name)
     size = offer.placements[0].size
     return node.hardware.create(facts.uuid, offer, MigPlacement(start, size))
 
@@ -97,7 +97,7 @@ async def test_instances_that_cannot_be_counted_as_cards_are_not_and_that_is_sai
             half = make(node, 0, "3g.71gb", 4)
             await node.start()
             event = await logs.until("MIG instances are not served")
-            assert "different kinds: 1g.18gb, 3g.71gb" in event["problem"]
+            assert "different profiles: 1g.18gb, 3g.71gb" in event["problem"]
             await listed(node, GPU)
             # As soon as they are equal they are served, in the place of cards to be shared.
             node.hardware.destroy(half)

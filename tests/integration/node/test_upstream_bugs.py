@@ -62,8 +62,8 @@ import grpc
 import pytest
 
 from tessera.core.devices import MigPlacement, MigSlot
-from tessera.node.handover import janitor
-from tessera.node.inventory.cards import CardEvent
+from tessera.host.cards import CardEvent
+from tessera.node.handover import assembly
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
 from tests.support.agent import NODE, AgentNode, agent_node
@@ -148,7 +148,7 @@ async def test_nothing_of_an_earlier_configuration_goes_on(tmp_path: Path) -> No
 
 async def test_a_lock_that_somebody_left_behind_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """8.1 7: upstream blocks the node until the lock expires after five minutes."""
-    monkeypatch.setattr(janitor, "EVERY_S", 0.02)
+    monkeypatch.setattr(assembly, "SWEEP_S", 0.02)
     async with agent_node(tmp_path) as node:
         await bound(node, "p", [[node.slice(0, memory=1000)]])
         await node.allocate(1, holder=("p", "c0"))

@@ -1,4 +1,4 @@
-"""Pods that carry their slices and pods that depend on Allocate's answer on one node: bound, asked for, gone.
+"""Pods that use the downward API and pods that depend on Allocate on one node: bound, asked for, gone.
 
 A scheduler's turns, a kubelet and a watch that may be behind, as small as they can be, around the real agent.
 """
@@ -10,28 +10,29 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.node.modes.base import Refused
-from tessera.scheduler.allocation_queue import Shape
+from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.unit.node.handover.world import World, bound, view
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One pod: its containers' slices, which of them are init containers, and whether it carries them."""
+    """One pod: its containers' slices, how many of them are init containers, and whether it uses the downward API."""
 
     name: str
     containers: tuple[str, ...]
     inits: int
-    carries: bool
+    uses_downward_api: bool
+
+    def excludes(self, other: Plan) -> bool:
+        """The scheduler's rule: whether the two must not be in handover at the same time."""
+        if not self.uses_downward_api and not other.uses_downward_api:
+            return True
+        return self.uses_downward_api != other.uses_downward_api and not self._counts.isdisjoint(other._counts)
 
     @property
-    def shape(self) -> Shape:
-        entries = (tuple(each.split("/") for each in text.split()) for text in self.containers if text)
-        slices = tuple(tuple((card, int(memory), int(cores), None) for card, memory, cores in one) for one in entries)
-        given = [position for position, text in enumerate(self.containers) if text]
-        inits = frozenset(number for number, position in enumerate(given) if position < self.inits)
-        return Shape(slices, carried=self.carries, inits=inits)
+    def _counts(self) -> set[int]:
+        return {len(text.split()) for text in self.containers if text}
 
 
 class Kubelet:
@@ -59,13 +60,13 @@ class Kubelet:
             ids = self._choose(count, reusable)
             try:
                 answer = await self._world.ask(*ids)
-            except Refused as refusal:
+            except AllocationRefused as refusal:
                 self.refused.append(f"{plan.name}/c{position}: {refusal}")
                 gives_up = True
                 break
             claim = pod.claim(position)
             assert claim is not None
-            if not plan.carries and answer.get("what") != repr(claim.what):
+            if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
                 self.wrong.append(f"{plan.name}/c{position} got {answer}")
             taken += [each for each in ids if each not in taken]
             self._free = [each for each in self._free if each not in ids]
@@ -100,13 +101,13 @@ class Node:
     """Pods come as their turns allow, are asked for in any order, run and go."""
 
     def __init__(
-        self, world: World, plans: Sequence[Plan], rng: random.Random, *, carried_wait: float, behind: float
+        self, world: World, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
     ) -> None:
-        """`carried_wait`: the most seconds that pods that carry wait for one that depends; none: nor does it for them.
+        """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: no pod waits.
         `behind`: the most seconds that the agent's watch is behind kubelet's."""
         self._world = world
         self._rng = rng
-        self._carried_wait = carried_wait
+        self._patience = patience
         self._behind = behind
         self._coming = list(plans)
         self._bound: list[Plan] = []
@@ -119,21 +120,19 @@ class Node:
     async def live(self) -> None:
         """Until every pod was there."""
         while self._coming or self._bound or self._running:
-            steps = [self._bind] * (bool(self._coming) * 3) + [self._end] * bool(self._running)
-            steps += [self._admit] * (bool(self._bound) * 2)
+            free = bool(self._coming) and not any(self._waits(self._coming[0], each) for each in self._in_hand())
+            steps = [self._bind] * (free * 3) + [self._admit] * (bool(self._bound) * 2)
+            steps += [self._end] * bool(self._running)
             await self._rng.choice(steps)()
             await asyncio.sleep(self._rng.choice((0.0, 0.0, 0.01, 0.2, 1.0, 4.0)))
         await asyncio.gather(*self._late)
 
     async def _bind(self) -> None:
-        plan = self._coming[0]
-        if any(self._waits(plan, each) for each in self._in_hand()):
-            return
+        plan = self._coming.pop(0)
         self._bound_at[plan.name] = asyncio.get_running_loop().time()
         self._fall_behind()
-        self._coming.pop(0)
-        carried = list(range(len(plan.containers))) if plan.carries else []
-        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, carried=carried, at=self._at))
+        reading = list(range(len(plan.containers))) if plan.uses_downward_api else []
+        self._world.api.put(bound(plan.name, *plan.containers, inits=plan.inits, downward_api=reading, at=self._at))
         self._at += 1
         self._bound.append(plan)
 
@@ -153,11 +152,11 @@ class Node:
         self._world.api.delete(plan.name)
 
     def _waits(self, plan: Plan, other: Plan) -> bool:
-        if not plan.shape.conflicts(other.shape):
+        if not plan.excludes(other):
             return False
-        if plan.carries:
-            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._carried_wait
-        return not other.carries or self._carried_wait > 0
+        if plan.uses_downward_api:
+            return asyncio.get_running_loop().time() < self._bound_at[other.name] + self._patience
+        return not other.uses_downward_api or self._patience > 0
 
     def _in_hand(self) -> list[Plan]:
         """Pods whose handover the API does not show to be over."""

@@ -25,8 +25,8 @@ def plans(draw: st.DrawFn) -> list[Plan]:
         containers = like.containers if like else tuple(draw(st.lists(st.sampled_from(("", *SLICES)), max_size=3)))
         inits = like.inits if like else draw(st.integers(0, max(len(containers) - 1, 0)))
         plan = Plan(f"p{number}", containers, inits, draw(st.booleans()))
-        dependent = [each for each in found if not each.carries]
-        if any(containers) and (plan.carries or not any(plan.shape.conflicts(each.shape) for each in dependent)):
+        dependent = [each for each in found if not each.uses_downward_api]
+        if any(containers) and (plan.uses_downward_api or not any(plan.excludes(each) for each in dependent)):
             found.append(plan)
     return found
 
@@ -37,7 +37,7 @@ def pods(admitted: Sequence[Plan]) -> list[Pod]:
             plan.name,
             *plan.containers,
             inits=plan.inits,
-            carried=list(range(len(plan.containers))) if plan.carries else [],
+            downward_api=list(range(len(plan.containers))) if plan.uses_downward_api else [],
             at=at,
         )
         for at, plan in enumerate(admitted)
@@ -59,7 +59,9 @@ def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
                 if rests:
                     await world.at_rest(1)
             assert kubelet.wrong == []
-            mixed = any(plan.carries for plan in admitted) and not all(plan.carries for plan in admitted)
+            mixed = any(plan.uses_downward_api for plan in admitted) and not all(
+                plan.uses_downward_api for plan in admitted
+            )
             hidden = not speaks or any(plan.inits for plan in admitted)
             # Where kubelet does not say who holds what, a mixture may have to be refused.
             assert kubelet.refused == [] or (mixed and hidden), kubelet.refused

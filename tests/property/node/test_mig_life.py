@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tessera.core.devices import MigPlacement
+from tessera.host.cards import MigInstance
 from tessera.node.handover.claims import Claim
-from tessera.node.inventory.cards import MigInstance
-from tessera.node.modes.base import Refused
-from tessera.node.modes.mig import Mig
-from tessera.node.modes.mig_annotations import NotWritten
+from tessera.node.modes.base import AllocationRefused
+from tessera.node.modes.mig.annotations import NotWritten
+from tessera.node.modes.mig.mode import Mig
 from tessera.wire.mig import MigAllocation
 from tests.support.looping import FakeTimeLoop
 from tests.support.mig_cards import BOTH, H200, A, B, Crash, Node, claim, ids, reserve, serial
@@ -82,7 +82,7 @@ class MigLife(RuleBasedStateMachine):
         of = self.waiting[name]
         try:
             answer = self.do(self.mig.hand_over(of, ids(of)), trouble)
-        except Refused:
+        except AllocationRefused:
             del self.waiting[name]
         except Crash:
             self.restart()
@@ -105,12 +105,12 @@ class MigLife(RuleBasedStateMachine):
             self.node.hardware.used.add(int(uuids[0].removeprefix("MIG-")))
 
     @rule(seconds=st.sampled_from((0, 1, 100)), lingering=st.booleans(), trouble=TROUBLE)
-    def settle(self, seconds: int, lingering: bool, trouble: str) -> None:
+    def reconcile(self, seconds: int, lingering: bool, trouble: str) -> None:
         self.node.now += seconds
         if not lingering:
             self.node.hardware.used.clear()
         try:
-            self.do(self.mig.settle(self.live(), BOTH), trouble)
+            self.do(self.mig.reconcile(self.live(), BOTH), trouble)
         except Crash:
             self.restart()
 
@@ -160,7 +160,7 @@ class MigLife(RuleBasedStateMachine):
         if hasattr(self, "mig"):
             self.node.hardware.used.clear()
             self.node.now += 1000
-            self.do(self.mig.settle([], BOTH))
+            self.do(self.mig.reconcile([], BOTH))
             left = {serial(each) for card in self.node.hardware.cards.values() for each in card.instances}
             assert left == self.foreign
             assert self.foreign.isdisjoint(self.node.hardware.gone)

@@ -1,4 +1,4 @@
-"""Pods that carry their slices beside pods that depend on the answer: no dependent one ever gets another's slice."""
+"""Pods that use the downward API beside pods that depend on Allocate: no dependent pod ever gets another's slice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.node.handover.searching import WATCH_BEHIND_S
-from tessera.scheduler.allocation_queue import CARRIED_WAITS_S
+from tessera.node.handover.allocator import WATCH_LAG_S
+from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.looping import in_fake_time
 from tests.unit.node.handover.world import World
@@ -37,7 +37,7 @@ def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=inf, behind=0.0)
+            node = Node(world, coming, rng, patience=inf, behind=0.0)
             await node.live()
             assert (node.kubelet.wrong, node.kubelet.refused) == ([], [])
             assert world.events == []
@@ -47,11 +47,11 @@ def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
 
 @settings(max_examples=100, derandomize=True)
 @given(plans(), st.randoms(use_true_random=False))
-def test_a_watch_that_is_behind_mixes_nobody_up(coming: list[Plan], rng: random.Random) -> None:
+def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random.Random) -> None:
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=inf, behind=WATCH_BEHIND_S * 0.75)
+            node = Node(world, coming, rng, patience=inf, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
 
@@ -66,7 +66,7 @@ def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mi
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=CARRIED_WAITS_S, behind=WATCH_BEHIND_S * 0.75)
+            node = Node(world, coming, rng, patience=DOWNWARD_API_WAIT_S, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
 
@@ -81,7 +81,7 @@ def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
     @in_fake_time
     async def check() -> None:
         async with World().running() as world:
-            node = Node(world, coming, rng, carried_wait=0.0, behind=0.0)
+            node = Node(world, coming, rng, patience=0.0, behind=0.0)
             await node.live()
             assert node.kubelet.wrong == []
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from tessera.node.kubelet.preferred_allocation import preferred
-from tessera.node.modes.base import Answer
+from tessera.node.kubelet.device_ids import preferred
+from tessera.node.modes.base import ContainerResponse
 
-Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[Answer]]]
+Script = Callable[[Sequence[Sequence[str]]], Awaitable[list[ContainerResponse]]]
 
 
-async def visible_devices(containers: Sequence[Sequence[str]]) -> list[Answer]:
-    return [Answer(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)}) for ids in containers]
+async def visible_devices(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+    return [ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)}) for ids in containers]
 
 
 class ScriptedAllocator:
@@ -23,7 +23,7 @@ class ScriptedAllocator:
         self.fault: Exception | None = None
         """raised by `prefer`"""
 
-    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
         return await self.script(containers)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:

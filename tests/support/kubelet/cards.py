@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tessera.core.devices import MigPlacement
+from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts, MigOffer
 
 
 def uuid(number: int) -> str:
@@ -13,9 +13,9 @@ def uuid(number: int) -> str:
 
 def card(number: int, *, numa: int | None = None, problem: str = "", instances: int = 0) -> CardState:
     """`instances`: the most MIG instances it can have; 0 = it cannot do MIG."""
-    offer = MigOffer("1g.18gb", 19, 1, 18_432, 16, instances, (MigPlacement(0, 1),))
+    offer = GpuInstanceProfile("1g.18gb", 19, 1, 18_432, 16, instances, (MigPlacement(0, 1),))
     offers = (offer,) if instances else ()
-    return CardState(CardFacts(uuid(number), number, "NVIDIA H200", numa=numa, mig_offers=offers), problem)
+    return CardState(CardFacts(uuid(number), number, "NVIDIA H200", numa=numa, mig_profiles=offers), problem)
 
 
 def fleet(count: int = 2, *, sick: frozenset[int] | set[int] = frozenset()) -> Fleet:

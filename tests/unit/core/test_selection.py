@@ -143,7 +143,7 @@ def test_a_refusal_that_changes_its_words_is_told_anew() -> None:
     assert isinstance(world.selector.select(asking, kept), Selected)
 
 
-def test_two_pods_of_one_shape_with_different_node_policies_are_told_apart() -> None:
+def test_two_pods_of_one_shape_with_different_node_policies_are_with_unique_uuids() -> None:
     world = many(3)
     world.start(gpu_pod("old", mem=10), ["n01"])
     asking = gpu_pod(mem=10)

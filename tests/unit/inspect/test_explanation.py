@@ -14,7 +14,7 @@ from tessera.inspect.verdicts import FitsNowhere
 from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
 from tests.support.inspected import quota, state_of
 from tests.support.scheduling import World as SchedulerWorld
-from tests.support.scheduling import by_environment, carrying
+from tests.support.scheduling import serving_downward_api, using_downward_api
 
 HELD = "n1-0,NVIDIA,60000,30:;"
 
@@ -157,15 +157,15 @@ def some_pod(name: str, rng: random.Random) -> PodBuilder:
 async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> None:
     rng = random.Random(seed)
     nodes = [
-        by_environment(node("n1").gpus(4, numas=[0, 0, 1, 1])),
-        by_environment(node("n2").gpus(2, memory=23000, model="NVIDIA L4")),
-        by_environment(node("n3").gpus(2, slots=2).cordon("n3-0")),
+        serving_downward_api(node("n1").gpus(4, numas=[0, 0, 1, 1])),
+        serving_downward_api(node("n2").gpus(2, memory=23000, model="NVIDIA L4")),
+        serving_downward_api(node("n3").gpus(2, slots=2).cordon("n3-0")),
         node("n4").capacity(**{GPU: 4}),
     ]
     scheduler = SchedulerWorld(*nodes)
     placed: list[PodBuilder] = []
     for number in range(15):
-        asking = carrying(some_pod(f"p{number:02}", rng))
+        asking = using_downward_api(some_pod(f"p{number:02}", rng))
         found = explain(OfflineCluster(state_of(nodes, [*placed, asking])), f"{asking.namespace}/{asking.name}")
         scheduler.create(asking)
         answer = scheduler.filtered(asking)

@@ -9,8 +9,8 @@ import pytest
 
 from tessera.monitor import container_dirs as looking
 from tessera.monitor import region_files
-from tessera.monitor.collector import Rounds, Snapshot
-from tessera.monitor.container_dirs import Folder, Owner, Place
+from tessera.monitor.collector import RegionCollector, Snapshot
+from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.region_layouts import V1
 from tessera.monitor.regions import Region
 from tests.unit.monitor.building import GPU_A, GPU_B, good, region
@@ -27,7 +27,7 @@ class Node:
         self.base = base
         self.containers = base / "containers"
         self.containers.mkdir()
-        self.rounds = Rounds(base, interval=INTERVAL)
+        self.rounds = RegionCollector(base, interval=INTERVAL)
 
     def folder(self, name: str, *, age: float = 0) -> Path:
         path = self.containers / name
@@ -92,12 +92,12 @@ def test_a_region_that_says_what_it_should_is_not_written(node: Node, monkeypatc
 
 
 def test_there_is_nothing_yet(tmp_path: Path) -> None:
-    assert Rounds(tmp_path, interval=INTERVAL).run({A: None}, ["uid-a"], now=NOW) == Snapshot()
+    assert RegionCollector(tmp_path, interval=INTERVAL).run({A: None}, ["uid-a"], now=NOW) == Snapshot()
 
 
 def test_without_its_base_a_round_is_a_fault(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Rounds(tmp_path / "missing", interval=INTERVAL).run({}, [], now=NOW)
+        RegionCollector(tmp_path / "missing", interval=INTERVAL).run({}, [], now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_bug_24_a_file_of_two_names_is_not_touched(node: Node, tmp_path: Path) -
     os.link(outside, node.folder("uid-a_main") / "x.cache")
     found = node.round(A)
     assert not found.regions
-    assert "no regular file" in found.problems[0]
+    assert "not a regular file" in found.problems[0]
     assert holds(outside, region())
 
 
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_opened_any_more_touches_no_other(
             raise gone
         return usual(tree, name)
 
-    def places(folders: list[Folder], known: list[Owner]) -> dict[Owner, Place]:
+    def places(folders: list[Folder], known: list[Owner]) -> dict[Owner, RegionPlace]:
         scanned.append(True)
         return usual_places(folders, known)
 

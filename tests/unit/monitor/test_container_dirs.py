@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tessera.monitor.container_dirs import Folder, Owner, Place, Scan, containers_of, may_go, owner_of, places, scan
+from tessera.monitor.container_dirs import (
+    Folder,
+    Owner,
+    RegionPlace,
+    Scan,
+    containers_of,
+    may_go,
+    owner_of,
+    places,
+    scan,
+)
 
 NOW = 1_700_000_000.0
 INTERVAL = 300.0
@@ -128,19 +138,19 @@ def test_no_folder_of_containers_means_none_yet_but_no_base_is_a_fault(tmp_path:
 @pytest.mark.parametrize(
     ("folders", "expected"),
     [
-        ({"uid-a_main": ("x.cache",)}, {A: Place("uid-a_main", "x.cache")}),
+        ({"uid-a_main": ("x.cache",)}, {A: RegionPlace("uid-a_main", "x.cache")}),
         ({"uid-a_main": ()}, {}),
         ({"uid-x_main": ("x.cache",)}, {}),
-        ({"uid-a_main": ("1.cache", "2.cache", "3.cache")}, {A: Place("uid-a_main", "1.cache")}),
-        ({"uid-a_main": ("1.cache", "uid-a_main.cache")}, {A: Place("uid-a_main", "uid-a_main.cache")}),
-        ({IDS: ("uid-a_main.cache", "uid-x_main.cache", "x.cache")}, {A: Place(IDS, "uid-a_main.cache")}),
+        ({"uid-a_main": ("1.cache", "2.cache", "3.cache")}, {A: RegionPlace("uid-a_main", "1.cache")}),
+        ({"uid-a_main": ("1.cache", "uid-a_main.cache")}, {A: RegionPlace("uid-a_main", "uid-a_main.cache")}),
+        ({IDS: ("uid-a_main.cache", "uid-x_main.cache", "x.cache")}, {A: RegionPlace(IDS, "uid-a_main.cache")}),
         (
             {"uid-a_main": ("uid-b_main.cache",), "uid-b_main": ("uid-a_main.cache",)},
-            {A: Place("uid-b_main", "uid-a_main.cache"), B: Place("uid-a_main", "uid-b_main.cache")},
+            {A: RegionPlace("uid-b_main", "uid-a_main.cache"), B: RegionPlace("uid-a_main", "uid-b_main.cache")},
         ),
         (
             {"uid-a_main": ("uid-b_main.cache", "x.cache"), "uid-b_main": ("z.cache",)},
-            {A: Place("uid-a_main", "x.cache"), B: Place("uid-b_main", "z.cache")},
+            {A: RegionPlace("uid-a_main", "x.cache"), B: RegionPlace("uid-b_main", "z.cache")},
         ),
     ],
     ids=[
@@ -154,7 +164,9 @@ def test_no_folder_of_containers_means_none_yet_but_no_base_is_a_fault(tmp_path:
         "a file in another's name",
     ],
 )
-def test_the_region_of_a_container_is_found(folders: dict[str, tuple[str, ...]], expected: dict[Owner, Place]) -> None:
+def test_the_region_of_a_container_is_found(
+    folders: dict[str, tuple[str, ...]], expected: dict[Owner, RegionPlace]
+) -> None:
     found = [
         Folder(name, None if name == IDS else owner_of(name), NOW, files) for name, files in sorted(folders.items())
     ]

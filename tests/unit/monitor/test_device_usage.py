@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tessera.monitor.device_usage import CardUse, HostUse
-from tessera.node.inventory.cards import InventoryError
-from tessera.node.inventory.nvml_session import Line
+from tessera.host.cards import InventoryError
+from tessera.host.nvml.session import NvmlConnection
+from tessera.monitor.device_usage import CardUsage, HostUsage
 
 
 class NvmlError(Exception):
@@ -72,15 +72,15 @@ def card(uuid: str, **other: Any) -> dict[str, Any]:
     return {"uuid": uuid, "name": b"NVIDIA H200", **usual, **other}
 
 
-def host(driver: Driver) -> HostUse:
-    return HostUse(Path("/"), line=Line(lambda: driver))
+def host(driver: Driver) -> HostUsage:
+    return HostUsage(Path("/"), nvml=NvmlConnection(lambda: driver))
 
 
 def test_every_card_is_read() -> None:
     driver = Driver(card("GPU-a"), card("GPU-b"))
     reader = host(driver)
     assert reader.read() == tuple(
-        CardUse(i, uuid, "NVIDIA H200", 500, 70, 30) for i, uuid in enumerate(("GPU-a", "GPU-b"))
+        CardUsage(i, uuid, "NVIDIA H200", 500, 70, 30) for i, uuid in enumerate(("GPU-a", "GPU-b"))
     )
     assert driver.open == 1
     reader.close()
@@ -90,8 +90,8 @@ def test_every_card_is_read() -> None:
 def test_what_a_card_does_not_know_is_left_out() -> None:
     driver = Driver(card("GPU-a", memory=NOT_SUPPORTED), card("GPU-b", rates=NOT_SUPPORTED))
     assert host(driver).read() == (
-        CardUse(0, "GPU-a", "NVIDIA H200", None, 70, 30),
-        CardUse(1, "GPU-b", "NVIDIA H200", 500),
+        CardUsage(0, "GPU-a", "NVIDIA H200", None, 70, 30),
+        CardUsage(1, "GPU-b", "NVIDIA H200", 500),
     )
 
 

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.monitor.container_dirs import Owner
-from tessera.monitor.device_usage import CardUse
-from tessera.monitor.metrics import Seen, Series
+from tessera.monitor.device_usage import CardUsage
+from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import Region
 from tessera.services import exposition as exposing
@@ -21,7 +21,7 @@ POD = SeenPod("uid-a", "team", "job", ("prepare", "main"))
 MAIN = Owner("uid-a", "main")
 IN_MAIN = {"namespace": "team", "pod": "job", "container": "main", "zone": "vGPU"}
 LEGACY_IN_MAIN = {"podnamespace": "team", "podname": "job", "ctrname": "main", "zone": "vGPU"}
-CARD = CardUse(0, GPU_A, "NVIDIA A100", 500, 70, 30)
+CARD = CardUsage(0, GPU_A, "NVIDIA A100", 500, 70, 30)
 MIG = (
     '[{"containerIndex":1,"deviceIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement":{"start":0,"size":1},'
     '"migUUID":"MIG-y","gpuInstanceID":7,"computeInstanceID":0}'
@@ -31,9 +31,9 @@ PENDING = '{"containerIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement"
 Labels = dict[str, str]
 
 
-def shown(seen: Seen, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
+def shown(seen: ScrapeView, *, legacy: bool = False) -> dict[str, list[tuple[Labels, float]]]:
     registry = CollectorRegistry()
-    registry.register(Series(lambda: seen, legacy=legacy))
+    registry.register(MonitorMetrics(lambda: seen, legacy=legacy))
     found: dict[str, list[tuple[Labels, float]]] = {}
     for family in text_string_to_metric_families(exposing.render(registry).decode()):
         for sample in family.samples:
@@ -42,9 +42,9 @@ def shown(seen: Seen, *, legacy: bool = False) -> dict[str, list[tuple[Labels, f
 
 
 def seen(
-    regions: dict[Owner, Region] | None = None, *, pods: Sequence[SeenPod] = (POD,), cards: Sequence[CardUse] = ()
-) -> Seen:
-    return Seen(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
+    regions: dict[Owner, Region] | None = None, *, pods: Sequence[SeenPod] = (POD,), cards: Sequence[CardUsage] = ()
+) -> ScrapeView:
+    return ScrapeView(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
 
 
 USED = good(
@@ -109,7 +109,7 @@ def test_a_device_whose_uuid_cannot_be_shown_has_no_series_and_its_neighbour_has
 
 
 def test_cards_are_shown_with_the_word_in_front_of_their_name() -> None:
-    found = shown(seen(cards=[CARD, CardUse(1, GPU_B, "Tesla V100", None, 5, None)]))
+    found = shown(seen(cards=[CARD, CardUsage(1, GPU_B, "Tesla V100", None, 5, None)]))
     first = {"device_index": "0", "device_uuid": GPU_A, "device_type": "NVIDIA-NVIDIA A100", "zone": "vGPU"}
     assert found["hami_host_gpu_memory_used_bytes"] == [({"node": "n1", **first}, 500)]
     assert found["hami_host_gpu_utilization_ratio"][0] == ({"node": "n1", **first}, 70)

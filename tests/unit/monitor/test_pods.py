@@ -41,9 +41,9 @@ async def test_pods_come_with_their_containers_and_go() -> None:
 
 async def test_a_pod_that_cannot_be_read_is_known_to_exist() -> None:
     pods = Pods()
-    pods.hear(UnreadableObjectError(unreadable("uid-x")))
-    pods.hear(UnreadableObjectError(unreadable("")))
-    pods.hear(KubeError("away"))
+    pods.on_error(UnreadableObjectError(unreadable("uid-x")))
+    pods.on_error(UnreadableObjectError(unreadable("")))
+    pods.on_error(KubeError("away"))
     assert pods.uids() == {"uid-x"}
     assert pods.all() == ()
 

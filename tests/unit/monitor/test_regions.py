@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.monitor.region_layouts import MAGIC, V0, V1, V1_TWO_LOCKS, Misread, choose_layout
-from tessera.monitor.regions import Region, Use, decode_region
+from tessera.monitor.regions import DeviceUsage, Region, decode_region
 from tests.unit.monitor.building import GPU_A, GPU_B, Slot, decoded, good, region
 
 LAYOUTS = ("v0", "v1", "v1 with two locks")
@@ -58,7 +58,7 @@ def test_case_30_sums_skip_slots_of_ended_processes(layout: str) -> None:
     found = good(region(layout, uuids=(GPU_A, GPU_B), limits=(3000, 0), slots=TWO_LIVE_ONE_DEAD))
     assert found.layout.name == layout
     assert [(each.index, each.uuid, each.limit) for each in found.devices] == [(0, GPU_A, 3000), (1, GPU_B, 0)]
-    assert [each.use for each in found.devices] == [Use(11, 22, 33, 80, 25), Use(4, 5, 6, 100, 30)]
+    assert [each.use for each in found.devices] == [DeviceUsage(11, 22, 33, 80, 25), DeviceUsage(4, 5, 6, 100, 30)]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -93,7 +93,7 @@ def test_a_uuid_is_shown_where_it_is_text(written: str | bytes, shown: str | Non
 def test_a_file_that_is_cut_off_meanwhile_is_misread() -> None:
     data = region()
     found = decode_region(len(data), lambda offset, length: data[:2000][offset : offset + length])
-    assert found == Misread("cache file was cut off while it was read")
+    assert found == Misread("cache file was truncated while it was read")
 
 
 @given(

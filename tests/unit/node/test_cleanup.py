@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from tessera.node import cleanup as retiring
-from tessera.node.cleanup import AGAIN_S, retire_mps
+from tessera.host.no_driver import NullHardware
+from tessera.node import cleanup
+from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.pods import NodePods
-from tessera.node.inventory.null import NullHardware
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.settings import AgentSettings
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import Api
 
 SETTINGS = AgentSettings(node_name="n1")
 
@@ -30,7 +31,7 @@ class Node:
     """Pods that the test says, and daemons on some cards."""
 
     def __init__(self, *daemons: str) -> None:
-        self.pods = NodePods("n1")
+        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.pods.synced()
         self.live: Sequence[Claim] | None = ()
         self.daemons = set(daemons)
@@ -54,8 +55,8 @@ Run = Callable[[Node], asyncio.Task[None]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
-        monkeypatch.setattr(retiring, "retire_all", node.retire_all)
-        return asyncio.create_task(retire_mps(SETTINGS, NullHardware(), node))
+        monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
+        return asyncio.create_task(clean_up_mps(SETTINGS, NullHardware(), node))
 
     return start
 
@@ -77,7 +78,7 @@ def test_the_cards_of_containers_that_were_there_before_wait_for_their_end(run: 
         node.live = [claim("old", "GPU-a")]
         with captured() as logs:
             task = run(node)
-            await asyncio.sleep(2.5 * AGAIN_S)
+            await asyncio.sleep(2.5 * RETRY_S)
             assert node.daemons == {"GPU-a"}
             assert len(logs.of("MPS daemons of an earlier mode stay for now")) == 1
             node.live = [claim("new", "GPU-a")]
@@ -93,10 +94,10 @@ def test_a_daemon_with_clients_is_tried_again(run: Run) -> None:
         node = Node("GPU-a")
         node.busy = {"GPU-a"}
         task = run(node)
-        await asyncio.sleep(AGAIN_S / 2)
+        await asyncio.sleep(RETRY_S / 2)
         node.busy = set()
         await task
-        assert asyncio.get_running_loop().time() == AGAIN_S
+        assert asyncio.get_running_loop().time() == RETRY_S
 
     story()
 
@@ -107,10 +108,10 @@ def test_nothing_goes_while_it_is_not_known_who_holds_what(run: Run) -> None:
         node = Node("GPU-a", "GPU-b")
         node.live = None
         task = run(node)
-        await asyncio.sleep(2.5 * AGAIN_S)
+        await asyncio.sleep(2.5 * RETRY_S)
         assert node.daemons == {"GPU-a", "GPU-b"}
         node.live = [claim("old", "GPU-a")]
-        await asyncio.sleep(2 * AGAIN_S)
+        await asyncio.sleep(2 * RETRY_S)
         assert node.daemons == {"GPU-a"}
         node.live = []
         await task
@@ -125,7 +126,7 @@ def test_a_folder_that_cannot_be_read_is_said_and_tried_again(run: Run) -> None:
         node.fault = PermissionError(13, "Permission denied")
         with captured() as logs:
             task = run(node)
-            await asyncio.sleep(AGAIN_S / 2)
+            await asyncio.sleep(RETRY_S / 2)
             assert "Permission denied" in str(logs.of("MPS daemons of an earlier mode stay for now")[0]["left"])
             node.fault = None
             await task

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.metrics import LISTEN_AGAIN_S, Metrics, Seen, serve
+from tessera.node.metrics import LISTEN_AGAIN_S, AgentMetrics, AgentStatus, serve
 from tessera.services.addresses import Address
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time, in_real_time
@@ -16,11 +16,11 @@ from tests.support.serving import calling
 FLEET = Fleet(
     (CardState(CardFacts("GPU-a", 0, "NVIDIA H200")), CardState(CardFacts("GPU-b", 1, "NVIDIA H200"), "XID 79")),
 )
-SEEN = Seen(fleet=FLEET, faults={"GPU-b": 2}, missing="no pods yet", registered=True, registration_failures=3)
+SEEN = AgentStatus(fleet=FLEET, faults={"GPU-b": 2}, missing="no pods yet", registered=True, registration_failures=3)
 
 
 def test_every_card_and_every_part_has_its_figures() -> None:
-    text = Metrics(lambda: SEEN).render().decode()
+    text = AgentMetrics(lambda: SEEN).render().decode()
     for line in (
         'tessera_agent_card_healthy{index="0",model="NVIDIA H200",uuid="GPU-a"} 1.0',
         'tessera_agent_card_healthy{index="1",model="NVIDIA H200",uuid="GPU-b"} 0.0',
@@ -50,7 +50,7 @@ async def test_health_readiness_and_metrics_are_on_one_address() -> None:
         task = asyncio.create_task(
             serve(
                 Address("127.0.0.1", 0),
-                Metrics(lambda: Seen(fleet=FLEET)),
+                AgentMetrics(lambda: AgentStatus(fleet=FLEET)),
                 missing=lambda: missing[0],
                 on_listening=at.set_result,
             )
@@ -73,7 +73,9 @@ async def test_an_address_that_is_taken_is_tried_again() -> None:
         taken.listen()
         address = Address("127.0.0.1", taken.getsockname()[1])
         task = asyncio.create_task(
-            serve(address, Metrics(lambda: Seen(fleet=FLEET)), missing=lambda: "", on_listening=at.set_result)
+            serve(
+                address, AgentMetrics(lambda: AgentStatus(fleet=FLEET)), missing=lambda: "", on_listening=at.set_result
+            )
         )
         await logs.until("no metrics: cannot listen")
         taken.close()

@@ -8,16 +8,17 @@ from contextlib import suppress
 
 import msgspec
 
+from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.pods import NodePods
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.modes.base import Answer
+from tessera.node.handover.pod_cache import PodCache
+from tessera.node.modes.base import ContainerResponse
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.objects import Pod
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import Api
 
 CARD = "GPU-00000001-207a-2038-9b45-23cac89cb67a"
 
@@ -32,15 +33,15 @@ class Mode:
 
     async def start(self, fleet: Fleet) -> None: ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise NotImplementedError
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         raise NotImplementedError
 
     async def stop(self) -> None: ...
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         now = asyncio.get_running_loop().time()
         self.told.append((now, [claim.pod.name for claim in live], len(fleet.cards)))
         if self.fault is not None:
@@ -70,8 +71,8 @@ def fleet(count: int) -> Fleet:
 class Scene:
     def __init__(self) -> None:
         self.mode = Mode()
-        self.pods = NodePods("n1")
-        self.fleet = Current(fleet(1))
+        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
+        self.fleet = WatchedValue(fleet(1))
         self.settling = Reconciler(self.mode, self, self.fleet)
 
     def live_claims(self) -> Sequence[Claim] | None:
@@ -138,7 +139,7 @@ async def test_nothing_is_let_go_while_a_pod_cannot_be_read() -> None:
             scene.pods.synced()
             await asyncio.sleep(60.0)
             assert scene.mode.told == []
-            assert len(logs.of("slices are not settled")) == 1
+            assert len(logs.of("slices are not reconciled")) == 1
             scene.pods.drop("default/a")
             await asyncio.sleep(GAP_S)
             assert [names for _, names, _ in scene.mode.told] == [[]]
@@ -152,12 +153,12 @@ async def test_a_fault_of_the_mode_is_said_once_and_met_again_in_the_next_round(
             scene.pods.synced()
             await asyncio.sleep(3 * (EVERY_S + GAP_S))
             assert len(scene.mode.told) >= 3
-            assert [event["problem"] for event in logs.of("slices are not settled")] == ["OSError: no such card"]
+            assert [event["problem"] for event in logs.of("slices are not reconciled")] == ["OSError: no such card"]
             scene.mode.fault = None
             await asyncio.sleep(EVERY_S + GAP_S)
             scene.mode.fault = OSError("no such card")
             await asyncio.sleep(EVERY_S + GAP_S)
-            assert len(logs.of("slices are not settled")) == 2
+            assert len(logs.of("slices are not reconciled")) == 2
 
 
 @in_fake_time

@@ -1,3 +1,5 @@
+"""Who waits for whom between bind and the last Allocate, and which node locks are taken."""
+
 from __future__ import annotations
 
 import asyncio
@@ -8,108 +10,176 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core.devices import MigPlacement, MigSlot
 from tessera.core.grants import Grant, Placement
-from tessera.scheduler.allocation_queue import CARRIED_WAITS_S, Handover, Shape, Slice, shape_of
+from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S, AllocationQueue, Ticket, TicketState
+from tessera.scheduler.node_lock import NodeLocks
+from tessera.scheduler.settings import NodeLockMode
+from tessera.wire import keys
+from tests.support.builders import NOW, NodeBuilder, gpu_pod, node, vendors
+from tests.support.fake_cluster import FakeCluster, Step, never_sent, refused
 from tests.support.looping import in_fake_time
+from tests.support.scheduling import LOCK, TURN, World, answering, serving_downward_api, using_downward_api
 
-FORGET = 300.0
-TIMEOUT = 20.0
-
-
-def slices(*uuids: str) -> tuple[Slice, ...]:
-    return tuple((uuid, 1000, 10, None) for uuid in uuids)
-
-
-INSTANCE = MigSlot("1g.10gb", MigPlacement(0, 1))
-ONE_ON_A = Shape((slices("a"),))
-ONE_ON_B = Shape((slices("b"),))
-TWO = Shape((slices("a", "b"),))
-ONE_AND_TWO = Shape((slices("c"), slices("a", "b")))
-ALONE = Shape((slices("z", "y", "x"),), alone=True)
-CARRIED_ON_A = Shape((slices("a"),), carried=True)
-CARRIED_ON_B = Shape((slices("b"),), carried=True)
-CARRIED_TWO = Shape((slices("a", "b"),), carried=True)
+AUTO, ALWAYS, NEVER = NodeLockMode.AUTO, NodeLockMode.ALWAYS, NodeLockMode.NEVER
+CAMBRICON = "cambricon.com/dsmlu.lock"
+CONTENTION = "node n1 has been locked within 5m0s: node lock contention"
+BUSY = "node n1 is still handing devices to another pod"
+OVERDUE = 300.0
 
 
-# -- shapes
+# -- who needs what
+
+
+def foreign(built: NodeBuilder) -> NodeBuilder:
+    return built
+
+
+def granted(vendor: str = "NVIDIA", *, count: int = 1) -> Placement:
+    return Placement("n1", {vendor: (tuple(Grant(f"n1-{i}", vendor, 1000, 10) for i in range(count)),)})
+
+
+def of_vendors(*names: str) -> Placement:
+    return Placement("n1", {name: ((Grant(name, name, 1, 1),),) for name in names})
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "conflict"),
+    ("served_by", "vendor", "downward_api", "mode", "depends", "lock"),
     [
-        (ONE_ON_A, ONE_ON_A, False),
-        (ONE_ON_A, ONE_ON_B, True),
-        (ONE_ON_A, Shape(((("a", 2000, 10, None),),)), True),
-        (ONE_ON_A, Shape(((("a", 1000, 20, None),),)), True),
-        (ONE_ON_A, Shape(((("a", 1000, 10, INSTANCE),),)), True),
-        (ONE_ON_A, TWO, False),
-        (ONE_AND_TWO, ONE_ON_A, True),
-        (ONE_AND_TWO, TWO, True),
-        (ONE_AND_TWO, ONE_AND_TWO, False),
-        (ONE_AND_TWO, Shape((slices("a", "b"), slices("c"))), True),
-        (ALONE, ONE_ON_A, True),
-        (ALONE, ALONE, True),
-        (ONE_AND_TWO, Shape(ONE_AND_TWO.slices, inits=frozenset({0})), True),
-        (CARRIED_ON_A, CARRIED_ON_A, False),
-        (CARRIED_ON_A, CARRIED_ON_B, False),
-        (CARRIED_ON_A, ONE_ON_A, True),
-        (CARRIED_ON_A, ONE_ON_B, True),
-        (CARRIED_ON_A, ONE_AND_TWO, True),
-        (CARRIED_ON_A, TWO, False),
-        (CARRIED_TWO, ONE_AND_TWO, True),
-        (CARRIED_ON_A, ALONE, True),
+        (serving_downward_api, "NVIDIA", True, AUTO, False, False),
+        (serving_downward_api, "NVIDIA", False, AUTO, True, False),
+        (answering, "NVIDIA", True, AUTO, True, False),
+        (answering, "NVIDIA", False, AUTO, True, False),
+        (foreign, "NVIDIA", True, AUTO, True, True),
+        (foreign, "MLU", False, AUTO, True, True),
+        (foreign, "Metax-GPU", False, AUTO, False, False),
+        (serving_downward_api, "NVIDIA", True, ALWAYS, True, True),
+        (answering, "NVIDIA", False, ALWAYS, True, True),
+        (foreign, "NVIDIA", False, ALWAYS, True, True),
+        (foreign, "Metax-GPU", False, ALWAYS, True, True),
+        (serving_downward_api, "NVIDIA", True, NEVER, False, False),
+        (answering, "NVIDIA", True, NEVER, True, False),
+        (foreign, "NVIDIA", False, NEVER, True, False),
+        (foreign, "Metax-GPU", False, NEVER, False, False),
     ],
 )
-def test_shapes_conflict_where_an_allocate_could_be_meant_for_either(one: Shape, other: Shape, conflict: bool) -> None:
-    assert one.conflicts(other) is conflict
-    assert other.conflicts(one) is conflict
+def test_turn_and_lock_follow_from_the_agent_the_vendor_and_the_mode(
+    served_by: type, vendor: str, downward_api: bool, mode: NodeLockMode, depends: bool, lock: bool
+) -> None:
+    world = World(served_by(node("n1").gpus(1)), mode=mode)
+    placement = granted(vendor)
+    assert world.queue.depends_on_allocate(placement, uses_downward_api=downward_api) is depends
+    assert world.queue.needs_lock(placement) is lock
 
 
-def test_a_shape_is_what_the_containers_with_devices_get() -> None:
+@pytest.mark.parametrize(
+    ("said", "serves"), [("env", True), ("env,cdi", True), (" cdi  env ", True), ("", False), ("environment", False)]
+)
+def test_an_agent_says_in_words_how_it_hands_over(said: str, serves: bool) -> None:
+    world = World(node("n1").gpus(1).annotate((keys.AGENT, said)))
+    assert world.queue.depends_on_allocate(granted(), uses_downward_api=True) is not serves
+
+
+def test_a_node_that_loses_its_agent_is_served_by_a_foreign_plugin() -> None:
+    world = World(serving_downward_api(node("n1").gpus(1)))
+    world.api.add_node(node("n1").gpus(1))
+    world.watch()
+    assert world.queue.needs_lock(granted())
+
+
+def test_a_ticket_has_the_device_counts_of_all_containers_with_devices() -> None:
+    world = World(serving_downward_api(node("n1").gpus(1)))
     placement = Placement(
         "n1",
         {
-            "Z": ((Grant("z", "Z", 5, 6),), (), ()),
-            "A": ((), (Grant("a", "A", 1, 2), Grant("b", "A", 3, 4, mig=INSTANCE)), ()),
+            "NVIDIA": ((Grant("a", "NVIDIA", 1, 1),), (), ()),
+            "DCU": ((), (Grant("b", "DCU", 1, 1), Grant("c", "DCU", 1, 1)), ()),
         },
     )
-    assert shape_of(placement) == Shape(((("a", 1, 2, None), ("b", 3, 4, INSTANCE)), (("z", 5, 6, None),)))
-    assert shape_of(placement, alone=True).alone
-    assert shape_of(placement, carried=True).carried
-    assert shape_of(placement, inits=[1]).inits == {0}
+    ticket = world.queue.issue("u", ("default", "p"), placement, uses_downward_api=False)
+    assert ticket is not None
+    assert (sorted(ticket.device_counts), ticket.depends_on_allocate, ticket.state) == ([1, 2], True, TicketState.OUT)
+
+
+def test_a_plugin_that_never_says_when_it_is_done_is_not_waited_for() -> None:
+    world = World(node("n1").gpus(1))
+    assert world.queue.issue("u", ("default", "p"), granted("Metax-GPU"), uses_downward_api=False) is None
 
 
 # -- turns
+
+
+def dependent(*counts: int) -> tuple[bool, frozenset[int]]:
+    return True, frozenset(counts)
+
+
+def downward(*counts: int) -> tuple[bool, frozenset[int]]:
+    return False, frozenset(counts)
+
+
+Kind = tuple[bool, frozenset[int]]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "waits"),
+    [
+        (dependent(1), dependent(1), True),
+        (dependent(1), dependent(2), True),
+        (downward(1), downward(1), False),
+        (downward(1), downward(1, 2), False),
+        (dependent(1), downward(1), True),
+        (dependent(1, 2), downward(1), True),
+        (dependent(2), downward(1), False),
+        (downward(1), dependent(1), True),
+        (downward(1), dependent(2), False),
+        (downward(1, 2), dependent(2), True),
+    ],
+)
+def test_a_pod_waits_where_an_allocate_could_be_meant_for_another_one(ahead: Kind, behind: Kind, waits: bool) -> None:
+    first, second = (Ticket(uid, ("d", uid), "n", *kind) for uid, kind in (("a", ahead), ("b", behind)))
+    assert second.is_blocked_by(first, now=0.0) is waits
 
 
 @dataclass
 class Line:
     """Pods that ask for their turn on node n, and the order in which they got it."""
 
-    handover: Handover = field(
-        default_factory=lambda: Handover(forget_after=FORGET, time=lambda: asyncio.get_running_loop().time())
-    )
+    queue: AllocationQueue = field(init=False)
     got: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    tickets: dict[str, Ticket] = field(default_factory=dict)
 
-    async def ask(self, uid: str, shape: Shape, *, node: str = "n", timeout: float = TIMEOUT) -> None:
+    def __post_init__(self) -> None:
+        time = asyncio.get_running_loop().time
+        self.queue = AllocationQueue(
+            NodeLocks(FakeCluster(), expire_after=LOCK, now=lambda: NOW + time()),
+            vendors(),
+            mode=AUTO,
+            turn_seconds=TURN,
+            overdue_seconds=OVERDUE,
+            time=time,
+        )
+
+    def ticket(self, uid: str, kind: Kind, *, node: str = "n") -> Ticket:
+        ticket = self.tickets[uid] = Ticket(uid, ("default", uid), node, *kind)
+        return ticket
+
+    async def ask(self, uid: str, kind: Kind, *, node: str = "n") -> None:
+        ticket = self.ticket(uid, kind, node=node)
+
         async def wait() -> None:
-            (self.got if await self.handover.turn(node, uid, shape, timeout=timeout) else self.late).append(uid)
+            (self.late if await self.queue.enter(ticket) else self.got).append(uid)
 
         self.tasks[uid] = asyncio.create_task(wait())
         await settle()
 
-    async def over(self, uid: str) -> bool:
-        ended = self.handover.over(uid)
+    async def leave(self, uid: str) -> None:
+        self.queue.leave(self.tickets[uid])
         await settle()
-        return ended
 
     @property
-    def at_rest(self) -> bool:
-        """Nothing in hand, nobody waiting, nothing kept."""
-        return (self.handover.in_hand, self.handover.waiting) == (0, 0) and not self.handover._queues
+    def is_empty(self) -> bool:
+        return (self.queue.active, self.queue.waiting) == (0, 0) and not self.queue._queues
 
 
 async def settle() -> None:
@@ -118,343 +188,301 @@ async def settle() -> None:
 
 
 @in_fake_time
-async def test_pods_that_could_be_mixed_up_take_turns_in_the_order_of_asking() -> None:
+async def test_dependent_pods_take_turns_in_the_order_of_asking() -> None:
     line = Line()
-    for i, uid in enumerate(("p1", "p2", "p3")):
-        await line.ask(uid, Shape((slices(f"card-{i}"),)))
-    assert (line.got, line.handover.in_hand, line.handover.waiting) == (["p1"], 1, 2)
-    await line.over("p1")
+    for number, uid in enumerate(("p1", "p2", "p3")):
+        await line.ask(uid, dependent(number))
+    assert (line.got, line.queue.active, line.queue.waiting) == (["p1"], 1, 2)
+    await line.leave("p1")
     assert line.got == ["p1", "p2"]
-    await line.over("p2")
-    await line.over("p3")
+    await line.leave("p2")
+    await line.leave("p3")
     assert line.got == ["p1", "p2", "p3"]
-    assert line.at_rest
-
-
-@in_fake_time
-async def test_equal_shapes_and_different_counts_go_in_parallel() -> None:
-    line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_A)
-    await line.ask("p3", TWO)
-    assert line.got == ["p1", "p2", "p3"]
+    assert line.is_empty
 
 
 @in_fake_time
 async def test_nodes_do_not_wait_for_each_other() -> None:
     line = Line()
-    await line.ask("p1", ALONE, node="n")
-    await line.ask("p2", ALONE, node="m")
+    await line.ask("p1", dependent(1), node="n")
+    await line.ask("p2", dependent(1), node="m")
     assert line.got == ["p1", "p2"]
 
 
 @in_fake_time
-async def test_nobody_overtakes_a_waiter_that_it_would_keep_waiting() -> None:
+async def test_a_turn_that_does_not_come_in_time_is_refused_and_leaves_nothing_behind() -> None:
     line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    await line.ask("p3", ONE_ON_A)
-    assert line.got == ["p1"], "p3 equals the pod in hand but would starve p2"
-    await line.ask("p4", TWO)
-    assert line.got == ["p1", "p4"], "p4 is in nobody's way"
-    await line.over("p1")
-    assert line.got == ["p1", "p4", "p2"]
-    await line.over("p2")
-    assert line.got == ["p1", "p4", "p2", "p3"]
-
-
-@in_fake_time
-async def test_a_turn_that_does_not_come_in_time_is_refused_and_leaves_nobody_behind() -> None:
-    line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    await line.ask("p3", ONE_ON_A, timeout=100.0)
-    await asyncio.sleep(TIMEOUT - 0.001)
+    await line.ask("p1", dependent(1))
+    await line.ask("p2", dependent(1))
+    await asyncio.sleep(TURN - 0.001)
     assert line.late == []
     await asyncio.sleep(0.001)
     await settle()
     assert line.late == ["p2"]
-    assert line.got == ["p1", "p3"], "p3 equals p1 and waited only for p2"
-    await line.over("p1")
-    await line.over("p3")
-    assert line.at_rest
+    await line.leave("p1")
+    assert line.is_empty
 
 
 @in_fake_time
-async def test_a_turn_that_comes_with_the_last_moment_is_a_turn() -> None:
+async def test_a_pod_behind_one_whose_time_is_over_gets_its_turn() -> None:
     line = Line()
-    await line.ask("p1", ONE_ON_A)
+    await line.ask("p1", downward(1))
+    await line.ask("p2", dependent(1))
+    await line.ask("p3", downward(1))
+    assert line.got == ["p1"]
+    await asyncio.sleep(TURN)
+    await settle()
+    assert (line.got, line.late) == (["p1", "p3"], ["p2"])
+
+
+@in_fake_time
+async def test_a_turn_that_comes_in_the_last_moment_is_a_turn() -> None:
+    line = Line()
+    await line.ask("p1", dependent(1))
     loop = asyncio.get_running_loop()
-    # Before the waiter's own timer, which is for the same moment.
-    loop.call_at(loop.time() + TIMEOUT, line.handover.over, "p1")
-    await line.ask("p2", ONE_ON_B)
-    await asyncio.sleep(TIMEOUT)
+    # Before the waiting pod's own timer, which is for the same moment.
+    loop.call_at(loop.time() + TURN, line.queue.leave, line.tickets["p1"])
+    await line.ask("p2", dependent(1))
+    await asyncio.sleep(TURN)
     await settle()
     assert (line.got, line.late) == (["p1", "p2"], [])
-    assert await line.over("p2")
-    assert line.at_rest
+    await line.leave("p2")
+    assert line.is_empty
 
 
 @in_fake_time
-async def test_a_cancelled_waiter_leaves_nothing_behind_and_lets_the_next_go() -> None:
+async def test_a_cancelled_bind_leaves_nothing_behind_and_lets_the_next_go() -> None:
     line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    await line.ask("p3", ONE_ON_A)
+    await line.ask("p1", downward(1))
+    await line.ask("p2", dependent(1))
+    await line.ask("p3", downward(1))
     line.tasks["p2"].cancel()
     await settle()
-    assert (line.got, line.handover.waiting) == (["p1", "p3"], 0)
-    await line.over("p1")
-    await line.over("p3")
-    assert line.at_rest
+    assert (line.got, line.queue.waiting) == (["p1", "p3"], 0)
+    await line.leave("p1")
+    await line.leave("p3")
+    assert line.is_empty
 
 
 @in_fake_time
 async def test_a_bind_cancelled_in_the_moment_of_its_turn_gives_it_back() -> None:
     line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    line.handover.over("p1")
+    await line.ask("p1", dependent(1))
+    await line.ask("p2", dependent(1))
+    line.queue.leave(line.tickets["p1"])
     line.tasks["p2"].cancel()
     await settle()
-    assert line.at_rest
+    assert line.is_empty
 
 
 @in_fake_time
 async def test_a_bind_cancelled_just_before_its_turn_is_passed_over() -> None:
     line = Line()
-    await line.ask("p1", ALONE)
-    await line.ask("p2", ALONE)
-    await line.ask("p3", ALONE)
+    for uid in ("p1", "p2", "p3"):
+        await line.ask(uid, dependent(1))
     line.tasks["p2"].cancel()
-    line.handover.over("p1")
+    line.queue.leave(line.tickets["p1"])
     await settle()
     assert line.got == ["p1", "p3"]
-    await line.over("p3")
-    assert line.at_rest
+    await line.leave("p3")
+    assert line.is_empty
 
 
 @in_fake_time
-async def test_ending_what_is_not_in_hand_changes_nothing() -> None:
+async def test_a_pod_that_goes_while_it_waits_is_not_waited_for() -> None:
     line = Line()
-    assert not await line.over("nobody")
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    assert not await line.over("p2")
-    assert line.got == ["p1"]
+    for uid in ("p1", "p2", "p3"):
+        await line.ask(uid, dependent(1))
+    await line.leave("p2")
+    assert line.tasks["p2"].done(), "its bind goes on, and finds out"
+    assert line.tickets["p2"].state is TicketState.OUT
+    await line.leave("p1")
+    assert line.tickets["p3"].state is TicketState.ACTIVE
 
 
 @in_fake_time
-async def test_a_turn_that_no_agent_ever_ends_is_forgotten() -> None:
+async def test_leaving_twice_changes_nothing() -> None:
     line = Line()
-    await line.ask("p1", ONE_ON_A)
-    await line.ask("p2", ONE_ON_B, timeout=1000.0)
-    await asyncio.sleep(FORGET - 1)
-    assert line.handover.forget_old() == []
+    await line.ask("p1", dependent(1))
+    await line.ask("p2", dependent(1))
+    await line.leave("p1")
+    await line.leave("p1")
+    assert (line.got, line.queue.active) == (["p1", "p2"], 1)
+
+
+@in_fake_time
+async def test_a_turn_that_no_plugin_ever_ends_ends_by_itself() -> None:
+    line = Line()
+    await line.ask("p1", dependent(1))
+    await asyncio.sleep(OVERDUE - 1)
+    line.queue.end_overdue()
+    assert line.queue.active == 1
+    await line.ask("p2", dependent(1))
     await asyncio.sleep(1)
-    assert line.handover.forget_old() == ["p1"]
+    line.queue.end_overdue()
     await settle()
     assert line.got == ["p1", "p2"]
 
 
 @in_fake_time
-async def test_a_forgotten_turn_is_not_taken_up_again_until_the_pod_is_gone() -> None:
-    line = Line()
-    line.handover.resume("n", "p1", ALONE)
-    await asyncio.sleep(FORGET)
-    line.handover.forget_old()
-    line.handover.resume("n", "p1", ALONE)
-    assert line.at_rest, "every later event of that pod would block the node again"
-    line.handover.over("p1")
-    line.handover.resume("n", "p1", ALONE)
-    assert line.handover.in_hand == 1
-
-
-@in_fake_time
-async def test_a_forgotten_pod_may_be_bound_again() -> None:
-    line = Line()
-    await line.ask("p1", ALONE)
-    await asyncio.sleep(FORGET)
-    line.handover.forget_old()
-    await line.ask("p1", ALONE)
-    assert (line.got, line.handover.in_hand) == (["p1", "p1"], 1)
-
-
-@in_fake_time
 async def test_pods_in_handover_keep_their_turn_over_a_restart() -> None:
     line = Line()
-    line.handover.resume("n", "old", ONE_ON_A)
-    line.handover.resume("n", "old", ONE_ON_B)
-    await line.ask("p1", ONE_ON_B)
+    line.queue.enter_at_once(line.ticket("old", dependent(1)))
+    await line.ask("p1", dependent(1))
     assert line.got == []
-    await line.over("old")
+    await line.leave("old")
     assert line.got == ["p1"]
 
 
 @in_fake_time
 async def test_a_pod_that_has_its_turn_does_not_wait_for_itself() -> None:
     line = Line()
-    await line.ask("p1", ALONE)
-    await line.ask("p1", ALONE)
-    assert (line.got, line.handover.in_hand) == (["p1", "p1"], 1)
-    await line.over("p1")
-    assert line.at_rest
+    await line.ask("p1", dependent(1))
+    ticket = line.tickets["p1"]
+    assert await line.queue.enter(ticket) == ""
+    assert line.queue.active == 1
+    await line.leave("p1")
+    assert line.is_empty
 
 
 @in_fake_time
-async def test_a_pod_that_goes_to_another_node_gives_its_turn_back() -> None:
+async def test_a_bind_that_waits_is_not_blocked_by_its_own_pod_seen_in_handover() -> None:
     line = Line()
-    await line.ask("p1", ALONE, node="n")
-    await line.ask("p2", ALONE, node="n")
-    await line.ask("p1", ALONE, node="m")
-    assert (sorted(line.got), line.handover.in_hand) == (["p1", "p1", "p2"], 2)
-    await line.over("p1")
-    await line.over("p2")
-    assert line.at_rest
+    await line.ask("p1", dependent(1))
+    await line.ask("p2", dependent(1))
+    waiting = line.tickets["p2"]
+    line.queue.enter_at_once(line.ticket("p2", dependent(1)))
+    await line.leave("p1")
+    assert (line.got, waiting.state) == (["p1", "p2"], TicketState.ACTIVE)
+    await line.leave("p2")
+    line.queue.leave(waiting)
+    assert line.is_empty
+
+
+# -- beside pods that use the downward API
 
 
 @in_fake_time
-async def test_a_waiter_whose_pod_is_seen_in_handover_meanwhile_is_not_in_its_own_way() -> None:
+async def test_downward_api_pods_do_not_wait_for_each_other() -> None:
     line = Line()
-    await line.ask("p1", ALONE)
-    await line.ask("p2", ALONE)
-    line.handover.resume("n", "p2", ALONE)
-    await line.over("p1")
-    assert line.got == ["p1", "p2"]
-    await line.over("p2")
-    assert line.at_rest
-
-
-# -- beside pods that carry their slices
-
-
-@in_fake_time
-async def test_pods_that_carry_their_slices_wait_for_none_of_their_kind() -> None:
-    line = Line()
-    for uid, shape in (("p1", CARRIED_ON_A), ("p2", CARRIED_ON_B), ("p3", CARRIED_TWO)):
-        await line.ask(uid, shape)
+    for uid, kind in (("p1", downward(1)), ("p2", downward(1)), ("p3", downward(1, 2))):
+        await line.ask(uid, kind)
     assert line.got == ["p1", "p2", "p3"]
 
 
-@pytest.mark.parametrize(("first", "second"), [(CARRIED_ON_A, ONE_ON_A), (ONE_ON_A, CARRIED_ON_A)])
-def test_a_dependent_pod_and_one_that_carries_wait_for_each_other(first: Shape, second: Shape) -> None:
+@pytest.mark.parametrize(("first", "second"), [(downward(1), dependent(1)), (dependent(1), downward(1))])
+def test_a_dependent_pod_and_a_downward_api_pod_wait_for_each_other(first: Kind, second: Kind) -> None:
     @in_fake_time
     async def check() -> None:
         line = Line()
         await line.ask("p1", first)
         await line.ask("p2", second)
         assert line.got == ["p1"]
-        await line.over("p1")
+        await line.leave("p1")
         assert line.got == ["p1", "p2"]
 
     check()
 
 
 @in_fake_time
-async def test_a_dependent_pod_waits_for_those_that_carry_until_they_are_handed_over() -> None:
+async def test_a_dependent_pod_waits_for_downward_api_pods_until_they_are_handed_over() -> None:
     line = Line()
-    await line.ask("p1", CARRIED_ON_A)
-    await line.ask("p2", ONE_ON_B)
-    await asyncio.sleep(CARRIED_WAITS_S + 1)
+    await line.ask("p1", downward(1))
+    await line.ask("p2", dependent(1))
+    await asyncio.sleep(DOWNWARD_API_WAIT_S + 1)
     assert line.got == ["p1"]
-    await asyncio.sleep(TIMEOUT)
+    await asyncio.sleep(TURN)
     assert line.late == ["p2"]
 
 
 @in_fake_time
-async def test_a_dependent_pod_that_waits_is_not_overtaken_by_those_that_carry() -> None:
+async def test_a_dependent_pod_that_waits_is_not_overtaken_by_downward_api_pods() -> None:
     line = Line()
-    await line.ask("p1", CARRIED_ON_A)
-    await line.ask("p2", ONE_ON_A)
-    await line.ask("p3", CARRIED_ON_B)
-    await line.ask("p4", CARRIED_TWO)
+    await line.ask("p1", downward(1))
+    await line.ask("p2", dependent(1))
+    await line.ask("p3", downward(1))
+    await line.ask("p4", downward(2))
     assert line.got == ["p1", "p4"], "p4 could not be taken for p2"
-    await line.over("p1")
-    await line.over("p2")
+    await line.leave("p1")
+    await line.leave("p2")
     assert line.got == ["p1", "p4", "p2", "p3"]
 
 
 @in_fake_time
-async def test_a_stuck_dependent_pod_holds_up_those_that_carry_for_a_moment_only() -> None:
+async def test_a_stuck_dependent_pod_holds_downward_api_pods_up_for_ten_seconds_only() -> None:
     line = Line()
-    await line.ask("stuck", ONE_ON_A)
-    await line.ask("p1", CARRIED_ON_A)
-    await asyncio.sleep(CARRIED_WAITS_S - 0.001)
+    await line.ask("stuck", dependent(1))
+    await line.ask("p1", downward(1))
+    await asyncio.sleep(DOWNWARD_API_WAIT_S - 0.001)
     assert line.got == ["stuck"]
     await asyncio.sleep(0.002)
     assert line.got == ["stuck", "p1"]
-    await line.ask("p2", CARRIED_ON_B)
-    assert line.got == ["stuck", "p1", "p2"], "nobody waits for it any more"
-    await line.ask("p3", ONE_ON_B)
+    await line.ask("p2", downward(1))
+    assert line.got == ["stuck", "p1", "p2"], "it is not waited for any more"
+    await line.ask("p3", dependent(1))
     for uid in ("p1", "p2"):
-        await line.over(uid)
-    assert line.got == ["stuck", "p1", "p2"], "another dependent pod still does"
-    await line.over("stuck")
+        await line.leave(uid)
+    assert line.got == ["stuck", "p1", "p2"], "another dependent pod still waits"
+    await line.leave("stuck")
     assert line.got == ["stuck", "p1", "p2", "p3"]
-    await line.over("p3")
-    assert line.at_rest
+    await line.leave("p3")
+    assert line.is_empty
 
 
 @in_fake_time
-async def test_those_that_carry_wait_no_longer_than_one_timeout_for_several_dependent_pods() -> None:
+async def test_a_downward_api_pod_waits_for_each_dependent_pod_ahead_from_its_own_turn() -> None:
     line = Line()
-    await line.ask("d1", ONE_ON_A)
-    await line.ask("d2", ONE_ON_B, timeout=100.0)
+    await line.ask("d1", dependent(1))
+    await line.ask("d2", dependent(1))
     await asyncio.sleep(1)
-    await line.ask("p1", CARRIED_ON_A)
+    await line.ask("p1", downward(1))
     await asyncio.sleep(8)
-    await line.over("d1")
-    assert line.got == ["d1", "d2"], "p1 waits for d2 from the moment of its turn"
-    await asyncio.sleep(CARRIED_WAITS_S - 0.001)
+    await line.leave("d1")
+    assert line.got == ["d1", "d2"], "d2 begins now, and must not be taken for p1"
+    await asyncio.sleep(DOWNWARD_API_WAIT_S - 0.001)
     assert line.got == ["d1", "d2"]
     await asyncio.sleep(0.002)
     assert line.got == ["d1", "d2", "p1"]
-    await line.ask("p2", CARRIED_ON_A, timeout=0.5)
-    assert line.got == ["d1", "d2", "p1", "p2"]
 
 
 @in_fake_time
-async def test_the_moment_begins_when_the_binding_is_written() -> None:
+async def test_a_downward_api_pod_is_never_refused() -> None:
     line = Line()
-    await line.ask("slow", ONE_ON_A)
-    await asyncio.sleep(CARRIED_WAITS_S)
-    line.handover.begun("slow")
-    line.handover.begun("nobody")
-    await line.ask("p1", CARRIED_ON_A)
-    assert line.got == ["slow"]
-    await line.over("slow")
-    assert line.got == ["slow", "p1"]
-
-
-@in_fake_time
-async def test_a_pod_that_carries_and_stops_waiting_leaves_nothing_behind() -> None:
-    line = Line()
-    await line.ask("stuck", ONE_ON_A)
-    await line.ask("p1", CARRIED_ON_A)
-    await line.ask("p2", CARRIED_ON_A)
-    line.tasks["p1"].cancel()
-    await asyncio.sleep(CARRIED_WAITS_S)
+    await line.ask("slow", dependent(1))
+    await line.ask("p1", downward(1))
+    for _ in range(5):
+        await asyncio.sleep(TURN / 5)
+        line.queue.restart_clock(line.tickets["slow"])
     await settle()
-    assert (line.got, line.handover.in_hand, line.handover.waiting) == (["stuck", "p2"], 2, 0)
-    await line.over("stuck")
-    await line.over("p2")
-    assert line.at_rest
+    assert (line.got, line.late) == (["slow", "p1"], [])
+
+
+@in_fake_time
+async def test_the_ten_seconds_begin_when_the_binding_is_written() -> None:
+    line = Line()
+    await line.ask("slow", dependent(1))
+    await asyncio.sleep(DOWNWARD_API_WAIT_S)
+    line.queue.restart_clock(line.tickets["slow"])
+    await line.ask("p1", downward(1))
+    assert line.got == ["slow"]
+    await line.leave("slow")
+    assert line.got == ["slow", "p1"]
 
 
 # -- any sequence
 
-SHAPES = (ONE_ON_A, ONE_ON_B, TWO, ONE_AND_TWO, ALONE, CARRIED_ON_A, CARRIED_TWO)
+KINDS = (dependent(1), dependent(2), dependent(1, 2), downward(1), downward(1, 2))
 pods = st.integers(0, 7).map("p{}".format)
 steps = st.one_of(
-    st.tuples(st.just("ask"), pods, st.sampled_from(SHAPES), st.sampled_from(["n", "m"])),
-    st.tuples(st.just("over"), pods),
+    st.tuples(st.just("ask"), pods, st.sampled_from(KINDS), st.sampled_from(["n", "m"])),
+    st.tuples(st.just("leave"), pods),
     st.tuples(st.just("cancel"), pods),
-    st.tuples(st.just("pass"), st.sampled_from([1.0, CARRIED_WAITS_S, TIMEOUT, FORGET])),
+    st.tuples(st.just("pass"), st.sampled_from([1.0, DOWNWARD_API_WAIT_S, TURN, OVERDUE])),
 )
 
 
 @given(st.lists(steps, max_size=40))
-def test_whatever_happens_no_two_conflicting_pods_are_in_hand_and_no_free_turn_is_withheld(
+def test_whatever_happens_one_dependent_pod_is_active_and_no_free_turn_is_withheld(
     script: Sequence[tuple[object, ...]],
 ) -> None:
     @in_fake_time
@@ -462,40 +490,200 @@ def test_whatever_happens_no_two_conflicting_pods_are_in_hand_and_no_free_turn_i
         line = Line()
         for step in script:
             await act(line, step)
-            check(line.handover)
+            check(line.queue)
         for task in line.tasks.values():
             task.cancel()
         await settle()
-        await asyncio.sleep(FORGET)
-        line.handover.forget_old()
-        assert line.at_rest
+        await asyncio.sleep(OVERDUE)
+        line.queue.end_overdue()
+        assert line.is_empty
 
     play()
 
 
 async def act(line: Line, step: tuple[object, ...]) -> None:
     match step:
-        case ("ask", str(uid), Shape() as shape, str(node)):
-            # One bind of a pod at a time: the binder sees to it.
-            if uid not in line.tasks or line.tasks[uid].done():
-                await line.ask(uid, shape, node=node)
-        case ("over", str(uid)):
-            await line.over(uid)
+        case ("ask", str(uid), (bool(depends), frozenset() as counts), str(node)):
+            # One bind of a pod at a time, and one ticket: the record of the pod sees to it.
+            if uid not in line.tasks or line.tickets[uid].state is TicketState.OUT:
+                await line.ask(uid, (depends, counts), node=node)
+        case ("leave", str(uid)) if uid in line.tickets:
+            await line.leave(uid)
         case ("cancel", str(uid)) if uid in line.tasks:
             line.tasks[uid].cancel()
         case ("pass", float(seconds)):
             await asyncio.sleep(seconds)
-            line.handover.forget_old()
+            line.queue.end_overdue()
     await settle()
 
 
-def check(handover: Handover) -> None:
-    for queue in handover._queues.values():
-        in_hand = [pod.shape for pod in queue.in_hand.values()]
-        for i, one in enumerate(in_hand):
-            # Those that carry pass a dependent pod after a moment.
-            assert not any(one.conflicts(other) and not (one.carried or other.carried) for other in in_hand[i + 1 :])
-        before = in_hand
-        for waiter in queue.waiting:
-            assert any(waiter.pod.shape.conflicts(shape) for shape in before), "its turn was free"
-            before = [*before, waiter.pod.shape]
+def check(queue: AllocationQueue) -> None:
+    now = asyncio.get_running_loop().time()
+    for found in queue._queues.values():
+        assert sum(ticket.depends_on_allocate for ticket in found.active) == found.active_dependents <= 1
+        ahead = list(found.active)
+        for waiting in found.waiting:
+            assert any(waiting.is_blocked_by(each, now) for each in ahead), "its turn was free"
+            ahead.append(waiting)
+
+
+# -- node locks
+
+
+async def enter(world: World, name: str, placement: Placement | None = None) -> tuple[Ticket, str]:
+    if f"default/{name}" not in world.api.pods:
+        world.create(gpu_pod(name))
+    ticket = world.queue.issue(f"uid-{name}", ("default", name), placement or granted(), uses_downward_api=False)
+    assert ticket is not None
+    return ticket, await world.queue.enter(ticket)
+
+
+def lock_of(world: World, key: str = keys.NODE_LOCK) -> str | None:
+    return world.api.nodes["n1"].annotations.get(key)
+
+
+@pytest.mark.parametrize("mode", [AUTO, NEVER])
+def test_a_foreign_plugin_gets_one_pod_at_a_time_with_and_without_the_lock(mode: NodeLockMode) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(node("n1").gpus(2), mode=mode)
+        _, problem = await enter(world, "a")
+        assert problem == ""
+        _, problem = await enter(world, "b")
+        assert problem == BUSY
+        assert (lock_of(world) is not None) is (mode is AUTO)
+
+    check()
+
+
+@in_fake_time
+async def test_turn_and_lock_together_take_no_longer_than_one_timeout() -> None:
+    world = World(node("n1").gpus(1))
+    first, _ = await enter(world, "a")
+    waiting = asyncio.create_task(enter(world, "b"))
+    await asyncio.sleep(TURN - 5)
+    world.queue.leave(first)  # The plugin said success but has not removed the lock yet.
+    _, problem = await waiting
+    assert problem == CONTENTION
+    assert asyncio.get_running_loop().time() == pytest.approx(TURN, abs=0.01)
+
+
+@in_fake_time
+async def test_a_pod_of_several_vendors_takes_every_lock_once_in_a_fixed_order() -> None:
+    world = World(node("n1").gpus(1))
+    _, problem = await enter(world, "a", of_vendors("NVIDIA", "MLU", "DCU"))
+    assert problem == ""
+    assert [list(write.annotations) for write in world.api.writes] == [[CAMBRICON], [keys.NODE_LOCK]]
+
+
+@in_fake_time
+async def test_locks_taken_before_one_that_cannot_be_had_are_given_back() -> None:
+    theirs = "2023-11-14T22:13:20Z,default,other"
+    world = World(node("n1").gpus(1).annotate((keys.NODE_LOCK, theirs)))
+    world.create(gpu_pod("other"))
+    ticket, problem = await enter(world, "a", of_vendors("NVIDIA", "MLU"))
+    assert problem == CONTENTION
+    assert lock_of(world, CAMBRICON) is not None
+    await world.queue.give_back(ticket)
+    assert (lock_of(world, CAMBRICON), lock_of(world)) == (None, theirs)
+    assert world.queue.active == 0
+
+
+@in_fake_time
+async def test_a_pod_that_tries_again_on_the_same_node_still_has_turn_and_locks() -> None:
+    world = World(node("n1").gpus(1))
+    ticket, _ = await enter(world, "a", of_vendors("NVIDIA", "MLU"))
+    assert await world.queue.enter(ticket) == ""
+    assert (len(world.api.writes), world.queue.active) == (2, 1)
+    assert asyncio.get_running_loop().time() == 0, "Cambricon's lock names no owner, yet it is not waited for"
+
+
+@in_fake_time
+async def test_a_failed_bind_gives_lock_and_turn_to_the_next() -> None:
+    world = World(node("n1").gpus(1))
+    first, _ = await enter(world, "a")
+    waiting = asyncio.create_task(enter(world, "b"))
+    await asyncio.sleep(1)
+    await world.queue.give_back(first)
+    _, problem = await waiting
+    assert problem == ""
+    assert asyncio.get_running_loop().time() == pytest.approx(1, abs=0.01), "the lock was gone before the turn came"
+    assert (lock_of(world) or "").endswith(",default,b")
+
+
+@pytest.mark.parametrize("fault", [refused(500), never_sent(), refused(404)])
+def test_a_lock_that_cannot_be_removed_stops_neither_the_turn_nor_the_other_locks(fault: Exception) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(node("n1").gpus(1))
+        ticket, _ = await enter(world, "a", of_vendors("NVIDIA", "MLU"))
+        world.api.script("get_node", fault)  # type: ignore[arg-type]
+        await world.queue.give_back(ticket)
+        assert sorted([lock_of(world, CAMBRICON) is None, lock_of(world) is None]) == [False, True]
+        assert world.queue.active == 0
+
+    check()
+
+
+@in_fake_time
+async def test_the_end_of_a_handover_leaves_the_lock_to_the_plugin() -> None:
+    world = World(node("n1").gpus(1))
+    ticket, _ = await enter(world, "a")
+    world.queue.leave(ticket)
+    assert world.queue.active == 0
+    await world.queue.give_back(ticket)
+    assert lock_of(world) is not None
+
+
+@in_fake_time
+async def test_a_bind_cancelled_while_it_waits_for_the_lock_can_give_everything_back() -> None:
+    theirs = "2023-11-14T22:13:20Z,default,other"
+    world = World(node("n1").gpus(1).annotate((keys.NODE_LOCK, theirs)))
+    world.create(gpu_pod("other"), gpu_pod("a"))
+    ticket = world.queue.issue("uid-a", ("default", "a"), granted(), uses_downward_api=False)
+    assert ticket is not None
+    waiting = asyncio.create_task(world.queue.enter(ticket))
+    await asyncio.sleep(1)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await world.queue.give_back(ticket)
+    assert (lock_of(world), world.queue.active, world.queue.waiting) == (theirs, 0, 0)
+
+
+@in_fake_time
+async def test_an_apiserver_fault_while_locking_is_a_fault_of_the_bind() -> None:
+    world = World(node("n1").gpus(1))
+    world.api.script("get_node", Step(refused(404, "NotFound")))
+    with pytest.raises(Exception, match="404"):
+        await enter(world, "a")
+
+
+# -- after a restart
+
+
+@pytest.mark.parametrize(
+    ("served_by", "downward_api"),
+    [(serving_downward_api, True), (serving_downward_api, False), (foreign, True), (answering, True)],
+)
+def test_a_pod_in_handover_before_a_restart_has_its_turn(served_by: type, downward_api: bool) -> None:
+    world = World(served_by(node("n1").gpus(1)))
+    built = gpu_pod("old", mem=500).annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING))
+    world.create((using_downward_api(built) if downward_api else built).on("n1", "n1-0,NVIDIA,500,0:;"))
+    world.restart()
+    assert world.queue.active == 1
+
+
+@in_fake_time
+async def test_after_a_restart_the_next_pod_waits_for_the_one_that_an_earlier_process_bound() -> None:
+    world = World(answering(node("n1").gpus(2)))
+    old = gpu_pod("old", mem=500).annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING)).on("n1", "n1-0,NVIDIA,500,0:;")
+    world.create(old)
+    world.restart()
+    waiting = asyncio.create_task(enter(world, "a"))
+    await asyncio.sleep(3)
+    world.api.mark_pod("default/old", {keys.BIND_PHASE: keys.PHASE_SUCCESS})
+    world.watch()
+    _, problem = await waiting
+    assert problem == ""
+    assert asyncio.get_running_loop().time() == pytest.approx(3, abs=0.01)

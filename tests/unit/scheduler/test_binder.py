@@ -9,8 +9,9 @@ import pytest
 
 from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
-from tessera.scheduler import binder as binding
-from tessera.scheduler.binder import ATTEMPTS, Binder
+from tessera.scheduler import binder
+from tessera.scheduler.binder import ATTEMPTS
+from tessera.scheduler.pod_cycle import LANDED_S, CycleState
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -19,23 +20,22 @@ from tests.support.scheduling import (
     RESERVATION,
     TURN,
     World,
-    bind_body,
-    by_answer,
-    by_environment,
-    carrying,
+    answering,
+    serving_downward_api,
     uid,
+    using_downward_api,
 )
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 
 FREE = {"n1-0": (0, 0, 0)}
 HELD = {"n1-0": (1, 1000, 10)}
-POD = carrying(gpu_pod("p", mem=1000, cores=10))
+POD = using_downward_api(gpu_pod("p", mem=1000, cores=10))
 KEY = "default/p"
 
 
 def agent(name: str = "n1", cards: int = 1) -> NodeBuilder:
-    return by_environment(node(name).gpus(cards))
+    return serving_downward_api(node(name).gpus(cards))
 
 
 def ready(*nodes: NodeBuilder, asking: PodBuilder = POD, on: str = "n1") -> World:
@@ -90,7 +90,7 @@ async def test_a_bound_pod_does_not_expire_before_the_watch_shows_it() -> None:
     world = ready()
     await world.bound(POD)
     await asyncio.sleep(RESERVATION * 2)
-    assert world.filter.expire() == []
+    world.cycles.tick()
     assert world.cards() == HELD
 
 
@@ -102,7 +102,7 @@ async def test_a_bind_is_told_with_its_end() -> None:
     world.create(POD)
     world.chosen(POD)
     assert await world.bound(POD) == ""
-    assert [(event.namespace, event.name, event.uid, event.node, event.error) for event in world.binds] == [
+    assert [(event.namespace, event.name, event.uid, event.node, event.error) for event in world.reports.binds] == [
         ("default", "p", "uid-p", "n1", error),
         ("default", "p", "uid-p", "n1", ""),
     ]
@@ -160,9 +160,9 @@ async def test_a_bind_to_another_node_than_the_reserved_one_moves_the_reservatio
 
 @in_fake_time
 async def test_a_pod_whose_room_is_taken_after_a_restart_is_refused_with_the_reason() -> None:
-    world = ready(by_environment(node("n1").gpus(1, memory=1500)))
+    world = ready(serving_downward_api(node("n1").gpus(1, memory=1500)))
     world.restart()
-    await world.run(carrying(gpu_pod("faster", mem=1000)))
+    await world.run(using_downward_api(gpu_pod("faster", mem=1000)))
     assert await world.bound(POD) == "pod no longer fits node n1: 1/1 CardInsufficientMemory"
     assert world.state(POD) is None
     assert world.agrees()
@@ -287,9 +287,9 @@ async def test_a_node_that_is_gone_is_refused_and_nothing_is_written() -> None:
 
 
 @in_fake_time
-async def test_a_card_that_is_gone_is_not_given_to_anyone() -> None:
+async def test_a_card_that_is_gone_is_not_given_to_a_pod() -> None:
     world = ready(agent("n1", cards=1))
-    world.api.add_node(by_environment(node("n1").gpu("another-card")))
+    world.api.add_node(serving_downward_api(node("n1").gpu("another-card")))
     world.watch()
     assert await world.bound(POD) == "node n1 lost its devices"
     assert (world.api.writes, world.state(POD)) == ([], None)
@@ -300,7 +300,7 @@ async def test_a_card_that_is_gone_is_not_given_to_anyone() -> None:
 async def test_a_reservation_that_expired_is_placed_again() -> None:
     world = ready()
     await asyncio.sleep(RESERVATION)
-    world.filter.expire()
+    world.cycles.tick()
     assert await world.bound(POD) == ""
     assert world.agrees()
 
@@ -362,7 +362,7 @@ async def test_a_bind_that_was_lost_while_its_pod_was_deleted_frees_the_card() -
     assert world.agrees()
 
 
-# -- when nobody can say what happened
+# -- when the effect of a write is unknown
 
 
 async def unknown(world: World, *, done: bool) -> None:
@@ -387,7 +387,7 @@ async def test_a_bind_of_unknown_end_that_was_done_is_kept_when_the_watch_shows_
     await unknown(world, done=True)
     world.watch()
     await asyncio.sleep(RESERVATION * 2)
-    assert world.filter.expire() == []
+    world.cycles.tick()
     assert (world.state(POD), world.cards()) == (GrantState.BOUND, HELD)
     assert world.agrees()
 
@@ -398,7 +398,8 @@ async def test_a_bind_of_unknown_end_that_was_never_done_expires() -> None:
     await unknown(world, done=False)
     world.watch()
     await asyncio.sleep(RESERVATION)
-    assert world.filter.expire() == ["uid-p"]
+    world.cycles.tick()
+    assert world.cards() == FREE
     assert world.agrees()
 
 
@@ -420,11 +421,39 @@ def test_a_pod_of_unknown_end_that_is_asked_for_again_ends_on_the_same_cards(don
 async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() -> None:
     world = ready(agent("n1"), agent("n2"))
     await unknown(world, done=False)
-    await asyncio.sleep(binding.LANDED)
+    await asyncio.sleep(LANDED_S)
     world.api.script("bind", refused(403, "Forbidden"))
     assert await world.bound(POD) == "403 Forbidden: scripted"
     assert world.chosen(POD, ["n2"]) == "n2"
     assert world.cards("n1") == FREE
+
+
+@in_fake_time
+async def test_a_pod_of_unknown_end_is_not_bound_to_another_node() -> None:
+    world = ready(agent("n1"), agent("n2"))
+    await unknown(world, done=False)
+    assert await world.bound(POD, "n2") == "pod default/p may be bound to n1 already"
+    assert (world.cards("n1"), world.cards("n2")) == (HELD, {"n2-0": (0, 0, 0)})
+    assert world.cycle_state(POD) is CycleState.UNCERTAIN
+
+
+@pytest.mark.parametrize("bound_elsewhere", [True, False])
+def test_a_conflict_that_cannot_be_looked_up_is_looked_up_later(bound_elsewhere: bool) -> None:
+    async def case() -> None:
+        world = ready(agent("n1"), agent("n2"))
+        world.api.script("bind", refused(409, "Conflict"))
+        world.api.always("get_pod", never_sent())
+        assert await world.bound(POD) == "409 Conflict: scripted"
+        assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.UNCERTAIN, HELD)
+        world.api.always("get_pod", None)
+        if bound_elsewhere:
+            world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))
+        await asyncio.sleep(LANDED_S)
+        await world.binder.look_up_unconfirmed()
+        assert world.cards("n1") == FREE
+        assert world.agrees()
+
+    run(case)
 
 
 # -- answers that are no
@@ -454,7 +483,7 @@ def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
         world.api.script("bind", *[refused(status)] * (ATTEMPTS - 1))
         assert await world.bound(POD) == ""
         assert world.api.calls == ["bind"] * ATTEMPTS
-        assert 0 < seconds() < binding.LONGEST_PAUSE * ATTEMPTS
+        assert 0 < seconds() < binder.LONGEST_PAUSE * ATTEMPTS
         assert world.agrees()
 
     run(case)
@@ -465,7 +494,7 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
     world = ready()
     world.api.script("bind", refused(429, retry_after=2.0), refused(429, retry_after=1000.0))
     assert await world.bound(POD) == ""
-    assert seconds() == pytest.approx(2.0 + binding.LONGEST_PAUSE)
+    assert seconds() == pytest.approx(2.0 + binder.LONGEST_PAUSE)
 
 
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])
@@ -477,9 +506,11 @@ def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_expires(st
         assert world.api.calls.count("get_pod") == looks
         assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
         await asyncio.sleep(RESERVATION - 1)
-        assert world.filter.expire() == []
+        world.cycles.tick()
+        assert world.cards() == HELD
         await asyncio.sleep(1.001)  # The jitter of the pauses makes the sum inexact.
-        assert world.filter.expire() == ["uid-p"]
+        world.cycles.tick()
+        assert world.cards() == FREE
         assert world.agrees()
 
     run(case)
@@ -562,10 +593,10 @@ async def test_a_second_bind_of_the_same_pod_is_an_error_and_harms_nothing() -> 
     world.api.script("bind", Step(delay=5.0))
     first = asyncio.create_task(world.bound(POD))
     await asyncio.sleep(1)
-    assert world.binder.running == 1
+    assert world.cycles.claimed == 1
     assert await world.bound(POD) == "pod default/p is being bound already"
     assert await first == ""
-    assert (world.binder.running, world.api.calls) == (0, ["bind"])
+    assert (world.cycles.claimed, world.api.calls) == (0, ["bind"])
     assert world.agrees()
 
 
@@ -575,7 +606,8 @@ async def test_a_reservation_does_not_expire_while_its_bind_runs() -> None:
     world.api.script("bind", Step(delay=RESERVATION * 2))
     task = asyncio.create_task(world.bound(POD))
     await asyncio.sleep(RESERVATION)
-    assert world.filter.expire() == []
+    world.cycles.tick()
+    assert world.cards() == HELD
     assert await task == ""
     assert world.agrees()
 
@@ -589,8 +621,8 @@ async def test_a_bind_cancelled_during_its_write_frees_nothing() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (world.state(POD), world.cards(), world.binder.running) == (GrantState.RESERVED, HELD, 0)
-    assert world.filter.uncertain == {"uid-p"}
+    assert (world.state(POD), world.cards(), world.cycles.claimed) == (GrantState.RESERVED, HELD, 0)
+    assert world.cycle_state(POD) is CycleState.UNCERTAIN
 
 
 @in_fake_time
@@ -599,7 +631,7 @@ async def test_a_bug_during_the_write_is_not_hidden_and_frees_nothing() -> None:
     world.api.script("bind", Step(meanwhile=lambda: 1 / 0))
     with pytest.raises(ZeroDivisionError):
         await world.bound(POD)
-    assert (world.state(POD), world.binder.running) == (GrantState.RESERVED, 0)
+    assert (world.state(POD), world.cycles.claimed) == (GrantState.RESERVED, 0)
 
 
 # -- turns and locks
@@ -624,7 +656,7 @@ async def queued(world: World) -> asyncio.Task[str]:
 
 @in_fake_time
 async def test_a_bind_waits_for_its_turn_and_goes_on_when_the_other_pod_has_its_devices() -> None:
-    world = World(by_answer(node("n1").gpus(1)))
+    world = World(answering(node("n1").gpus(1)))
     task = await queued(world)
     assert node_of(world) == ""
     world.api.mark_pod("default/first", {keys.BIND_PHASE: keys.PHASE_SUCCESS})
@@ -636,11 +668,11 @@ async def test_a_bind_waits_for_its_turn_and_goes_on_when_the_other_pod_has_its_
 
 @in_fake_time
 async def test_a_turn_that_does_not_come_fails_the_bind_and_keeps_the_reservation() -> None:
-    world = World(by_answer(node("n1").gpus(1)))
+    world = World(answering(node("n1").gpus(1)))
     task = await queued(world)
     assert await task == "node n1 is still handing devices to another pod"
     assert seconds() == pytest.approx(TURN, abs=0.01)
-    assert (world.state(PLAIN), world.handover.waiting, world.handover.in_hand) == (GrantState.RESERVED, 0, 1)
+    assert (world.state(PLAIN), world.queue.waiting, world.queue.active) == (GrantState.RESERVED, 0, 1)
     assert await world.bound(PLAIN) != ""
     world.api.delete_pod("default/first")
     world.watch()
@@ -650,26 +682,38 @@ async def test_a_turn_that_does_not_come_fails_the_bind_and_keeps_the_reservatio
 
 @in_fake_time
 async def test_a_pod_deleted_while_it_waits_for_its_turn_is_not_written() -> None:
-    world = World(by_answer(node("n1").gpus(1)))
+    world = World(answering(node("n1").gpus(1)))
     task = await queued(world)
     world.api.delete_pod("default/p")
     world.api.delete_pod("default/first")
     world.watch()
     assert await task == "pod default/p was deleted or bound meanwhile"
     assert [write.name for write in world.api.writes] == ["default/first"]
-    assert (world.handover.in_hand, world.handover.waiting) == (0, 0)
+    assert (world.queue.active, world.queue.waiting) == (0, 0)
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_pod_deleted_while_it_waits_for_its_turn_takes_no_lock_and_ends_at_once() -> None:
+    world = World(node("n1").gpus(1))
+    task = await queued(world)
+    world.api.delete_pod("default/p")
+    world.watch()
+    assert await task == "pod default/p was deleted or bound meanwhile"
+    assert seconds() == pytest.approx(1, abs=0.01)
+    assert world.api.nodes["n1"].annotations[keys.NODE_LOCK].endswith(",default,first")
     assert world.agrees()
 
 
 @in_fake_time
 async def test_a_bind_cancelled_while_it_waits_leaves_a_reservation_and_no_waiter() -> None:
-    world = World(by_answer(node("n1").gpus(1)))
+    world = World(answering(node("n1").gpus(1)))
     task = await queued(world)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (world.state(PLAIN), world.filter.uncertain) == (GrantState.RESERVED, set())
-    assert (world.handover.in_hand, world.handover.waiting) == (1, 0)
+    assert world.cycle_state(PLAIN) is CycleState.RESERVED
+    assert (world.queue.active, world.queue.waiting) == (1, 0)
 
 
 @pytest.mark.parametrize("status", [403, 409])
@@ -678,7 +722,7 @@ def test_a_bind_that_fails_gives_its_turn_and_its_lock_back(status: int) -> None
         world = ready(node("n1").gpus(1), asking=PLAIN)
         world.api.script("bind", refused(status))
         assert await world.bound(PLAIN) != ""
-        assert (world.handover.in_hand, world.api.nodes["n1"].annotations.get(keys.NODE_LOCK)) == (0, None)
+        assert (world.queue.active, world.api.nodes["n1"].annotations.get(keys.NODE_LOCK)) == (0, None)
 
     run(case)
 
@@ -688,7 +732,7 @@ async def test_a_bound_pod_on_a_foreign_node_leaves_the_lock_for_the_plugin() ->
     world = ready(node("n1").gpus(1), asking=PLAIN)
     assert await world.bound(PLAIN) == ""
     assert world.api.nodes["n1"].annotations[keys.NODE_LOCK].endswith(",default,p")
-    assert world.handover.in_hand == 1
+    assert world.queue.active == 1
     assert world.agrees()
 
 
@@ -698,7 +742,7 @@ async def test_a_lock_that_cannot_be_released_does_not_break_the_answer() -> Non
     world.api.script("bind", refused(403, "Forbidden"))
     world.api.script("get_node", Step(), refused(500))
     assert await world.bound(PLAIN) == "403 Forbidden: scripted"
-    assert world.handover.in_hand == 0
+    assert world.queue.active == 0
 
 
 @in_fake_time
@@ -706,7 +750,7 @@ async def test_a_node_that_cannot_be_locked_fails_the_bind_and_keeps_the_reserva
     world = ready(node("n1").gpus(1), asking=PLAIN)
     world.api.script("get_node", refused(500))
     assert await world.bound(PLAIN) == "500: scripted"
-    assert (world.state(PLAIN), world.handover.in_hand) == (GrantState.RESERVED, 0)
+    assert (world.state(PLAIN), world.queue.active) == (GrantState.RESERVED, 0)
 
 
 @in_fake_time
@@ -715,7 +759,7 @@ async def test_an_unknown_end_keeps_turn_and_lock_and_the_next_try_finds_them() 
     world.api.always("bind", Step(lost_answer(), done=True))
     world.api.always("get_pod", never_sent())
     assert await world.bound(PLAIN) == "no answer within 30 s"
-    assert world.handover.in_hand == 1
+    assert world.queue.active == 1
     world.api.always("bind", None)
     world.api.always("get_pod", None)
     assert world.chosen(PLAIN) == "n1"
@@ -733,9 +777,9 @@ async def test_an_init_container_alone_is_protected_like_any_other() -> None:
 
 
 @in_fake_time
-async def test_a_hundred_pods_that_carry_their_slices_go_to_one_node_at_once() -> None:
+async def test_a_hundred_downward_api_pods_are_bound_to_one_node_at_once() -> None:
     world = World(agent("n1", cards=10))
-    many = [carrying(gpu_pod(f"p{i}", mem=100 + i)) for i in range(100)]
+    many = [using_downward_api(gpu_pod(f"p{i}", mem=100 + i)) for i in range(100)]
     for asking in many:
         world.create(asking)
         world.chosen(asking)
@@ -748,7 +792,7 @@ async def test_a_hundred_pods_that_carry_their_slices_go_to_one_node_at_once() -
 
 @in_fake_time
 async def test_a_hundred_pods_of_mixed_shapes_are_all_handed_over_one_after_the_other() -> None:
-    world = World(by_answer(node("n1").gpus(10)))
+    world = World(answering(node("n1").gpus(10)))
     many = [gpu_pod(f"p{i}", mem=100 + i) for i in range(100)]
     for asking in many:
         world.create(asking)
@@ -760,27 +804,11 @@ async def test_a_hundred_pods_of_mixed_shapes_are_all_handed_over_one_after_the_
         world.watch()
     assert {await task for task in tasks} == {""}
     assert seconds() <= 5.01
-    assert (world.handover.in_hand, world.handover.waiting) == (0, 0)
+    assert (world.queue.active, world.queue.waiting) == (0, 0)
     assert world.agrees()
 
 
 # -- small things
-
-
-@in_fake_time
-async def test_nobody_need_listen_to_binds() -> None:
-    world = ready()
-    silent = Binder(
-        world.ledger,
-        world.vendors,
-        decisions=world.filter,
-        turns=world.turns,
-        cluster=world.api,
-        reservation_seconds=RESERVATION,
-        now=world.now,
-        time=world.time,
-    )
-    assert json.loads(await silent.answer(bind_body(POD, "n1"))) == {"Error": ""}
 
 
 @in_fake_time
@@ -793,4 +821,4 @@ async def test_the_fake_refuses_what_an_apiserver_refuses() -> None:
     with pytest.raises(KubeError, match="409"):
         await api.bind("default", "p", uid=uid(POD), node="n1", annotations={}, labels={})
     with pytest.raises(KubeError, match="404"):
-        await api.annotate_pod("default", "nobody", {})
+        await api.annotate_pod("default", "missing", {})

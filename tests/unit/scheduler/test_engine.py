@@ -13,8 +13,10 @@ import pytest
 from tessera.core.demand_forecast import PRIOR, DemandForecast
 from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
-from tessera.scheduler.engine import WAKE_AGAIN, Engine
-from tessera.scheduler.pod_requests import Prepared
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
+from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.wire import keys
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
@@ -48,19 +50,24 @@ class World:
         self.engine.pods.drop("default/full")
 
 
+def new_engine(settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup) -> Engine:
+    clock = Clock(lambda: NOW, asyncio.get_running_loop().time, UTC)
+    return Engine(settings, api, clock=clock, spawn=tasks.create_task, observer=NullObserver())
+
+
 @asynccontextmanager
 async def world(**annotations: str) -> AsyncIterator[World]:
     api = FakeCluster()
     api.add_node(node("n1").gpus(1, memory=1000).annotate(*annotations.items()))
     with captured() as logs:
         async with asyncio.TaskGroup() as tasks:
-            engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+            engine = new_engine(Settings(), api, tasks)
             engine.nodes.put("n1", api.nodes["n1"])
             full = gpu_pod("full", mem=1000).on("n1", "n1-0,NVIDIA,1000,0:;").api()
             engine.pods.put("default/full", full)
             for sink in (engine.pods, engine.nodes, engine.quotas):
                 sink.synced()
-            waking = tasks.create_task(engine.wake())
+            waking = tasks.create_task(engine.wake_pods())
             yield World(engine, api, logs)
             waking.cancel()
 
@@ -87,11 +94,11 @@ async def test_a_pod_that_could_not_be_woken_is_woken_later(fault: KubeError) ->
         here.filtered(pod)
         here.api.script("annotate_pod", fault)
         here.make_room()
-        await asyncio.sleep(WAKE_AGAIN / 2)
+        await asyncio.sleep(WAKE_AGAIN_SECONDS / 2)
         assert here.retried(pod) is None
         [told] = here.logs.of("pod not woken")
         assert told["pod"] == "default/p"
-        await asyncio.sleep(WAKE_AGAIN)
+        await asyncio.sleep(WAKE_AGAIN_SECONDS)
         assert here.retried(pod) == "2"
 
 
@@ -105,13 +112,13 @@ async def test_a_pod_that_is_gone_is_not_woken_again_and_the_others_are() -> Non
         here.api.script("annotate_pod", not_found("pod"))
         here.make_room()
         await asyncio.sleep(1)
-        assert uid(gone) not in here.engine.waiting
+        assert uid(gone) not in here.engine.unschedulable
         assert here.retried(there) is not None
         assert here.logs.of("pod not woken") == []
 
 
 @in_fake_time
-async def test_nobody_is_woken_before_everything_is_known() -> None:
+async def test_no_pod_is_woken_before_all_lists_are_complete() -> None:
     async with world() as here:
         pod = gpu_pod("p", mem=1000)
         here.api.add_pod(pod)
@@ -125,7 +132,7 @@ async def test_nobody_is_woken_before_everything_is_known() -> None:
 
 @pytest.mark.parametrize("fault", [refused(409), never_sent(), None])
 @in_fake_time
-async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | None) -> None:
+async def test_a_handshake_that_is_not_written_does_no_harm(fault: KubeError | None) -> None:
     async with world() as here:
         if fault is not None:
             here.api.script("annotate_node", fault)
@@ -138,7 +145,7 @@ async def test_a_handshake_that_is_not_written_harms_nobody(fault: KubeError | N
 
 
 @in_fake_time
-async def test_a_reservation_that_nobody_binds_makes_room_when_its_time_is_over() -> None:
+async def test_a_reservation_that_is_never_bound_makes_room_when_it_expires() -> None:
     async with world() as here:
         here.make_room()
         first, second = gpu_pod("first", mem=1000), gpu_pod("second", mem=1000)
@@ -159,7 +166,8 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
     api = FakeCluster()
     api.add_node(node("n1").gpus(1).annotate((HANDSHAKE, REPORTED)))
     async with asyncio.TaskGroup() as tasks:
-        engine = Engine(Settings(), api, now=lambda: NOW, zone=UTC, spawn=tasks.create_task, leads=lambda: False)
+        engine = new_engine(Settings(), api, tasks)
+        engine.is_leader = False
         engine.nodes.put("n1", api.nodes["n1"])
         engine.tick()
     assert [write.verb for write in api.writes] == []
@@ -169,8 +177,8 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
 
 
 def forecast(engine: Engine) -> DemandForecast | None:
-    prepared = engine.filter.prepare(gpu_pod("next").api())
-    assert isinstance(prepared, Prepared)
+    prepared = engine.requests.read(gpu_pod("next").api())
+    assert isinstance(prepared, PreparedRequest)
     return prepared.request.forecast
 
 
@@ -179,7 +187,7 @@ def forecast(engine: Engine) -> DemandForecast | None:
 async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(nodes_first: bool) -> None:
     ahead = Settings(node_policy="fragmentation", device_policy="fragmentation")
     async with asyncio.TaskGroup() as tasks:
-        engine = Engine(ahead, FakeCluster(), now=lambda: NOW, zone=UTC, spawn=tasks.create_task)
+        engine = new_engine(ahead, FakeCluster(), tasks)
         engine.nodes.put("n1", node("n1").gpus(8, memory=1000).api())
         for number in range(FIRST):
             pod = gpu_pod(f"p{number}", mem=100).on("n1", f"n1-{number % 8},NVIDIA,100,0:;")

@@ -1,4 +1,4 @@
-"""When users are told what: trouble at once, success when nothing else is to be done."""
+"""When decisions are written as events: warnings at once, successes when there is time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from tessera.core.requests import PodRequest
+from tessera.core.selection import Refused
 from tessera.kube.event_broadcaster import EventBroadcaster
-from tessera.scheduler import event_recorder as telling
-from tessera.scheduler.binder import BindEvent
+from tessera.scheduler import event_recorder
 from tessera.scheduler.event_recorder import EventRecorder
-from tessera.scheduler.filter import FilterEvent
+from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent
 from tests.support.looping import in_fake_time
 
 EPOCH = 1_793_880_000.0
@@ -49,10 +49,10 @@ async def told() -> AsyncIterator[tuple[Written, EventRecorder]]:
 
     written = Written()
     events = EventBroadcaster(written, component="hami-scheduler", host="", now=now)
-    teller = EventRecorder(events, now=now)
-    tasks = [asyncio.create_task(events.run()), asyncio.create_task(teller.run())]
+    recorder = EventRecorder(events, now=now)
+    tasks = [asyncio.create_task(events.run()), asyncio.create_task(recorder.run())]
     try:
-        yield written, teller
+        yield written, recorder
     finally:
         for task in tasks:
             task.cancel()
@@ -65,12 +65,12 @@ def pod(number: int) -> PodRequest:
     return PodRequest(f"uid-{number}", "team", f"p{number}", ())
 
 
-def found(number: int) -> FilterEvent:
-    return FilterEvent(pod(number), True, lambda: [f"all nodes of p{number}"], lambda: f"one node of p{number}")
+def placed(number: int) -> PlacedEvent:
+    return PlacedEvent(pod(number), lambda: f"all nodes of p{number}", lambda: f"one node of p{number}")
 
 
-def refused(number: int) -> FilterEvent:
-    return FilterEvent(pod(number), False, lambda: [f"no node for p{number}"])
+def refused(number: int, *, is_first: bool = True) -> RefusedEvent:
+    return RefusedEvent(pod(number), Refused({}), is_first, lambda: [f"no node for p{number}"])
 
 
 def bound(number: int, error: str = "") -> BindEvent:
@@ -79,11 +79,11 @@ def bound(number: int, error: str = "") -> BindEvent:
 
 @in_fake_time
 async def test_a_success_is_told_once_decisions_pause() -> None:
-    async with told() as (written, teller):
-        teller.decided(found(1))
+    async with told() as (written, recorder):
+        recorder.on_placed(placed(1))
         await asyncio.sleep(0)
-        teller.bound(bound(1))
-        await asyncio.sleep(10 * telling.QUIET_SECONDS)
+        recorder.on_bind(bound(1))
+        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
         assert written.said == [
             ("FilteringSucceed", "all nodes of p1"),
             ("BindingSucceed", "Successfully binding node [n1] to team/p1"),
@@ -92,85 +92,94 @@ async def test_a_success_is_told_once_decisions_pause() -> None:
 
 
 @in_fake_time
-async def test_trouble_is_told_while_successes_wait() -> None:
-    async with told() as (written, teller):
+async def test_warnings_are_written_while_successes_wait() -> None:
+    async with told() as (written, recorder):
         for number in range(100):
-            teller.decided(found(number))
+            recorder.on_placed(placed(number))
             if number == 50:
-                teller.decided(refused(1000))
-                teller.bound(bound(1001, "no answer"))
-            await asyncio.sleep(telling.QUIET_SECONDS / 10)
+                recorder.on_refused(refused(1000))
+                recorder.on_bind(bound(1001, "no answer"))
+            await asyncio.sleep(event_recorder.QUIET_SECONDS / 10)
         trouble = [event for event in written.events if event["type"] == "Warning"]
         assert sorted(event["message"] for event in trouble) == ["no answer", "no node for p1000"]
         assert len(written.said) == len(trouble)
 
 
 @in_fake_time
+async def test_only_the_first_refusal_of_a_pod_is_written() -> None:
+    async with told() as (written, recorder):
+        recorder.on_refused(refused(1))
+        recorder.on_refused(refused(1, is_first=False))
+        await asyncio.sleep(10 * event_recorder.QUIET_SECONDS)
+        assert written.said == [("FilteringFailed", "no node for p1")]
+
+
+@in_fake_time
 async def test_in_a_lasting_rush_successes_are_told_slowly() -> None:
-    async with told() as (written, teller):
-        periods = int(2 * telling.PATIENCE_SECONDS / telling.QUIET_SECONDS)
+    async with told() as (written, recorder):
+        periods = int(2 * event_recorder.PATIENCE_SECONDS / event_recorder.QUIET_SECONDS)
         for number in range(10 * periods):
-            teller.decided(found(number))
-            await asyncio.sleep(telling.QUIET_SECONDS / 10)
+            recorder.on_placed(placed(number))
+            await asyncio.sleep(event_recorder.QUIET_SECONDS / 10)
         assert 0 < len(written.said) <= periods / 2 + 1
 
 
 @in_fake_time
 async def test_successes_that_never_stop_but_are_few_are_told_as_they_come() -> None:
-    async with told() as (written, teller):
+    async with told() as (written, recorder):
         for number in range(1, 101):
-            teller.bound(bound(number))
-            await asyncio.sleep(2 * telling.QUIET_SECONDS / telling.RUSH)
-            assert len(written.said) >= number - 2 * telling.RUSH
-        assert teller.dropped == 0
+            recorder.on_bind(bound(number))
+            await asyncio.sleep(2 * event_recorder.QUIET_SECONDS / event_recorder.BUSY)
+            assert len(written.said) >= number - 2 * event_recorder.BUSY
+        assert recorder.dropped == 0
 
 
 @in_fake_time
 async def test_a_success_keeps_the_time_of_the_decision() -> None:
-    async with told() as (written, teller):
-        teller.bound(bound(1))
+    async with told() as (written, recorder):
+        recorder.on_bind(bound(1))
         for number in range(100):
             await asyncio.sleep(0.1)
-            teller.decided(refused(number))  # the recorder is never idle, so that successes wait
-        assert await teller.flush(5.0) == 0
+            recorder.on_refused(refused(number))  # the recorder is never idle, so that successes wait
+        assert await recorder.flush(5.0) == 0
         (event,) = (event for event in written.events if event["reason"] == "BindingSucceed")
         assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-11-05T12:00:00Z"
 
 
 @in_fake_time
 async def test_in_a_rush_only_the_first_sentences_name_all_nodes() -> None:
-    async with told() as (written, teller):
-        for number in range(2 * telling.UNHURRIED):
-            teller.decided(found(number))
+    async with told() as (written, recorder):
+        for number in range(2 * event_recorder.DETAILED):
+            recorder.on_placed(placed(number))
             await asyncio.sleep(0)
-        assert await teller.flush(5.0) == 0
+        assert await recorder.flush(5.0) == 0
         full = [message for _, message in written.said if message.startswith("all nodes")]
-        assert len(full) == telling.UNHURRIED
-        assert len(written.said) == 2 * telling.UNHURRIED
+        assert len(full) == event_recorder.DETAILED
+        assert len(written.said) == 2 * event_recorder.DETAILED
 
 
 @in_fake_time
 async def test_under_lasting_pressure_the_oldest_successes_are_given_up_and_counted() -> None:
-    async with told() as (written, teller):
-        for number in range(telling.WAITING + 5):
-            teller.bound(bound(number))
-        assert teller.dropped == 5
-        assert await teller.flush(5.0) == 0
-        assert len(written.said) == telling.WAITING
+    async with told() as (written, recorder):
+        for number in range(event_recorder.MOST_WAITING + 5):
+            recorder.on_bind(bound(number))
+        assert recorder.dropped == 5
+        assert await recorder.flush(5.0) == 0
+        assert len(written.said) == event_recorder.MOST_WAITING
         assert written.said[0][1].endswith("team/p5")
 
 
 @in_fake_time
 async def test_successes_wait_for_an_apiserver_that_has_no_time_and_push_no_trouble_out() -> None:
-    async with told() as (written, teller):
+    async with told() as (written, recorder):
         written.up.clear()
-        for number in range(telling.WAITING):
-            teller.bound(bound(number))
+        for number in range(event_recorder.MOST_WAITING):
+            recorder.on_bind(bound(number))
         await asyncio.sleep(60.0)
-        teller.decided(refused(1))
+        recorder.on_refused(refused(1))
         await asyncio.sleep(60.0)
-        assert teller.dropped == 0
+        assert recorder.dropped == 0
         written.up.set()
         await asyncio.sleep(120.0)
-        assert len(written.said) == telling.WAITING + 1
-        assert ("FilteringFailed", "no node for p1") in written.said[: 3 * telling.BATCH]
+        assert len(written.said) == event_recorder.MOST_WAITING + 1
+        assert ("FilteringFailed", "no node for p1") in written.said[: 3 * event_recorder.BATCH]

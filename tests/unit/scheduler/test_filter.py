@@ -10,13 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.core.ledger import GrantState
-from tessera.core.selection import Refused
-from tessera.scheduler.filter import Filter
-from tessera.scheduler.pod_requests import Prepared
-from tessera.vendors.pod_reader import PolicyDefaults
+from tessera.scheduler.pod_cycle import CycleState, PodCycle
+from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import A100_40GB, GPU, MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod, uuids
-from tests.support.scheduling import RESERVATION, World, carrying, filter_body, uid
+from tests.support.scheduling import RESERVATION, World, filter_body, uid, using_downward_api
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "extender"
 
@@ -57,7 +55,7 @@ def test_a_pod_without_devices_gets_whole_nodes_back_too() -> None:
 def test_a_pod_without_devices_leaves_no_trace() -> None:
     cluster = world()
     cluster.filtered(pod("web").container())
-    assert (cluster.ledger.pods(), cluster.filter.prepared, cluster.decisions, cluster.api.calls) == ([], {}, [], [])
+    assert (cluster.ledger.pods(), list(cluster.cycles), told(cluster), cluster.api.calls) == ([], [], [], [])
 
 
 # -- decisions
@@ -68,7 +66,7 @@ def test_an_answer_has_exactly_one_node_and_it_is_reserved() -> None:
     assert cluster.filtered(asking, ["n1", "n2"]) == NOTHING | {"NodeNames": ["n1"]}
     assert cluster.state(asking) is GrantState.RESERVED
     assert cluster.cards("n1") == {"n1-0": (1, 1000, 10)}
-    assert cluster.filter.prepared[uid(asking)].request.name == "p"
+    assert cluster.cycle_state(asking) is CycleState.RESERVED
 
 
 def test_a_filter_makes_no_call_to_the_apiserver() -> None:
@@ -95,30 +93,30 @@ def test_a_refusal_has_a_reason_for_every_candidate() -> None:
     }
 
 
-def test_a_node_without_candidates_refuses_nobody_and_chooses_nothing() -> None:
+def test_a_request_without_candidates_gets_no_node_and_no_reasons() -> None:
     assert world().filtered(gpu_pod(), []) == NOTHING | {"FailedNodes": {}}
 
 
 @pytest.mark.parametrize(
-    ("asking", "carries"),
-    [(gpu_pod(), False), (carrying(gpu_pod()), True), (pod().container(), False)],
+    ("asking", "downward_api"),
+    [(gpu_pod(), False), (using_downward_api(gpu_pod()), True), (pod().container(), False)],
 )
-def test_a_prepared_pod_knows_whether_it_carries_its_slices(asking: PodBuilder, carries: bool) -> None:
-    prepared = world().filter.prepare(asking.api())
-    assert isinstance(prepared, Prepared)
-    assert prepared.uses_downward_api is carries
+def test_a_prepared_request_knows_whether_its_pod_uses_the_downward_api(asking: PodBuilder, downward_api: bool) -> None:
+    prepared = world().engine.requests.read(asking.api())
+    assert isinstance(prepared, PreparedRequest)
+    assert prepared.uses_downward_api is downward_api
 
 
-def test_a_pod_that_carries_its_slices_never_gets_a_mig_instance() -> None:
+def test_a_pod_that_uses_the_downward_api_never_gets_a_mig_instance() -> None:
     mig = node("n1").gpu("mig", mode="mig", profiles=A100_40GB)
     cluster = world(mig)
     assert cluster.chosen(gpu_pod("free", mem=4000)) == "n1"
-    answer = cluster.filtered(carrying(gpu_pod("carrying", mem=4000)))
+    answer = cluster.filtered(using_downward_api(gpu_pod("using_downward_api", mem=4000)))
     assert answer["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
 
 
 def test_a_pod_whose_containers_moved_after_the_webhook_is_refused_with_what_to_do() -> None:
-    admitted = carrying(pod("p").container(gpu=1))
+    admitted = using_downward_api(pod("p").container(gpu=1))
     moved = replace(
         pod("p").container(name="injected"), containers=(pod().container().containers[0], *admitted.containers)
     )
@@ -129,6 +127,14 @@ def test_a_pod_whose_containers_moved_after_the_webhook_is_refused_with_what_to_
 
 
 # -- the same pod again
+
+
+def bind(cluster: World, asking: PodBuilder) -> PodCycle:
+    """The pod's bind has begun."""
+    cycle = cluster.cycles.claim(uid(asking))
+    assert cycle is not None
+    cluster.cycles.start_bind(cycle)
+    return cycle
 
 
 def test_a_pod_asked_for_again_replaces_its_reservation() -> None:
@@ -143,7 +149,7 @@ def test_a_pod_that_no_longer_fits_holds_nothing() -> None:
     cluster, asking = world(one_card()), gpu_pod("p", mem=6000)
     cluster.chosen(asking)
     assert cluster.filtered(asking, ["elsewhere"])["FailedNodes"] == {"elsewhere": "node unregistered"}
-    assert (cluster.state(asking), cluster.filter.prepared) == (None, {})
+    assert (cluster.state(asking), cluster.cycle_state(asking)) == (None, CycleState.REFUSED)
 
 
 def test_a_bound_pod_is_an_error_and_keeps_what_it_has() -> None:
@@ -158,17 +164,19 @@ def test_a_bound_pod_is_an_error_and_keeps_what_it_has() -> None:
 def test_a_pod_that_is_being_bound_is_an_error_and_keeps_what_it_has() -> None:
     cluster, asking = world(), gpu_pod("p", mem=500)
     cluster.chosen(asking)
-    cluster.ledger.bind(uid(asking))
+    bind(cluster, asking)
     before = cluster.ledger.state()
     assert cluster.filtered(asking, ["n2"])["Error"] == "pod default/p is being bound to n1"
     assert cluster.ledger.state() == before
-    assert uid(asking) in cluster.filter.prepared
+    assert cluster.cycle_state(asking) is CycleState.BINDING
 
 
 def test_a_pod_whose_binding_may_have_been_written_is_sent_to_the_same_node_again() -> None:
     cluster, asking = world(), gpu_pod("p", mem=500)
     cluster.chosen(asking, ["n2"])
-    cluster.filter.uncertain.add(uid(asking))
+    cycle = bind(cluster, asking)
+    cluster.cycles.put_back(cycle, is_unknown=True)
+    cluster.cycles.unclaim(cycle)
     before = cluster.ledger.state()
     assert cluster.filtered(asking, ["n1", "n2"]) == NOTHING | {"NodeNames": ["n2"]}
     assert cluster.filtered(asking, ["n1"]) == NOTHING | {"Error": "pod default/p may be bound to n2 already"}
@@ -181,12 +189,12 @@ def test_a_pod_whose_binding_may_have_been_written_is_sent_to_the_same_node_agai
 def test_a_reservation_that_is_never_bound_expires() -> None:
     cluster, asking = world(one_card()), gpu_pod("p")
     cluster.chosen(asking)
-    cluster.filter.uncertain.add(uid(asking))
     cluster.at = RESERVATION - 0.001
-    assert cluster.filter.expire() == []
+    cluster.cycles.tick()
+    assert cluster.cycle_state(asking) is CycleState.RESERVED
     cluster.at = RESERVATION
-    assert cluster.filter.expire() == [uid(asking)]
-    assert (cluster.filter.prepared, cluster.filter.uncertain) == ({}, set())
+    cluster.cycles.tick()
+    assert cluster.cycle_state(asking) is None
     assert cluster.cards() == {"n1-0": (0, 0, 0)}
 
 
@@ -201,7 +209,7 @@ def test_a_pending_pod_that_ends_frees_its_reservation_at_once(end: str) -> None
         cluster.api.add_pod(asking.terminating() if end == "terminating" else asking.ended("Failed"))
     cluster.watch()
     assert (cluster.state(asking), cluster.cards()) == (None, {"n1-0": (0, 0, 0)})
-    assert cluster.filter.prepared == {}
+    assert cluster.cycle_state(asking) is None
 
 
 # -- what cannot be asked for
@@ -328,11 +336,11 @@ def test_a_simulation_returns_the_best_given_node_as_it_was_written_and_has_no_e
     assert answer == NOTHING | {"Nodes": {"metadata": {}, "items": [template]}}
     raw = cluster.filter.answer(filter_body(asking, nodes=[small, template]))
     assert b'"taints": [{"x": 1.5}]' in raw, "the node's own text, blanks included"
-    assert (cluster.ledger.state(), cluster.filter.prepared, cluster.decisions) == (before, {}, [])
-    assert len(cluster.waiting) == 0
+    assert (cluster.ledger.state(), list(cluster.cycles), told(cluster)) == (before, [], [])
+    assert len(cluster.unschedulable) == 0
 
 
-def test_a_simulation_sees_given_nodes_empty_whoever_runs_there() -> None:
+def test_a_simulation_sees_the_given_nodes_as_empty() -> None:
     cluster = world(one_card("n1", memory=8000))
     cluster.create(gpu_pod("running").on("n1", "n1-0,NVIDIA,8000,0:;"))
     answer = cluster.asked(filter_body(gpu_pod("p", mem=8000), nodes=[one_card("n1", memory=8000).manifest()]))
@@ -441,7 +449,11 @@ def test_a_node_that_registers_later_is_found_in_a_list_that_was_sent_before() -
 
 
 def told(cluster: World) -> list[tuple[str, bool, list[str]]]:
-    return [(event.request.name, event.success, list(event.texts())) for event in cluster.decisions]
+    placed = [(event.request.name, True, [event.describe()]) for event in cluster.reports.placed]
+    refused = [
+        (event.request.name, False, list(event.describe())) for event in cluster.reports.refused if event.is_first
+    ]
+    return placed + refused
 
 
 def test_a_decision_is_told_with_the_nodes_it_was_chosen_from() -> None:
@@ -454,7 +466,7 @@ def test_a_decision_is_told_with_the_nodes_it_was_chosen_from() -> None:
 def test_a_decision_can_be_told_briefly() -> None:
     cluster = world()
     cluster.chosen(gpu_pod("p", mem=1000))
-    assert cluster.decisions[0].brief() == "find fit node(n1), score 0.00"
+    assert cluster.reports.placed[0].describe_briefly() == "find fit node(n1), score 0.00"
 
 
 def test_the_candidates_that_are_sent_decide_and_not_those_of_earlier_requests() -> None:
@@ -492,23 +504,12 @@ def test_a_refusal_without_a_near_card_is_told_without_one() -> None:
     assert told(cluster) == [("p", False, ["no available node, 1 nodes do not meet"])]
 
 
-def test_every_refusal_is_counted_and_silence_is_the_default() -> None:
+def test_every_refusal_is_reported_and_the_first_of_a_pod_as_that() -> None:
     cluster = world()
-    refusals: list[Refused] = []
-    counting = Filter(
-        cluster.ledger,
-        cluster.selector,
-        cluster.vendors,
-        waiting=cluster.waiting,
-        defaults=PolicyDefaults(),
-        reservation_seconds=1.0,
-        time=cluster.time,
-        on_refusal=refusals.append,
-    )
     for name in ("a", "a", "b"):
-        counting.answer(filter_body(gpu_pod(name, gpu=9), ["n1"]))
-    counting.answer(filter_body(gpu_pod("c"), ["n1"]))
-    assert len(refusals) == 3
+        cluster.filtered(gpu_pod(name, gpu=9), ["n1"])
+    cluster.chosen(gpu_pod("c"), ["n1"])
+    assert [event.is_first for event in cluster.reports.refused] == [True, False, True]
 
 
 # -- refused pods are remembered
@@ -517,11 +518,11 @@ def test_every_refusal_is_counted_and_silence_is_the_default() -> None:
 def test_a_refused_pod_waits_until_it_is_placed() -> None:
     cluster, asking = world(one_card(memory=1000)), gpu_pod("p", mem=4000)
     cluster.filtered(asking)
-    assert uid(asking) in cluster.waiting
+    assert uid(asking) in cluster.unschedulable
     cluster.api.add_node(one_card("n2", memory=8000))
     cluster.watch()
     assert cluster.chosen(asking) == "n2"
-    assert len(cluster.waiting) == 0
+    assert len(cluster.unschedulable) == 0
 
 
 def test_the_reserved_placement_is_the_one_that_was_chosen() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.core.requests import HostRequest
-from tessera.scheduler.host_resources import Hosts, host_ask
+from tessera.scheduler.host_resources import HostResources, host_ask
 from tests.support.builders import Cluster, PodBuilder, cluster, node, pod
 
 
@@ -17,8 +17,8 @@ def world() -> Cluster:
 
 
 @pytest.fixture
-def hosts(world: Cluster) -> Hosts:
-    kept = Hosts(world.ledger.arrays)
+def hosts(world: Cluster) -> HostResources:
+    kept = HostResources(world.ledger.arrays)
     kept.put_node(node("n1").capacity(cpu="8", memory="16Gi").api())
     return kept
 
@@ -29,7 +29,7 @@ def free(world: Cluster) -> tuple[int, int]:
     return int(arrays.free_cpu[row]), int(arrays.free_memory[row])
 
 
-def test_a_pod_counts_from_its_binding_to_its_end(world: Cluster, hosts: Hosts) -> None:
+def test_a_pod_counts_from_its_binding_to_its_end(world: Cluster, hosts: HostResources) -> None:
     one = asking(cpu="1500m", memory="1Gi")
     hosts.put_pod(one.api())
     assert free(world) == (8_000, 16_384)
@@ -40,7 +40,7 @@ def test_a_pod_counts_from_its_binding_to_its_end(world: Cluster, hosts: Hosts) 
     assert free(world) == (8_000, 16_384)
 
 
-def test_a_deleted_pod_counts_no_more(world: Cluster, hosts: Hosts) -> None:
+def test_a_deleted_pod_counts_no_more(world: Cluster, hosts: HostResources) -> None:
     one = asking(cpu="2").on("n1").api()
     hosts.put_pod(one)
     hosts.drop_pod(one.metadata.uid)
@@ -49,7 +49,7 @@ def test_a_deleted_pod_counts_no_more(world: Cluster, hosts: Hosts) -> None:
 
 
 def test_a_node_that_appears_after_its_pods_has_what_they_leave(world: Cluster) -> None:
-    hosts = Hosts(world.ledger.arrays)
+    hosts = HostResources(world.ledger.arrays)
     hosts.put_pod(asking(cpu="3").on("n1").api())
     assert free(world) == (-1, -1)
     hosts.put_node(node("n1").capacity(cpu="8", memory="16Gi").api())

@@ -16,12 +16,12 @@ from aiohttp.test_utils import make_mocked_request
 from tessera.http11.server import MAX_BODY_BYTES
 from tessera.scheduler.http_api import (
     Routes,
+    aiohttp_extender_routes,
     extender_routes,
+    find_refusal,
     health_routes,
-    lean_routes,
-    may_decide,
+    may_call_extender,
     metrics_routes,
-    refusal_of,
     webhook_routes,
 )
 from tessera.services.addresses import Address
@@ -75,7 +75,7 @@ class Service:
 
     def everything(self) -> list[web.RouteDef]:
         routes = self.routes()
-        made = (extender_routes, webhook_routes, health_routes, metrics_routes)
+        made = (aiohttp_extender_routes, webhook_routes, health_routes, metrics_routes)
         return [route for make in made for route in make(routes)]
 
 
@@ -85,7 +85,7 @@ def single(service: Service) -> Listener:
 
 def lean(service: Service) -> HttpListener:
     """The extender's own listener: filter, bind and health."""
-    return HttpListener(AT, lean_routes(service.routes()), guard=refusal_of, grace=GRACE)
+    return HttpListener(AT, extender_routes(service.routes()), guard=find_refusal, grace=GRACE)
 
 
 Make = Callable[[Service], Listener | HttpListener]
@@ -141,16 +141,16 @@ class Transport:
 )
 def test_only_this_machine_and_holders_of_a_certificate_may_decide(transport: Transport | None, allowed: bool) -> None:
     seen = cast("asyncio.BaseTransport | None", transport)
-    assert may_decide(seen) is allowed
+    assert may_call_extender(seen) is allowed
     if seen is not None:
-        assert (refusal_of(seen) is None) is allowed
+        assert (find_refusal(seen) is None) is allowed
 
 
 @pytest.mark.parametrize("verb", ["filter", "bind"])
 @in_real_time
 async def test_others_are_refused_before_their_body_is_read(verb: str) -> None:
     service = Service()
-    [handler] = [route.handler for route in extender_routes(service.routes()) if route.path == f"/{verb}"]
+    [handler] = [route.handler for route in aiohttp_extender_routes(service.routes()) if route.path == f"/{verb}"]
     headers = {"X-Forwarded-For": "127.0.0.1", "Host": "localhost"}
     transport = cast("asyncio.Transport", Transport(peername=("10.1.2.3", 4711)))
     request = make_mocked_request("POST", f"/{verb}", headers=headers, transport=transport)

@@ -13,7 +13,8 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.server import ApiServer
-from tessera.scheduler.kube_api import KubeCluster
+from tessera.scheduler.kube_api import KubeApiClient
+from tessera.scheduler.observer import NullObserver
 
 
 @dataclass
@@ -21,11 +22,19 @@ class World:
     """A pod and a node, and what was written."""
 
     client: KubeClient
-    cluster: KubeCluster
+    cluster: KubeApiClient
     writes: list[str] = field(default_factory=list)
 
     async def pod(self) -> dict[str, Any]:
         return await self.client.get(PODS.path("default", "p"), dict[str, Any])
+
+
+class WriteObserver(NullObserver):
+    def __init__(self, writes: list[str]) -> None:
+        self._writes = writes
+
+    def on_write(self, verb: str) -> None:
+        self._writes.append(verb)
 
 
 @pytest.fixture
@@ -38,7 +47,7 @@ async def world() -> AsyncIterator[World]:
             "spec": {"containers": [{"name": "c", "image": "i"}]},
         }
         await client.create(PODS.path("default"), pod)
-        yield World(client, KubeCluster(client, on_write=writes.append), writes)
+        yield World(client, KubeApiClient(client, WriteObserver(writes)), writes)
 
 
 async def test_pods_and_nodes_are_read_as_they_are(world: World) -> None:

@@ -9,6 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tessera.core.ledger import Ledger
+from tessera.scheduler.clock import Clock
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.wire.objects import Node
 from tests.support.builders import GPU, NOW, REGISTER, NodeBuilder, gpu_pod, node, vendors
@@ -38,25 +39,32 @@ class World:
         self.ledger = Ledger(vendors())
         self.patches: list[tuple[str, Patch]] = []
         self.room = 0
+        self.synced = 0
         self.seen: list[str] = []
-        self.registrar = NodeInformer(
+        self.informer = NodeInformer(
             self.ledger,
             vendors(),
             selector=self.selector,
-            now=lambda: NOW + self.at,
-            zone=self.zone,
-            patch=lambda name, stamps: self.patches.append((name, stamps)),
-            on_room=self._more,
-            on_node=lambda found: self.seen.append(found.name),
+            clock=Clock(lambda: NOW + self.at, lambda: self.at, self.zone),
+            listener=self,
         )
 
-    def _more(self) -> None:
+    def on_node(self, node: Node) -> None:
+        self.seen.append(node.name)
+
+    def on_handshake(self, node: str, annotations: Patch) -> None:
+        self.patches.append((node, annotations))
+
+    def on_room(self) -> None:
         self.room += 1
+
+    def on_synced(self) -> None:
+        self.synced += 1
 
     def put(self, built: NodeBuilder, **labels: str) -> World:
         found: Node = built.api()
         found = msgspec.structs.replace(found, metadata=msgspec.structs.replace(found.metadata, labels=labels))
-        self.registrar.put(found.name, found)
+        self.informer.put(found.name, found)
         return self
 
     def cards(self, name: str = "n1") -> list[str]:
@@ -65,7 +73,7 @@ class World:
 
     def tick(self, at: float) -> None:
         self.at = at
-        self.registrar.tick()
+        self.informer.tick()
 
 
 def gpus(handshake: str | None = None, *, allocatable: int | str | None = 10) -> NodeBuilder:
@@ -200,7 +208,7 @@ def test_a_tick_never_brings_back_what_a_later_update_took_away() -> None:
 
 def test_a_tick_after_a_node_was_deleted_does_not_bring_it_back() -> None:
     world = World().put(gpus(asked(0)))
-    world.registrar.drop("n1")
+    world.informer.drop("n1")
     world.tick(15.0)
     assert world.cards() == []
 
@@ -211,7 +219,7 @@ def test_a_tick_after_a_node_was_deleted_does_not_bring_it_back() -> None:
 def test_a_deleted_node_leaves_and_its_pods_count_again_when_it_returns() -> None:
     world = World().put(gpus())
     world.ledger.observe_pod(gpu_pod("p").on("n1", "n1-0,NVIDIA,700,5:;").facts())
-    world.registrar.drop("n1")
+    world.informer.drop("n1")
     assert world.ledger.node("n1") is None
     world.put(gpus())
     view = world.ledger.node("n1")
@@ -290,7 +298,7 @@ def test_room_is_told_only_when_a_registration_changes() -> None:
     assert world.room == 1
     world.put(gpus().cordon("n1-0"))
     assert world.room == 2
-    world.registrar.drop("n1")
+    world.informer.drop("n1")
     assert world.room == 2
     world.put(gpus())
     assert world.room == 3
@@ -304,19 +312,8 @@ def test_a_heartbeat_of_a_node_that_a_pod_holds_is_no_news() -> None:
     assert world.room == 1
 
 
-def test_a_registrar_is_synced_when_told_and_needs_no_listener_for_nodes() -> None:
+def test_an_informer_is_synced_when_told() -> None:
     world = World()
-    assert not world.registrar.has_synced
-    world.registrar.synced()
-    assert world.registrar.has_synced
-    plain = NodeInformer(
-        world.ledger,
-        vendors(),
-        selector={},
-        now=lambda: NOW,
-        zone=UTC,
-        patch=lambda _name, _stamps: None,
-        on_room=lambda: None,
-    )
-    plain.put("n1", gpus().api())
-    assert world.cards() == ["n1-0", "n1-1"]
+    assert not world.informer.has_synced
+    world.informer.synced()
+    assert (world.informer.has_synced, world.synced) == (True, 1)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tessera.kube.errors import ApiError, Unreachable
-from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, Held, NodeLocks, NotHeld
+from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, HeldLock, LockRefusal, NodeLocks
 from tessera.wire.keys import NODE_LOCK
 from tests.support.builders import NOW, gpu_pod, node
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -35,16 +35,16 @@ class World:
         loop = asyncio.get_running_loop()
         self.locks = NodeLocks(self.api, expire_after=expire_after, now=lambda: NOW + loop.time())
 
-    async def acquire(self, key: str = NODE_LOCK) -> Held | NotHeld:
+    async def acquire(self, key: str = NODE_LOCK) -> HeldLock | LockRefusal:
         return await self.locks.acquire("n1", key, OWN, timeout=TIMEOUT)
 
-    def waiting(self, key: str = NODE_LOCK) -> asyncio.Task[Held | NotHeld]:
+    def waiting(self, key: str = NODE_LOCK) -> asyncio.Task[HeldLock | LockRefusal]:
         return asyncio.create_task(self.acquire(key))
 
     def change(self, lock: str | None, key: str = NODE_LOCK, *, seen: bool = True) -> None:
         self.api.annotate("n1", **{key: lock})
         if seen:
-            self.locks.seen(self.api.nodes["n1"])
+            self.locks.observe_node(self.api.nodes["n1"])
 
     @property
     def lock(self) -> str | None:
@@ -57,7 +57,7 @@ class World:
 @in_fake_time
 async def test_a_free_lock_is_taken_with_time_and_owner() -> None:
     world = World()
-    assert await world.acquire() == Held("n1", NODE_LOCK, OURS)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
     assert world.lock == OURS
 
 
@@ -65,7 +65,7 @@ async def test_a_free_lock_is_taken_with_time_and_owner() -> None:
 async def test_our_own_lock_is_kept_as_it_is() -> None:
     own = f"{at(-200)},default,p"
     world = World(own)
-    assert await world.acquire() == Held("n1", NODE_LOCK, own)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, own)
     assert world.api.writes == []
 
 
@@ -83,7 +83,7 @@ def test_a_forgotten_lock_is_taken_over(old: str) -> None:
     @in_fake_time
     async def check() -> None:
         world = World(old)
-        assert await world.acquire() == Held("n1", NODE_LOCK, OURS)
+        assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
         assert world.lock == OURS
         assert asyncio.get_running_loop().time() == 0
 
@@ -96,7 +96,7 @@ async def test_another_pods_lock_is_waited_for_until_its_node_changes() -> None:
     waiting = world.waiting()
     await asyncio.sleep(3)
     world.change(None)
-    assert await waiting == Held("n1", NODE_LOCK, f"{at(3)},default,p")
+    assert await waiting == HeldLock("n1", NODE_LOCK, f"{at(3)},default,p")
 
 
 @in_fake_time
@@ -108,7 +108,7 @@ async def test_a_change_that_does_not_free_the_lock_goes_on_waiting() -> None:
     await asyncio.sleep(1)
     assert not waiting.done()
     world.change(None)
-    assert isinstance(await waiting, Held)
+    assert isinstance(await waiting, HeldLock)
 
 
 @in_fake_time
@@ -117,14 +117,14 @@ async def test_a_change_that_no_informer_shows_is_found_by_looking_again() -> No
     waiting = world.waiting()
     await asyncio.sleep(1)
     world.change(None, seen=False)
-    assert isinstance(await waiting, Held)
+    assert isinstance(await waiting, HeldLock)
     assert asyncio.get_running_loop().time() == pytest.approx(LOOK_AGAIN, abs=0.01)
 
 
 @in_fake_time
 async def test_a_lock_that_expires_while_waiting_is_taken_soon_after() -> None:
     world = World(f"{at(-EXPIRE + 2)},default,other")
-    assert isinstance(await world.acquire(), Held)
+    assert isinstance(await world.acquire(), HeldLock)
     assert 2 < asyncio.get_running_loop().time() <= 3.01
 
 
@@ -132,7 +132,7 @@ async def test_a_lock_that_expires_while_waiting_is_taken_soon_after() -> None:
 async def test_a_change_between_reading_and_waiting_is_not_missed() -> None:
     world = World(THEIRS)
     world.api.script("get_pod", Step(meanwhile=lambda: world.change(None)))
-    assert isinstance(await world.acquire(), Held)
+    assert isinstance(await world.acquire(), HeldLock)
     assert asyncio.get_running_loop().time() == 0
 
 
@@ -144,7 +144,7 @@ def test_a_lock_that_stays_is_an_error_in_upstreams_words(expire_after: float, t
     async def check() -> None:
         world = World(f"{at(100000)},default,other", expire_after=expire_after)
         answer = await world.acquire()
-        assert answer == NotHeld(f"node n1 has been locked within {text}: node lock contention")
+        assert answer == LockRefusal(f"node n1 has been locked within {text}: node lock contention")
         assert asyncio.get_running_loop().time() == pytest.approx(TIMEOUT, abs=0.01)
 
     check()
@@ -155,13 +155,13 @@ async def test_two_who_want_one_lock_get_it_one_after_the_other() -> None:
     world = World()
     world.api.add_pod(gpu_pod("p"))
     first = await world.acquire()
-    assert isinstance(first, Held)
+    assert isinstance(first, HeldLock)
     second = asyncio.create_task(world.locks.acquire("n1", NODE_LOCK, ("default", "other"), timeout=TIMEOUT))
     await asyncio.sleep(1)
     assert not second.done()
     await world.locks.release(first)
-    world.locks.seen(world.api.nodes["n1"])
-    assert await second == Held("n1", NODE_LOCK, f"{at(1)},default,other")
+    world.locks.observe_node(world.api.nodes["n1"])
+    assert await second == HeldLock("n1", NODE_LOCK, f"{at(1)},default,other")
 
 
 # -- races and faults
@@ -172,14 +172,14 @@ async def test_a_lost_race_looks_again() -> None:
     world = World()
     touched = Step(meanwhile=lambda: world.api.annotate("n1", heartbeat="1"))
     world.api.script("annotate_node", touched, touched)
-    assert await world.acquire() == Held("n1", NODE_LOCK, OURS)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
 
 
 @in_fake_time
 async def test_a_race_lost_to_another_pod_is_not_won_by_force() -> None:
     world = World()
     world.api.script("annotate_node", Step(meanwhile=lambda: world.api.annotate("n1", **{NODE_LOCK: THEIRS})))
-    assert isinstance(await world.acquire(), NotHeld)
+    assert isinstance(await world.acquire(), LockRefusal)
     assert world.lock == THEIRS
 
 
@@ -187,7 +187,7 @@ async def test_a_race_lost_to_another_pod_is_not_won_by_force() -> None:
 async def test_races_lost_again_and_again_are_contention() -> None:
     world = World()
     world.api.always("annotate_node", refused(409, "Conflict"))
-    assert await world.acquire() == NotHeld("node n1 is locked: node lock contention")
+    assert await world.acquire() == LockRefusal("node n1 is locked: node lock contention")
     assert len(world.api.writes) == CONFLICTS
 
 
@@ -195,14 +195,14 @@ async def test_races_lost_again_and_again_are_contention() -> None:
 async def test_a_refused_write_is_an_error_with_its_cause() -> None:
     world = World()
     world.api.script("annotate_node", refused(403, "Forbidden"))
-    assert await world.acquire() == NotHeld("failed to set node lock of n1: 403 Forbidden: scripted")
+    assert await world.acquire() == LockRefusal("failed to set node lock of n1: 403 Forbidden: scripted")
 
 
 @in_fake_time
 async def test_a_lock_whose_answer_was_lost_is_found_to_be_ours() -> None:
     world = World()
     world.api.script("annotate_node", Step(lost_answer(), done=True))
-    assert await world.acquire() == Held("n1", NODE_LOCK, OURS)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
     assert len(world.api.writes) == 1
 
 
@@ -210,7 +210,7 @@ async def test_a_lock_whose_answer_was_lost_is_found_to_be_ours() -> None:
 async def test_a_lock_that_was_never_sent_is_written_again() -> None:
     world = World()
     world.api.script("annotate_node", never_sent())
-    assert await world.acquire() == Held("n1", NODE_LOCK, OURS)
+    assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
 
 
 @pytest.mark.parametrize("verb", ["get_node", "get_pod"])
@@ -232,7 +232,7 @@ def test_a_malformed_lock_is_refused_and_left_alone(text: str) -> None:
     async def check() -> None:
         world = World(text)
         answer = await world.acquire()
-        assert isinstance(answer, NotHeld)
+        assert isinstance(answer, LockRefusal)
         assert answer.text.startswith("malformed lock annotation")
         assert world.lock == text
 
@@ -245,17 +245,17 @@ def test_a_malformed_lock_is_refused_and_left_alone(text: str) -> None:
 @in_fake_time
 async def test_cambricons_lock_is_a_bare_time_under_its_own_key() -> None:
     world = World()
-    assert await world.acquire(CAMBRICON) == Held("n1", CAMBRICON, at(0))
+    assert await world.acquire(CAMBRICON) == HeldLock("n1", CAMBRICON, at(0))
     assert world.api.nodes["n1"].annotations == {CAMBRICON: at(0)}
 
 
 @in_fake_time
-async def test_cambricons_lock_is_waited_for_whoever_holds_it() -> None:
+async def test_cambricons_lock_is_waited_for_although_it_names_no_owner() -> None:
     world = World(at(0), key=CAMBRICON)
     waiting = world.waiting(CAMBRICON)
     await asyncio.sleep(2)
     world.change(None, CAMBRICON)
-    assert await waiting == Held("n1", CAMBRICON, at(2))
+    assert await waiting == HeldLock("n1", CAMBRICON, at(2))
 
 
 # -- releasing
@@ -265,7 +265,7 @@ async def test_cambricons_lock_is_waited_for_whoever_holds_it() -> None:
 async def test_a_lock_is_removed_by_who_took_it() -> None:
     world = World()
     held = await world.acquire()
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLock)
     await world.locks.release(held)
     assert world.lock is None
 
@@ -276,7 +276,7 @@ def test_only_the_very_value_that_was_taken_is_removed(now_there: str | None) ->
     async def check() -> None:
         world = World()
         held = await world.acquire()
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldLock)
         world.change(now_there)
         await world.locks.release(held)
         assert world.lock == now_there
@@ -288,7 +288,7 @@ def test_only_the_very_value_that_was_taken_is_removed(now_there: str | None) ->
 async def test_a_foreign_cambricon_lock_is_never_dropped() -> None:
     world = World()
     held = await world.acquire(CAMBRICON)
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLock)
     world.change(at(5), CAMBRICON)
     await world.locks.release(held)
     assert world.api.nodes["n1"].annotations == {CAMBRICON: at(5)}
@@ -298,12 +298,12 @@ async def test_a_foreign_cambricon_lock_is_never_dropped() -> None:
 async def test_a_release_that_loses_a_race_looks_again_and_gives_up_in_the_end() -> None:
     world = World()
     held = await world.acquire()
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLock)
     world.api.script("annotate_node", refused(409, "Conflict"))
     await world.locks.release(held)
     assert world.lock is None
     held = await world.acquire()
-    assert isinstance(held, Held)
+    assert isinstance(held, HeldLock)
     world.api.always("annotate_node", refused(409, "Conflict"))
     await world.locks.release(held)
     assert world.lock == held.text, "left to its expiry"
@@ -315,7 +315,7 @@ def test_a_release_that_fails_otherwise_is_a_fault(fault: ApiError | Unreachable
     async def check() -> None:
         world = World()
         held = await world.acquire()
-        assert isinstance(held, Held)
+        assert isinstance(held, HeldLock)
         world.api.script("annotate_node", fault)
         with pytest.raises(type(fault)):
             await world.locks.release(held)
@@ -324,7 +324,7 @@ def test_a_release_that_fails_otherwise_is_a_fault(fault: ApiError | Unreachable
 
 
 @in_fake_time
-async def test_news_of_a_node_that_nobody_waits_for_is_no_matter() -> None:
+async def test_a_change_of_a_node_that_no_bind_waits_for_is_ignored() -> None:
     world = World()
-    world.locks.seen(world.api.nodes["n1"])
-    assert isinstance(await world.acquire(), Held)
+    world.locks.observe_node(world.api.nodes["n1"])
+    assert isinstance(await world.acquire(), HeldLock)

@@ -6,11 +6,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from tessera.core.ledger import GrantState
-from tessera.scheduler.pod_informer import PodInformer
+from tessera.scheduler.pod_cycle import CycleState
 from tessera.wire import keys
 from tessera.wire.objects import ResourceQuota, decode_object
 from tests.support.builders import MEMORY, NodeBuilder, PodBuilder, gpu_pod, node, pod
-from tests.support.scheduling import World, by_answer, carrying, uid
+from tests.support.scheduling import World, answering, using_downward_api
 
 FREE = {"n1-0": (0, 0, 0), "n1-1": (0, 0, 0)}
 
@@ -36,7 +36,7 @@ def test_a_bound_pod_counts_from_the_moment_it_is_seen() -> None:
     assert kept.cards() == {"n1-0": (1, 700, 5), "n1-1": (0, 0, 0)}
 
 
-def test_annotations_of_a_pod_that_is_not_bound_are_nobodys_word() -> None:
+def test_allocation_annotations_of_a_pod_that_is_not_bound_are_ignored() -> None:
     kept = world()
     kept.create(gpu_pod("forged").annotate(("hami.io/vgpu-devices-allocated", "n1-0,NVIDIA,700,5:;")))
     assert kept.cards() == FREE
@@ -74,7 +74,7 @@ def test_a_reservation_gives_way_to_what_the_api_shows() -> None:
     kept.create(running())
     assert (kept.cards("n1"), kept.cards("n2")) == ({"n1-0": (1, 700, 5)}, {"n2-0": (0, 0, 0)})
     assert kept.state(running()) is GrantState.BOUND
-    kept.filter.expire()
+    kept.cycles.tick()
     assert kept.state(running()) is GrantState.BOUND
 
 
@@ -107,7 +107,7 @@ def test_a_pod_bound_without_devices_frees_what_was_reserved_for_it() -> None:
     kept.chosen(asking)
     kept.create(asking.on("n1"))
     assert kept.cards() == FREE
-    assert kept.filter.prepared == {}
+    assert kept.cycle_state(asking) is None
 
 
 def test_a_pod_created_anew_under_its_name_frees_what_the_old_one_held() -> None:
@@ -120,41 +120,31 @@ def test_a_pod_created_anew_under_its_name_frees_what_the_old_one_held() -> None
     assert kept.ledger.pods() == []
 
 
-def test_a_pod_that_is_gone_is_told_to_everyone_concerned() -> None:
-    settled: list[str] = []
-    kept = world(by_answer(node("n1").gpus(2)))
-    keeper = PodInformer(
-        kept.ledger,
-        kept.vendors,
-        turns=kept.turns,
-        waiting=kept.waiting,
-        on_room=kept._more_room,
-        on_settled=settled.append,
-    )
-    keeper.put("default/p", allocating(running()).api())
-    assert kept.handover.in_hand == 1
+def test_a_pod_that_is_gone_leaves_nothing_behind() -> None:
+    kept = world(answering(node("n1").gpus(2)))
+    kept.create(allocating(running()))
+    assert kept.queue.active == 1
     kept.filtered(gpu_pod("waits", mem=10**6))
-    keeper.put("default/waits", gpu_pod("waits", mem=10**6).api())
+    kept.create(gpu_pod("waits", mem=10**6))
     told = kept.room
-    keeper.drop("default/p")
-    keeper.drop("default/waits")
-    assert settled == ["uid-p", "uid-p", "uid-waits"], "once when it is bound, once when it is gone"
-    assert (kept.handover.in_hand, len(kept.waiting), kept.room) == (0, 0, told + 1)
+    kept.pods.drop("default/p")
+    kept.pods.drop("default/waits")
+    assert (kept.queue.active, len(kept.unschedulable), list(kept.cycles), kept.room) == (0, 0, [], told + 1)
 
 
-def test_a_reservation_that_somebody_else_bound_is_no_longer_open() -> None:
+def test_a_reserved_pod_that_another_scheduler_binds_has_no_record_left() -> None:
     kept = world()
     kept.chosen(gpu_pod("p", mem=100))
-    kept.filter.uncertain.add("uid-p")
+    assert kept.cycle_state(gpu_pod("p")) is CycleState.RESERVED
     kept.create(running())
-    assert (kept.filter.prepared, kept.filter.uncertain) == ({}, set())
+    assert kept.cycle_state(gpu_pod("p")) is None
 
 
-def test_a_refused_pod_that_somebody_else_binds_waits_no_longer() -> None:
+def test_a_refused_pod_that_another_scheduler_binds_is_not_woken() -> None:
     kept = world()
     kept.filtered(gpu_pod("p", mem=10**6))
     kept.create(running())
-    assert len(kept.waiting) == 0
+    assert len(kept.unschedulable) == 0
 
 
 # -- the ends of a handover
@@ -174,25 +164,25 @@ def test_a_refused_pod_that_somebody_else_binds_waits_no_longer() -> None:
     ids=["still", "success", "failed", "runs", "ended well", "ended badly", "terminating"],
 )
 def test_a_turn_ends_when_the_pods_phase_says_so(ending: type, in_hand: int) -> None:
-    kept = world(by_answer(node("n1").gpus(2)))
+    kept = world(answering(node("n1").gpus(2)))
     kept.create(allocating(running()))
-    assert kept.handover.in_hand == 1
+    assert kept.queue.active == 1
     kept.create(ending(running()))
-    assert kept.handover.in_hand == in_hand
+    assert kept.queue.active == in_hand
 
 
-def test_pods_that_carry_their_slices_and_those_that_do_not_are_both_known_to_be_in_handover() -> None:
+def test_downward_api_pods_and_dependent_pods_are_both_in_the_queue() -> None:
     kept = world(node("n1").gpus(2).annotate((keys.AGENT, "env")))
-    kept.create(allocating(carrying(running("mine"))))
-    assert kept.handover.in_hand == 1
+    kept.create(allocating(using_downward_api(running("mine"))))
+    assert kept.queue.active == 1
     kept.create(allocating(running("plain")))
-    assert kept.handover.in_hand == 2
+    assert kept.queue.active == 2
 
 
 def test_a_bound_pod_whose_request_cannot_be_read_takes_its_turn() -> None:
     kept = world(node("n1").gpus(2).annotate((keys.AGENT, "env")))
     kept.create(allocating(gpu_pod("odd", mem="much").on("n1", "n1-0,NVIDIA,700,5:;")))
-    assert kept.handover.in_hand == 1
+    assert kept.queue.active == 1
 
 
 # -- what cannot be read
@@ -244,15 +234,6 @@ def test_keepers_are_synced_when_told() -> None:
     kept.pods.synced()
     kept.quotas.synced()
     assert (kept.pods.has_synced, kept.quotas.has_synced) == (True, True)
-
-
-def test_a_gone_pod_needs_no_listener() -> None:
-    kept = world()
-    silent = PodInformer(kept.ledger, kept.vendors, turns=kept.turns, waiting=kept.waiting, on_room=lambda: None)
-    silent.put("default/p", running().api())
-    silent.drop("default/p")
-    assert kept.state(running()) is None
-    assert uid(running()) == "uid-p"
 
 
 # -- quotas

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.core.arrays import CardArrays
 from tessera.core.requests import PodRequest
-from tessera.scheduler import pod_requests as preparing
-from tessera.scheduler.pod_requests import Prepared, Preparing
+from tessera.scheduler import pod_requests
+from tessera.scheduler.demand_tracker import DemandTracker
+from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.nvidia.downward_api import DISABLE_CONTROL, NvidiaDownwardApi
 from tessera.vendors.pod_reader import PolicyDefaults
@@ -52,14 +54,18 @@ def plainly(request: PodRequest) -> PodRequest:
     return PodRequest(**{name: getattr(request, name) for name in PodRequest.__dataclass_fields__})
 
 
+def reader() -> RequestReader:
+    return RequestReader(some.VENDORS, PolicyDefaults(), DemandTracker(CardArrays(), some.VENDORS))
+
+
 @given(st.lists(pods(), min_size=1, max_size=6))
 def test_a_pod_is_prepared_as_if_it_were_the_first(asked: list[Pod]) -> None:
-    with mock.patch.object(preparing, "REMEMBERED", 3):
-        one = Preparing(some.VENDORS, PolicyDefaults())
+    with mock.patch.object(pod_requests, "REMEMBERED", 3):
+        one = reader()
         for pod in [*asked, *asked]:
-            prepared, alone = one.prepare(pod), Preparing(some.VENDORS, PolicyDefaults()).prepare(pod)
+            prepared, alone = one.read(pod), reader().read(pod)
             assert prepared == alone
-            if isinstance(prepared, Prepared):
+            if isinstance(prepared, PreparedRequest):
                 again = plainly(prepared.request)
                 assert again == prepared.request
                 assert (again.shape, again.vendors) == (prepared.request.shape, prepared.request.vendors)
@@ -92,12 +98,12 @@ def pod_of(*containers: Container, init: Container | None = None, policy: str | 
         (pod_of(gpu_container(), init=gpu_container("i")), pod_of(gpu_container(), gpu_container("i"))),
         (pod_of(gpu_container()), pod_of(gpu_container(env=REFERENCES[: len(REFERENCES) // 2]))),
         (
-            pod_of(gpu_container(env=[EnvVar(DISABLE_CONTROL, "true")])),
-            pod_of(gpu_container(env=[EnvVar(DISABLE_CONTROL, "false")])),
+            pod_of(gpu_container(env=[*REFERENCES[: len(REFERENCES) // 2], EnvVar(DISABLE_CONTROL, "true")])),
+            pod_of(gpu_container(env=[*REFERENCES[: len(REFERENCES) // 2], EnvVar(DISABLE_CONTROL, "false")])),
         ),
     ],
 )
-def test_pods_that_differ_in_one_thing_are_not_taken_for_sisters(one: Pod, other: Pod) -> None:
-    sisters = Preparing(some.VENDORS, PolicyDefaults())
-    assert sisters.prepare(one) == sisters.prepare(one)
-    assert sisters.prepare(one) != sisters.prepare(other)
+def test_pods_that_differ_in_one_thing_are_not_taken_for_siblings(one: Pod, other: Pod) -> None:
+    siblings = reader()
+    assert siblings.read(one) == siblings.read(one)
+    assert siblings.read(one) != siblings.read(other)

@@ -161,7 +161,7 @@ async def test_binds_and_events_that_hang_share_the_grace_period(monkeypatch: py
         return b""
 
     async with made() as started:
-        monkeypatch.setattr(started.process.service, "answer_bind", stuck)
+        monkeypatch.setattr(started.process.service.engine, "answer_bind", stuck)
         task = await started.listening()
         answer = await started.bind()
         await reached.wait()
@@ -186,7 +186,7 @@ async def test_a_bind_has_most_of_the_grace_period(monkeypatch: pytest.MonkeyPat
         return b'{"Error": ""}'
 
     async with made() as started:
-        monkeypatch.setattr(started.process.service, "answer_bind", slow)
+        monkeypatch.setattr(started.process.service.engine, "answer_bind", slow)
         task = await started.listening()
         answer = await started.bind()
         await reached.wait()

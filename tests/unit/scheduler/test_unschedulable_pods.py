@@ -23,7 +23,7 @@ def free(world: World, name: str) -> None:
 
 
 def woken(world: World) -> list[str]:
-    return [request.name for request in world.waiting.wake(world.selector)]
+    return [request.name for request in world.unschedulable.wake(world.selector)]
 
 
 def pods(count: int, *, namespace: str = "default", mem: int = 100) -> list[PodBuilder]:
@@ -33,7 +33,7 @@ def pods(count: int, *, namespace: str = "default", mem: int = 100) -> list[PodB
     ]
 
 
-def test_nobody_is_woken_while_nothing_fits() -> None:
+def test_no_pod_is_woken_while_nothing_fits() -> None:
     world = full("n1")
     world.filtered(gpu_pod("p", mem=100))
     assert woken(world) == []
@@ -75,7 +75,7 @@ def test_a_woken_pod_is_woken_again_only_after_another_refusal() -> None:
     assert world.chosen(gpu_pod("thief", mem=8000)) == "n1"
     world.filtered(asking)
     assert woken(world) == []
-    world.filter.forget("uid-thief")
+    world.cycles.observe_gone("uid-thief")
     assert woken(world) == ["p"]
 
 
@@ -85,8 +85,8 @@ def test_a_pod_that_could_not_be_told_is_woken_by_the_next_change() -> None:
     world.filtered(asking)
     free(world, "n1")
     assert woken(world) == ["p"]
-    world.waiting.not_woken(uid(asking))
-    world.waiting.not_woken("nobody")
+    world.unschedulable.on_wake_failed(uid(asking))
+    world.unschedulable.on_wake_failed("missing")
     assert woken(world) == ["p"]
 
 
@@ -119,14 +119,14 @@ def test_a_change_costs_only_so_many_decisions_a_shape() -> None:
     for i in range(LISTS_AT_ONCE):
         world.filtered(gpu_pod(f"p{i}", mem=100), ["n1", f"other-{i}"])
     world.filtered(gpu_pod("one-too-many", mem=100), ["n1", "yet-another"])
-    assert len(world.waiting) == LISTS_AT_ONCE + 1
+    assert len(world.unschedulable) == LISTS_AT_ONCE + 1
     asked: list[str] = []
 
     class Counting:
         def select(self, request: object, candidates: object) -> None:
             asked.append("")
 
-    assert world.waiting.wake(Counting()) == []  # type: ignore[arg-type]
+    assert world.unschedulable.wake(Counting()) == []  # type: ignore[arg-type]
     assert len(asked) == LISTS_AT_ONCE
 
 
@@ -140,11 +140,11 @@ def test_a_pod_that_is_gone_or_placed_is_not_woken() -> None:
     free(world, "n1")
     world.chosen(gpu_pod("placed", mem=100))
     assert woken(world) == ["left"]
-    assert len(world.waiting) == 1
-    world.waiting.gone("nobody")
-    world.waiting.gone("uid-left")
-    assert "uid-left" not in world.waiting
-    assert world.waiting._shapes == {}
+    assert len(world.unschedulable) == 1
+    world.unschedulable.remove("missing")
+    world.unschedulable.remove("uid-left")
+    assert "uid-left" not in world.unschedulable
+    assert world.unschedulable._shapes == {}
 
 
 def test_a_pod_whose_request_changed_waits_as_what_it_is_now() -> None:
@@ -154,8 +154,10 @@ def test_a_pod_whose_request_changed_waits_as_what_it_is_now() -> None:
     world.filtered(gpu_pod("p", mem=9000))
     free(world, "n1")
     assert woken(world) == ["q"]
-    assert len(world.waiting) == 2
-    assert [event.request.name for event in world.decisions] == ["p", "q", "p"], "its first refusal as that"
+    assert len(world.unschedulable) == 2
+    assert [event.request.name for event in world.reports.refused if event.is_first] == ["p", "q", "p"], (
+        "its first refusal as that"
+    )
 
 
 def test_a_node_that_registers_wakes_pods_that_had_it_among_their_candidates() -> None:
@@ -166,6 +168,6 @@ def test_a_node_that_registers_wakes_pods_that_had_it_among_their_candidates() -
     assert woken(world) == ["p"]
 
 
-def test_nobody_waits_at_first() -> None:
-    waiting = UnschedulablePods()
-    assert (len(waiting), "x" in waiting, waiting.wake(World().selector)) == (0, False, [])
+def test_there_are_no_unschedulable_pods_at_first() -> None:
+    pods = UnschedulablePods()
+    assert (len(pods), "x" in pods, pods.wake(World().selector)) == (0, False, [])

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
+from tessera.host.async_hardware import AsyncInventory
+from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.lab.sandbox.api.kinds import Json
@@ -28,12 +30,10 @@ from tessera.node.agent import NotStarted
 from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.kube_api import KubeCluster
-from tessera.node.health.async_inventory import AskedInventory
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.cards import Hardware
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.factory import build_mode
-from tessera.node.modes.mig_annotations import MigAnnotations
+from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.devices import registrable
 from tessera.node.registration.registrar import NodeRegistrar
@@ -69,7 +69,7 @@ class RealAgent:
         self._settings = settings
         self._hardware = hardware
         self._client = client
-        self._inventory = AskedInventory(hardware)
+        self._inventory = AsyncInventory(hardware)
         self._watch = HardwareWatch(self._inventory, settings)
         self.fleet = self._watch.fleet
         self._events = EventBroadcaster(client, component=COMPONENT, host=settings.node_name)
@@ -100,7 +100,7 @@ class RealAgent:
         await self._serving.wait()
         try:
             (answer,) = await self._handover.allocator.allocate([device_ids])
-        except Refused as refusal:
+        except AllocationRefused as refusal:
             raise AllocateError(str(refusal)) from refusal
         return answer.env
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
+from tessera.host.simulated.hardware import simulated_hardware
 from tessera.lab.demo.agents import AgentNode, paths_in
 from tessera.lab.demo.ascend import AscendNode, ascend_chips
 from tessera.lab.sandbox.nodes.node import SimulatedNode, SimulatedNodeSpec
-from tessera.node.inventory.simulated import simulated_hardware
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import Mode, NodeSettings
 

@@ -1,1 +1,1 @@
-"""From a pod that was bound to this node to containers that have their slices, and to the end of that."""
+"""Hands the slices of a bound pod to its containers, from kubelet's Allocate to the end of the handover."""

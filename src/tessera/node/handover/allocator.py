@@ -1,103 +1,143 @@
 """Answers kubelet's Allocate and GetPreferredAllocation.
 
-Calls go one after the other in the order of their arrival: one worker, which a caller that goes away does not disturb.
-What is answered is remembered before anything is written, so that no second call sees it again. Without a lock on the
-node nothing is written before the answer; with one, HAMi's protocol is kept to the letter.
+Calls are served one after the other in the order of their arrival; a caller that goes away disturbs none of them. The
+slice of a container that depends on Allocate is answered only if the API shows its pod in handover after kubelet asked:
+until that handover ends, the scheduler binds no other pod that could be asking. Without a node lock nothing is
+written to the API before the answer; with one, HAMi's protocol is kept to the letter.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.errors import KubeError
-from tessera.node.handover.answers import Given, spot
+from tessera.node.handover.allocation_state import (
+    Allocation,
+    AllocationState,
+    Ambiguous,
+    DownwardApi,
+    Found,
+    Match,
+    NotFound,
+    Shared,
+    WrongCount,
+)
 from tessera.node.handover.bound_pod import BoundPod
-from tessera.node.handover.claims import Claim
-from tessera.node.handover.locks import NodeLockRelease
-from tessera.node.handover.matching import Ambiguous, Match, Meant, Mismatched, Welcome
-from tessera.node.handover.metrics import HandoverMetrics, Result
-from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Progress
-from tessera.node.handover.records import Records
-from tessera.node.handover.searching import Search
-from tessera.node.handover.status_writer import HandoverWriter
+from tessera.node.handover.checkpoint import Checkpoint, Record
+from tessera.node.handover.pod_cache import PodCache
+from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
-from tessera.node.kubelet.preferred_allocation import preferred
-from tessera.node.modes.base import Answer, Refused, SharingMode
+from tessera.node.kubelet.device_ids import preferred
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
 
 MOST_CALLS = 64
 """waiting; kubelet itself makes one at a time"""
+SYNC_S = 10.0
+"""seconds that the first list of pods may take while kubelet waits"""
+WATCH_LAG_S = 2.0
+"""seconds that the pod watch may be behind kubelet's own before the pods are read from the API"""
+OVERDUE_S = 8.0
+"""seconds after which the scheduler may let pods that use the downward API pass one that depends on Allocate: its 10,
+less what the watch may be behind"""
 
 Ids = Sequence[str]
+
+
+class Result(Enum):
+    """How an Allocate ended, for one container; the value is the metric's label."""
+
+    HANDED_OVER = "handed_over"
+    UNCERTAIN = "uncertain"
+    """several containers can have asked, and the slice is right for each of them"""
+    WELCOMED = "welcomed"
+    """the container uses the downward API"""
+    AMBIGUOUS = "ambiguous"
+    NOBODY = "nobody"
+    REFUSED = "refused"
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
     containers: Sequence[Ids]
-    answer: asyncio.Future[list[Answer]]
-    given: list[Given] = field(default_factory=list)
+    answer: asyncio.Future[list[ContainerResponse]]
+    allocations: list[Allocation] = field(default_factory=list)
+    pods: dict[str, BoundPod] = field(default_factory=dict)
+    """by uid: those that were certainly meant"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """kubelet's last GetPreferredAllocation, which comes right before the Allocate for the same container."""
+
+    available: frozenset[str]
+    must_include: frozenset[str]
+    count: int
+
+    def is_about(self, ids: frozenset[str]) -> bool:
+        return len(ids) == self.count and self.must_include <= ids <= self.available | self.must_include
 
 
 class SliceAllocator:
-    """The Allocator of one agent. `allocate` waits until `run` has served it."""
+    """The allocator of one agent. `allocate` waits until `run` has served it."""
 
     def __init__(
         self,
         mode: SharingMode,
-        search: Search,
+        pods: PodCache,
+        state: AllocationState,
         *,
-        pods: NodePods,
-        progress: Progress,
-        writer: HandoverWriter,
-        locks: NodeLockRelease,
-        records: Records,
+        writer: StatusWriter,
         verifier: Verifier,
-        metrics: HandoverMetrics,
+        checkpoint: Checkpoint,
+        registry: CollectorRegistry,
     ) -> None:
         self.mode = mode
         """may be changed between calls"""
-        self._search = search
         self._pods = pods
-        self._progress = progress
+        self._state = state
         self._writer = writer
-        self._locks = locks
-        self._records = records
         self._verifier = verifier
-        self._metrics = metrics
+        self._checkpoint = checkpoint
+        self._results = Counter(
+            "tessera_agent_allocations", "Containers that kubelet asked devices for", ["result"], registry=registry
+        )
+        for result in Result:
+            self._results.labels(result.value)
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(MOST_CALLS)
+        self._question: _Question | None = None
+        self._has_refused = False
+        """whether kubelet has just given a pod up, which the watch may not show yet"""
 
-    async def allocate(self, containers: Sequence[Ids]) -> list[Answer]:
-        """One answer for each container's device ids. Raises Refused."""
+    async def allocate(self, containers: Sequence[Ids]) -> list[ContainerResponse]:
+        """One answer for each container's device ids. Raises AllocationRefused."""
         call = _Call(containers, asyncio.get_running_loop().create_future())
         try:
             self._calls.put_nowait(call)
         except asyncio.QueueFull:
-            raise Refused(f"more than {MOST_CALLS} allocations at once") from None
+            raise AllocationRefused(f"more than {MOST_CALLS} allocations at once") from None
         return await call.answer
 
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
-        """Devices of the cards that the next container's slices are on; none where nobody can say. Never raises."""
-        self._search.steering.asked(available, must_include, count)
-        found = self._search.now(count)
-        # Where all that may ask carry their slices, the first to be bound is the best guess, and no more than a hint.
-        claim = found.claim if isinstance(found, Meant) else found.among[0] if isinstance(found, Welcome) else None
-        if claim is None:
+        """Devices of the cards that the next container's slices are on; none where that is not known. Never raises."""
+        self._question = _Question(frozenset(available), frozenset(must_include), count)
+        found = self._match(self._pods.all(), count, frozenset(must_include))
+        # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
+        if not isinstance(found, Found | Shared | DownwardApi):
             return ()
-        cards = [each.uuid for each in claim.slices]
-        chosen = preferred(cards, available=available, must_include=must_include, count=count)
-        if chosen and isinstance(found, Meant) and found.known and self._search.is_sure(found):
-            self._search.steering.propose(chosen, found, now=asyncio.get_running_loop().time())
-        return chosen
+        cards = [each.uuid for each in found.claim.slices]
+        return preferred(cards, available=available, must_include=must_include, count=count)
 
     async def run(self) -> None:
-        """Serve calls, until cancelled; whoever waits then is refused."""
+        """Serve calls until cancelled; calls that wait then are refused."""
         call: _Call | None = None
         try:
             while True:
@@ -110,20 +150,20 @@ class SliceAllocator:
                 waiting.append(self._calls.get_nowait())
             for each in waiting:
                 if not each.answer.done():
-                    each.answer.set_exception(Refused("the node agent is stopping"))
+                    each.answer.set_exception(AllocationRefused("the node agent is stopping"))
 
     # -- one call
 
     async def _serve(self, call: _Call) -> None:
         try:
-            answers = [await self._container(call, ids) for ids in call.containers]
+            answers = [await self._answer(call, ids) for ids in call.containers]
             if call.answer.done():
                 # kubelet went away and will ask again.
                 self._take_back(call)
                 return
             await self._write(call)
-        except Refused as refusal:
-            self._progress.shaken = True
+        except AllocationRefused as refusal:
+            self._has_refused = True
             self._take_back(call)
             if not call.answer.done():
                 call.answer.set_exception(refusal)
@@ -133,118 +173,177 @@ class SliceAllocator:
         finally:
             self._verifier.nudge()
 
-    async def _container(self, call: _Call, ids: Ids) -> Answer:
-        if not await self._search.synced():
-            self._metrics.allocated(Result.REFUSED)
-            raise Refused(f"the pods of node {self._pods.node} are not known yet")
-        found = await self._search.find(ids, given=call.given)
-        if isinstance(found, Meant):
-            given = self._gave(ids, found.claim, found.among, certain=found.known, slices=self._slices(found.claim))
-            self._metrics.allocated(Result.HANDED_OVER if found.certain else Result.UNCERTAIN)
-        elif isinstance(found, Welcome):
-            claim = found.among[0] if len(found.among) == 1 else None
-            given = self._gave(ids, claim, found.among, certain=claim is not None)
-            self._metrics.allocated(Result.WELCOMED)
-        else:
+    async def _answer(self, call: _Call, ids: Ids) -> ContainerResponse:
+        found, pods = await self._find(call, ids)
+        if isinstance(found, DownwardApi):
+            self._count(Result.WELCOMED)
+            self._add(call, Allocation(frozenset(ids), frozenset({found.claim.key})))
+            return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
+        if not isinstance(found, Found | Shared):
             raise await self._refusal(found, len(ids))
-        call.given.append(given)
-        if not (isinstance(found, Meant) and found.known):
-            return await self._answered(found, given, ids)
-        self._records.add(given)
-        if self._search.is_shown(found.claim):
-            return await self._answered(found, given, ids)
-        # A later process must know of it as soon as kubelet does: it would answer the next container with this slice.
-        kept = asyncio.ensure_future(self._records.keep(given))
+        pod = None
+        if isinstance(found, Found):
+            self._count(Result.HANDED_OVER)
+            pod = next(each for each in pods if each.key == found.claim.pod)
+            call.pods[pod.key.uid] = pod
+        else:
+            self._count(Result.UNCERTAIN)
+        askers = [found.claim] if isinstance(found, Found) else found.askers
+        allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in askers), found.claim)
+        self._add(call, allocation)
+        # A later process must know the answer as soon as kubelet does: it would give this slice to the next container.
+        record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)))
+        kept = asyncio.ensure_future(self._checkpoint.add(record))
         try:
-            return await self._answered(found, given, ids)
+            return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=pod is not None), pod)
         finally:
             await asyncio.wait([kept])
 
-    def _gave(
-        self, ids: Ids, claim: Claim | None, among: Sequence[Claim], *, certain: bool, slices: Claim | None = None
-    ) -> Given:
-        pod = self._pods.get(claim.pod.uid) if claim is not None else None
-        return self._progress.gave(ids, claim, among, certain=certain, pod=pod, slices=slices)
+    def _add(self, call: _Call, allocation: Allocation) -> None:
+        self._state.add(allocation)
+        call.allocations.append(allocation)
 
-    def _slices(self, claim: Claim) -> Claim:
-        """What the container gets: its own, or those of the container of equal slices that took its own."""
-        uid, position = self._progress.swaps.of(spot(claim))
-        pod = self._pods.get(uid)
-        found = pod.claim(position) if pod is not None else None
-        return found if found is not None and found.what == claim.what else claim
-
-    async def _answered(self, found: Meant | Welcome, given: Given, ids: Ids) -> Answer:
-        meant = found.claim if isinstance(found, Meant) and found.known else None
+    async def _made_ready(self, making: Awaitable[ContainerResponse], pod: BoundPod | None) -> ContainerResponse:
+        """`pod` is the one that was certainly meant."""
         try:
-            if isinstance(found, Meant):
-                return await self.mode.hand_over(given.claim or found.claim, ids, certain=found.certain)
-            return await self.mode.welcome(ids)
-        except Refused:
-            await self._fail(meant)
+            return await making
+        except AllocationRefused:
+            await self._fail(pod)
             raise
         except Exception as error:
-            log.exception("slice not made ready", pod=str(meant.pod) if meant is not None else "")
-            await self._fail(meant)
-            raise Refused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
+            log.exception("slice not made ready", pod=str(pod.key) if pod is not None else "")
+            await self._fail(pod)
+            raise AllocationRefused(f"the slice could not be made ready: {type(error).__name__}: {error}") from error
 
-    async def _refusal(self, found: Match, count: int) -> Refused:
+    async def _refusal(self, found: Match, count: int) -> AllocationRefused:
         node = self._pods.node
         if isinstance(found, Ambiguous):
-            self._metrics.allocated(Result.AMBIGUOUS)
+            self._count(Result.AMBIGUOUS)
             names = ", ".join(str(pod) for pod in found.pods)
-            return Refused(f"{count} devices could be meant for different slices on node {node}: {names}")
-        if isinstance(found, Mismatched):
-            self._metrics.allocated(Result.REFUSED)
-            await self._fail(found.claim)
+            return AllocationRefused(f"{count} devices could be meant for different slices on node {node}: {names}")
+        if isinstance(found, WrongCount):
+            self._count(Result.REFUSED)
+            await self._fail(self._pods.get(found.claim.pod.uid))
             wanted = len(found.claim.slices)
-            return Refused(f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}")
-        self._metrics.allocated(Result.NOBODY)
-        unreadable = self._search.unreadable()
+            text = f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}"
+            return AllocationRefused(text)
+        self._count(Result.NOBODY)
+        unreadable = [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
         named = [pod for pod in unreadable if pod.key[:2] == self._pods.lock.owner]
         for pod in named:
-            await self._fail_pod(pod)
+            await self._fail(pod)
         reasons = "".join(f"; {pod.key}: {pod.problem}" for pod in named or unreadable)
-        return Refused(f"no binding pod found on node {node} for {count} devices{reasons}")
+        return AllocationRefused(f"no binding pod found on node {node} for {count} devices{reasons}")
+
+    def _count(self, result: Result) -> None:
+        self._results.labels(result.value).inc()
+
+    # -- which container asks
+
+    async def _find(self, call: _Call, ids: Ids) -> tuple[Match, Sequence[BoundPod]]:
+        """The match, and the pods that it was found among."""
+        question, self._question = self._question, None
+        # kubelet asks for no preference where all devices are those of init containers of the same pod.
+        wanted = frozenset(ids)
+        reused = question.must_include if question is not None and question.is_about(wanted) else wanted
+        await self._synced()
+        if self._state.is_unsettled or not self._verifier.has_asked:
+            await self._verifier.confirm(call.allocations)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WATCH_LAG_S
+        while True:
+            version, pods = self._pods.version, self._pods.all()
+            found = self._match(pods, len(ids), reused)
+            if await self._is_proven(found):
+                return found, pods
+            is_behind = isinstance(found, NotFound | WrongCount | Ambiguous) or self._lock_is_ahead()
+            if not is_behind or not await self._changed(version, deadline - loop.time()):
+                break
+        current = await self._pods.read_all()
+        if current is not None:
+            self._has_refused = False
+        else:
+            # The watch gets its time, as there is nothing better.
+            await asyncio.sleep(deadline - loop.time())
+        pods = self._pods.all() if current is None else current
+        found = self._match(pods, len(ids), reused)
+        if isinstance(found, NotFound):
+            # kubelet may have lost its last answer and ask again.
+            self._state.doubt()
+            if await self._verifier.confirm(call.allocations):
+                found = self._match(pods, len(ids), reused)
+        return found, pods
+
+    async def _is_proven(self, found: Match) -> bool:
+        """Whether no pod that the watch has not shown yet can be asking instead."""
+        if self._has_refused or self._lock_is_ahead():
+            return False
+        if not isinstance(found, Found | Shared | DownwardApi):
+            return False
+        pod = found.claim.pod
+        if isinstance(found, DownwardApi):
+            # Its pod has not been asked for, unless an answer of which nothing is known yet was for it.
+            return not self._state.is_unconfirmed or await self._pods.is_in_handover(pod)
+        if self._pods.lock.owner == pod[:2]:
+            return True
+        is_overdue = self._state.downward_api and self._pods.age(pod.uid) >= OVERDUE_S
+        return not is_overdue and await self._pods.is_in_handover(pod)
+
+    def _lock_is_ahead(self) -> bool:
+        """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""
+        owner = self._pods.lock.owner
+        return owner is not None and self._pods.named(*owner) is None
+
+    async def _changed(self, since: int, timeout: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout):
+                await self._pods.changed(since=since)
+        except TimeoutError:
+            return False
+        return True
+
+    async def _synced(self) -> None:
+        try:
+            async with asyncio.timeout(SYNC_S):
+                await self._pods.ready.wait()
+        except TimeoutError:
+            self._count(Result.REFUSED)
+            raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet") from None
+
+    def _match(self, pods: Sequence[BoundPod], count: int, reused: frozenset[str]) -> Match:
+        return self._state.find(pods, count, reused=reused, lock_owner=self._pods.lock.owner)
 
     # -- afterwards
 
     async def _write(self, call: _Call) -> None:
-        """Tell the API, at once where a lock says that others wait for it."""
-        for key in dict.fromkeys(each.asker.pod for each in call.given if each.asker is not None and each.certain):
-            pod = self._pods.get(key.uid)
-            if pod is not None and self._pods.lock.concerns(key[:2]):
-                await self._write_now(pod)
-            else:
-                self._writer.owe(key.uid)
+        """Write how far the pods are: at once where they hold the node lock, otherwise behind the answer."""
+        for uid, pod in call.pods.items():
+            if not self._pods.lock.concerns(pod.key[:2]):
+                self._writer.enqueue(uid)
+                continue
+            try:
+                after = await self._writer.write(pod)
+            except KubeError as error:
+                await self._fail(pod)
+                raise AllocationRefused(f"patch of the annotations of {pod.key} failed: {error}") from error
+            if after.phase != keys.PHASE_ALLOCATING:
+                await self._writer.release_lock(pod.key[:2])
 
-    async def _write_now(self, pod: BoundPod) -> None:
-        try:
-            after = await self._writer.write(pod)
-        except KubeError as error:
-            await self._fail_pod(pod)
-            raise Refused(f"patch of the annotations of {pod.key} failed: {error}") from error
-        if after.phase != keys.PHASE_ALLOCATING:
-            await self._locks.release(pod.key[:2])
-
-    async def _fail(self, claim: Claim | None) -> None:
+    async def _fail(self, pod: BoundPod | None) -> None:
         """The pod that was certainly meant cannot get its slice."""
-        pod = self._pods.get(claim.pod.uid) if claim is not None else None
-        if pod is not None:
-            await self._fail_pod(pod)
-
-    async def _fail_pod(self, pod: BoundPod) -> None:
-        self._progress.fail(pod.key.uid)
+        if pod is None:
+            return
+        self._state.failed.add(pod.key.uid)
         if not self._pods.lock.concerns(pod.key[:2]):
-            self._writer.owe(pod.key.uid)
+            self._writer.enqueue(pod.key.uid)
             return
         try:
             await self._writer.write(pod)
         except KubeError as error:
             log.warning("failure not written yet", pod=str(pod.key), error=str(error))
-            self._writer.owe(pod.key.uid)
-        await self._locks.release(pod.key[:2])
+            self._writer.enqueue(pod.key.uid)
+        await self._writer.release_lock(pod.key[:2])
 
     def _take_back(self, call: _Call) -> None:
-        for given in call.given:
-            self._progress.take_back(given)
-            self._records.drop(given.ids)
+        for allocation in call.allocations:
+            self._state.take_back(allocation)

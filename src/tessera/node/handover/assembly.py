@@ -1,4 +1,4 @@
-"""All of handover on one node, put together: two watches, the answers, and what comes after them.
+"""Builds the handover of one node: two watches, the answers, and what comes after them.
 
 Everything runs in one task group; cancelling `run` ends it. Settings and sharing mode may be exchanged while it runs:
 what was answered so far stays known.
@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import asyncio
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.client import KubeClient
+from tessera.node.handover.allocation_state import Allocation, AllocationState
 from tessera.node.handover.allocator import SliceAllocator
+from tessera.node.handover.checkpoint import Checkpoint
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.holdings import Holdings, PodResources
-from tessera.node.handover.janitor import Janitor
 from tessera.node.handover.kube_api import Cluster
-from tessera.node.handover.locks import NodeLockRelease
-from tessera.node.handover.metrics import HandoverMetrics
-from tessera.node.handover.pods import NodePods, lock_reflector, pod_reflector
-from tessera.node.handover.progress import Progress
-from tessera.node.handover.records import Records
-from tessera.node.handover.searching import Search
-from tessera.node.handover.status_writer import HandoverWriter
-from tessera.node.handover.verifier import Report, Verifier
+from tessera.node.handover.pod_cache import PodCache, lock_reflector, pod_reflector
+from tessera.node.handover.status_writer import StatusWriter
+from tessera.node.handover.verifier import PodResources, Report, Verifier
 from tessera.node.modes.base import SharingMode
 from tessera.node.settings import AgentSettings
+
+SWEEP_S = 5.0
+"""seconds between sweeps"""
 
 
 class NodeHandover:
@@ -40,74 +38,84 @@ class NodeHandover:
         resources: PodResources | None,
         report: Report,
         registry: CollectorRegistry,
-        records: Records | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         """`report` records an event; `resources` is None where kubelet's PodResources API is not to be asked."""
-        metrics = HandoverMetrics(registry)
-        holdings = Holdings(resources)
-        self.progress = Progress(travels=settings.uses_downward_api)
-        self.pods = NodePods(
+        self._state = AllocationState(downward_api=settings.uses_downward_api)
+        self.pods = PodCache(
             settings.node_name,
+            cluster,
             time=lambda: asyncio.get_running_loop().time(),
-            on_first=self.progress.inherit,
-            on_started=self.progress.finish,
-            on_ended=self.progress.ended,
-            on_gone=self.progress.forget,
+            on_gone=self._state.forget,
         )
-        self.records = records if records is not None else Records(settings.paths.state)
-        self._search = Search(self.pods, self.progress, holdings)
-        locks = NodeLockRelease(cluster, settings.node_name)
-        self._writer = HandoverWriter(cluster, self.pods, self.progress, locks, before=self.records.save)
-        self.verifier = Verifier(
-            self.pods,
-            self.progress,
-            holdings,
-            self._writer,
-            self.records,
-            report=report,
-            metrics=metrics,
-        )
-        self.janitor = Janitor(
-            cluster, self.pods, self.progress, holdings, self._writer, locks, self.records, metrics=metrics
+        self.checkpoint = checkpoint if checkpoint is not None else Checkpoint(settings.paths.state)
+        self._writer = StatusWriter(cluster, self.pods, self._state)
+        self._verifier = Verifier(
+            self.pods, self._state, self._writer, resources=resources, report=report, registry=registry
         )
         self.allocator = SliceAllocator(
             mode,
-            self._search,
-            pods=self.pods,
-            progress=self.progress,
+            self.pods,
+            self._state,
             writer=self._writer,
-            locks=locks,
-            records=self.records,
-            verifier=self.verifier,
-            metrics=metrics,
+            verifier=self._verifier,
+            checkpoint=self.checkpoint,
+            registry=registry,
         )
+        self._repairs = Counter(
+            "tessera_agent_repairs", "Leftovers of a crash that were cleaned up", ["what"], registry=registry
+        )
+        for what in ("handover", "lock"):
+            self._repairs.labels(what)
 
     def use(self, settings: AgentSettings, mode: SharingMode) -> None:
         """From the next call on."""
-        self.progress.travels = settings.uses_downward_api
+        self._state.downward_api = settings.uses_downward_api
         self.allocator.mode = mode
 
     def live_claims(self) -> list[Claim] | None:
-        """Of every container that has or will have slices, for `SharingMode.settle`; None where that is unknown."""
-        claims = self.pods.live_claims()
-        return None if claims is None else self.records.live(claims, self.pods.is_alive)
+        """Of every container that has or will have slices, for `SharingMode.reconcile`; None where that is unknown."""
+        return self.pods.live_claims()
+
+    def on_new_kubelet(self) -> None:
+        """kubelet has restarted."""
+        self._state.doubt()
 
     async def flush(self, deadline: float) -> int:
-        """Write what was answered and not written yet; of how many pods that was not possible in so many seconds."""
+        """Write what was answered and not written yet; the number of pods for which that took more seconds."""
         return await self._writer.flush(deadline)
 
     async def run(self, client: KubeClient | None = None) -> None:
-        """Until cancelled. `client` is for the watches; without one, somebody else feeds `pods`."""
-        for record in await self.records.load():
-            self.progress.restore(record.ids, record.claim, record.holder)
+        """Until cancelled. `client` is for the watches; without one, the caller feeds `pods`."""
+        for record in await self.checkpoint.load():
+            self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
+        self._state.doubt()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if client is not None:
                     tasks.create_task(pod_reflector(client, self.pods).run())
                     tasks.create_task(lock_reflector(client, self.pods).run())
                 tasks.create_task(self._writer.run())
-                tasks.create_task(self.verifier.run())
-                tasks.create_task(self.janitor.run())
+                tasks.create_task(self._verifier.run())
+                tasks.create_task(self._sweep_regularly())
                 tasks.create_task(self.allocator.run())
         finally:
-            self.records.close()
+            self.checkpoint.close()
+
+    async def sweep(self) -> None:
+        """Make up for what a crash left behind, as far as it is known for certain; forget pods that are gone."""
+        ended = await self._verifier.end_late_handovers()
+        self._repairs.labels("handover").inc(ended)
+        self._repairs.labels("lock").inc(await self._writer.release_stale_lock())
+        answered = self._state.uids()
+        await self.checkpoint.prune(lambda uid: uid in answered or self.pods.get(uid) is not None)
+
+    async def _sweep_regularly(self) -> None:
+        await self.pods.ready.wait()
+        for uid in self._state.uids():
+            # The pod went while no agent was there to see it.
+            if self.pods.get(uid) is None:
+                self._state.forget(uid)
+        while True:
+            await self.sweep()
+            await asyncio.sleep(SWEEP_S)

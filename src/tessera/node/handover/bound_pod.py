@@ -1,7 +1,7 @@
-"""From a pod as the API shows it to what its containers are to get here, and how far that is.
+"""A pod of this node as handover sees it: what its containers are to get, and how far its handover is.
 
-Pure. A pod whose annotations cannot be read becomes one with a `problem`, so that it never hides another pod. Nothing
-is remembered: what this agent has answered but not yet written down is in `progress`.
+Pure. A pod whose annotations cannot be read gets a `problem`, so that it never hides another pod. What this agent has
+answered but not yet written to the API is in `allocation_state`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tessera.wire.pod_devices import DeviceEntry, decode_pod_devices, salvage_po
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 ANY_TO_ALLOCATE = "-devices-to-allocate"
-"""how every vendor's key of this kind ends"""
+"""the end of every vendor's key of this kind"""
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
 
@@ -30,18 +30,18 @@ TERMINAL = frozenset({"Succeeded", FAILED})
 STARTED = frozenset({"Running", "Succeeded"})
 """kubelet starts no container of a pod before every one of them has its devices"""
 SIDECAR = "Always"
-"""restart policy of an init container that goes on beside the others"""
+"""restart policy of an init container that keeps running beside the others"""
 
 Entries = tuple[tuple[DeviceEntry, ...], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundPod:
-    """One pod of this node that has to do with slices."""
+    """A pod of this node that a scheduler of devices has touched."""
 
     key: PodKey
     order: tuple[int, int, str, str]
-    """of binding"""
+    """sort key: the order of binding"""
     status: str
     """the pod's own phase"""
     phase: str
@@ -49,17 +49,15 @@ class BoundPod:
     assigned: bool
     """whether a scheduler gave it to this node"""
     ours: bool = True
-    """False for a pod that only other vendors' plugins have to do with"""
+    """False for a pod that gets devices of other vendors only"""
     containers: tuple[str, ...] = ()
     """names, init containers first"""
     unlisted: frozenset[int] = frozenset()
-    """positions that kubelet's PodResources never shows: init containers that end before the others start"""
-    text: str | None = None
-    """of the annotation that says what is left to hand out"""
+    """positions that kubelet's PodResources API never shows: init containers that are not sidecars"""
     entries: Entries = ()
     """what is left to hand out, by position; never longer than the pod's containers"""
     left: tuple[Claim, ...] = ()
-    """the same as claims"""
+    """the same, as claims"""
     claims: tuple[Claim, ...] = ()
     """all that the pod was given, handed out or not"""
     others_left: bool = False
@@ -79,18 +77,26 @@ class BoundPod:
 
     @property
     def in_handover(self) -> bool:
-        return self.ours and self.assigned and self.phase == keys.PHASE_ALLOCATING and not self.terminal
+        """Whether kubelet may ask for its devices: until then the scheduler binds no pod that could be taken for it."""
+        is_over = self.phase != keys.PHASE_ALLOCATING or self.started or self.terminal
+        return self.ours and self.assigned and not is_over
 
     @property
-    def waits(self) -> bool:
-        return self.in_handover and not self.problem
+    def uses_downward_api(self) -> bool:
+        """Whether every container reads its slices from the pod; otherwise the pod depends on Allocate."""
+        return all(claim.uses_downward_api for claim in self.every_claim())
+
+    def every_claim(self) -> list[Claim]:
+        """What its containers are to get or have got, in the order in which kubelet asks."""
+        found = {claim.position: claim for claim in (*self.claims, *self.left)}
+        return [found[position] for position in sorted(found)]
 
     def position(self, container: str) -> int | None:
         return self.containers.index(container) if container in self.containers else None
 
     def claim(self, position: int) -> Claim | None:
         """What a container is to get or has got."""
-        return next((each for each in (*self.left, *self.claims) if each.position == position), None)
+        return next((each for each in self.every_claim() if each.position == position), None)
 
 
 def read_pod(pod: Pod, node: str) -> BoundPod | None:
@@ -130,7 +136,6 @@ def read_pod(pod: Pod, node: str) -> BoundPod | None:
         ours=bool(annotations.keys() & {TO_ALLOCATE, ALLOCATED}) or not others,
         containers=tuple(each.name for each in containers),
         unlisted=frozenset(at for at, each in enumerate(pod.init_containers) if each.restart_policy != SIDECAR),
-        text=text,
         entries=entries,
         left=left,
         claims=claims,
@@ -147,7 +152,7 @@ def _decoded(
     reserved = decode_mig_allocations(annotations.get(keys.MIG_ALLOCATIONS, ""))
     if any(decoded[len(containers) :]):
         raise WireError(f"container index {len(decoded) - 1} is beyond the pod's {len(containers)} containers")
-    # Plugins of HAMi append empty entries; they are not handed on.
+    # HAMi's plugins append empty entries; they are dropped here.
     entries = tuple(tuple(each) for each in decoded[: len(containers)])
     claims = tuple(
         _claim(key, position, containers[position], slices, reserved)
@@ -175,13 +180,13 @@ def _claim(
         container=container.name,
         slices=slices,
         mig=tuple(mig),
-        # Without the library the answer is another one, so such a container depends on it.
-        carried=_refers_to_itself(env.get(VISIBLE), position) and not uncontrolled,
+        # Without the library the answer differs, so such a container depends on it.
+        uses_downward_api=_reads_own_annotation(env.get(VISIBLE), position) and not uncontrolled,
         uncontrolled=uncontrolled,
     )
 
 
-def _refers_to_itself(entry: EnvVar | None, position: int) -> bool:
+def _reads_own_annotation(entry: EnvVar | None, position: int) -> bool:
     return entry is not None and entry.field_path == f"metadata.annotations['{keys.visible_devices(position)}']"
 
 
@@ -195,6 +200,6 @@ def _has_something(text: str) -> bool:
 
 
 def _seconds(text: str | None) -> int:
-    """Those whose time is not known come last."""
+    """Pods without a readable time come last."""
     value = parse_integer(text) if text is not None else None
     return INT64_MAX if value is None else value

@@ -1,4 +1,4 @@
-"""What a container of a pod on this node is to get, as its pod's annotations say."""
+"""The slices that one container of a pod on this node is to get, as the pod's annotations say."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import NamedTuple
 from tessera.wire.mig import MigAllocation
 from tessera.wire.pod_devices import DeviceEntry
 
+ContainerKey = tuple[str, int]
+"""the uid of a pod and the position of one of its containers"""
+
 
 class PodKey(NamedTuple):
-    """One pod; a later one of the same name has another uid."""
+    """One pod; a later pod of the same name has another uid."""
 
     namespace: str
     name: str
@@ -22,7 +25,7 @@ class PodKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The slices of one container. Two claims with equal `what` may be exchanged and nobody would notice."""
+    """The slices of one container."""
 
     pod: PodKey
     position: int
@@ -32,12 +35,16 @@ class Claim:
     """never empty"""
     mig: tuple[MigAllocation, ...] = ()
     """reservations in order of devices, one for every slice or none"""
-    carried: bool = False
-    """whether the container finds its slices in its own pod's annotations, whatever Allocate answers"""
+    uses_downward_api: bool = False
+    """whether the container reads its slices from its own pod's annotations, whatever Allocate answers"""
     uncontrolled: bool = False
     """whether the container asked for no enforcing library (CUDA_DISABLE_CONTROL)"""
 
     @property
+    def key(self) -> ContainerKey:
+        return self.pod.uid, self.position
+
+    @property
     def what(self) -> tuple[object, ...]:
-        """Everything that the answer of Allocate depends on."""
+        """Everything that the answer to Allocate depends on, apart from whose it is."""
         return self.slices, tuple(each.slot for each in self.mig), self.uncontrolled

@@ -1,8 +1,8 @@
-"""What handover asks of the apiserver: four calls, each with a deadline, none retried here."""
+"""The apiserver calls that handover makes. Each has a deadline; none is retried here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tessera.kube.client import KubeClient
@@ -19,6 +19,10 @@ class Cluster(Protocol):
 
     async def get_pod(self, namespace: str, name: str) -> Pod: ...
 
+    async def list_pods(self, node: str) -> Sequence[Pod]:
+        """All pods of a node. The list is at least as new as what kubelet knew when the call was made."""
+        ...
+
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         """The pod afterwards. A later pod of the same name is not touched: its uid cannot be changed (422)."""
         ...
@@ -29,13 +33,16 @@ class Cluster(Protocol):
 
 
 class KubeCluster:
-    """The real one."""
+    """The real apiserver."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return await self._client.get(PODS.path(namespace, name), Pod)
+
+    async def list_pods(self, node: str) -> Sequence[Pod]:
+        return (await self._client.list(PODS.path(), Pod, field_selector=f"spec.nodeName={node}")).items
 
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         body = {"metadata": {"uid": pod.uid, "annotations": annotations}}

@@ -1,14 +1,17 @@
-"""Writes behind the answers: tells the API how far handovers are, after kubelet has its answer.
+"""Writes to the API how far handovers are, after kubelet has its answer, and releases the node lock where one is held.
 
-What to write is worked out from memory when it is written, so any number of answers become one patch. Repeated with
-back-off until the API says so or the pod is gone. One task a pod, a few of them at a time; `run` holds them all.
+    allocating --its containers have their devices, no vendor has anything left--> success
+        |  +-- some have: only what is left is written
+        +--Allocate refused, or kubelet rejected the pod--> failed (what was left stays readable)
+
+Only a pod in phase `allocating` is ever written. The change is worked out when it is written, so any number of answers
+become one patch. Writing is repeated with back-off until the API takes it or the pod is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -16,13 +19,12 @@ import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
-from tessera.node.handover.bound_pod import BoundPod, read_pod
-from tessera.node.handover.ending import owed
+from tessera.node.handover.allocation_state import AllocationState
+from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.kube_api import Cluster
-from tessera.node.handover.locks import NodeLockRelease
-from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Progress
+from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.wire import keys
+from tessera.wire.pod_devices import encode_pod_devices
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +35,10 @@ ROUNDS = 3
 """patches of one pod in a row: each answer may show that another vendor finished meanwhile"""
 POD_IS_ANOTHER = frozenset({404, 409, 422})
 """answers for a pod that is gone, or whose name another one has: its uid cannot be changed"""
+OVER = frozenset({keys.PHASE_SUCCESS, keys.PHASE_FAILED})
+NOT_FOUND = 404
+LOCK_TRIES = 5
+LOCK_PAUSES = Backoff(initial=0.1, cap=1.6, floor=0.05)
 
 
 class _Written(NamedTuple):
@@ -44,26 +50,14 @@ class _Written(NamedTuple):
     after: BoundPod
 
 
-class HandoverWriter:
-    """`owe` from the event loop; the writing happens while `run` runs."""
+class StatusWriter:
+    """`enqueue` from the event loop; the writing happens while `run` runs."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        pods: NodePods,
-        progress: Progress,
-        locks: NodeLockRelease,
-        *,
-        before: Callable[[], Awaitable[None]] | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
-        """`before` is awaited ahead of every patch: what must be on disk before the API knows."""
+    def __init__(self, cluster: Cluster, pods: PodCache, state: AllocationState) -> None:
         self._cluster = cluster
         self._pods = pods
-        self._progress = progress
-        self._locks = locks
-        self._before = before
-        self._rng = rng or random.Random()
+        self._state = state
+        self._rng = random.Random()
         self._queue: asyncio.Queue[str] = asyncio.Queue()
         self._busy: set[str] = set()
         """uids that are queued or being written"""
@@ -75,8 +69,8 @@ class HandoverWriter:
         self._idle.set()
         self._slots = asyncio.Semaphore(AT_ONCE)
 
-    def owe(self, uid: str) -> bool:
-        """Something about this pod may have to be written; whether that is news."""
+    def enqueue(self, uid: str) -> bool:
+        """Something about this pod may have to be written; False where it was enqueued before."""
         if uid in self._busy:
             self._dirty.add(uid)
             return False
@@ -86,7 +80,7 @@ class HandoverWriter:
         return True
 
     async def flush(self, deadline: float) -> int:
-        """Wait until nothing is owed, no longer than so many seconds; how many pods are left. `run` has to run."""
+        """Wait until everything is written, no longer than so many seconds; the number of pods that are left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline):
                 await self._idle.wait()
@@ -98,10 +92,28 @@ class HandoverWriter:
             while True:
                 tasks.create_task(self._until_written(await self._queue.get()))
 
+    def changes(self, pod: BoundPod) -> dict[str, str]:
+        """The annotations to write; none where the pod already says it."""
+        if not (pod.ours and pod.assigned) or pod.phase != keys.PHASE_ALLOCATING:
+            return {}
+        if pod.key.uid in self._state.failed or pod.status == FAILED:
+            return {keys.BIND_PHASE: keys.PHASE_FAILED}
+        if pod.problem and not pod.started:
+            return {}
+        done = self._state.done(pod)
+        left = [() if pod.started or at in done else entries for at, entries in enumerate(pod.entries)]
+        changes: dict[str, str] = {}
+        if tuple(left) != pod.entries:
+            changes[TO_ALLOCATE] = encode_pod_devices(left)
+        # What another vendor's plugin has not handed out yet is its to finish.
+        if not any(left) and not pod.others_left and (pod.started or pod.claims):
+            changes[keys.BIND_PHASE] = keys.PHASE_SUCCESS
+        return changes
+
     async def write(self, pod: BoundPod) -> BoundPod:
         """Bring the API up to date about one pod, once; the pod as it is then. Raises KubeError."""
         for _ in range(ROUNDS):
-            changes = self._owed(pod)
+            changes = self.changes(pod)
             if not changes:
                 break
             known = self._written.get(pod.key.uid)
@@ -109,8 +121,6 @@ class HandoverWriter:
                 # The watch does not show it yet.
                 pod = known.after
                 continue
-            if self._before is not None:
-                await self._before()
             answered = read_pod(await self._cluster.annotate_pod(pod.key, changes), self._pods.node)
             if answered is None:
                 break
@@ -118,13 +128,53 @@ class HandoverWriter:
             pod = answered
         return pod
 
+    async def release_lock(self, owner: Owner) -> bool:
+        """Release the node lock if it names this pod, or no pod; a lock that another pod took meanwhile stays.
+
+        Whether the lock is not this pod's any more. Never raises: the next sweep tries again, or the lock expires."""
+        first: str | None = None
+        for attempt in range(1, LOCK_TRIES + 1):
+            try:
+                node = await self._cluster.get_node(self._pods.node)
+                text = node.annotations.get(keys.NODE_LOCK)
+                first = first or text
+                if text is None or not _is_lock_of(text, owner, first):
+                    return True
+                version = node.metadata.resource_version
+                await self._cluster.annotate_node(self._pods.node, {keys.NODE_LOCK: None}, resource_version=version)
+            except KubeError as error:
+                problem = str(error)
+            else:
+                return True
+            if attempt < LOCK_TRIES:
+                await asyncio.sleep(LOCK_PAUSES.delay(attempt, self._rng))
+        log.warning("node lock not released", node=self._pods.node, pod="/".join(owner), error=problem)
+        return False
+
+    async def release_stale_lock(self) -> bool:
+        """Release the node lock of a pod that needs it no more; whether there was one."""
+        owner = self._pods.lock.owner
+        if owner is None or not await self._is_finished(owner) or not await self.release_lock(owner):
+            return False
+        log.info("node lock of a finished pod released", pod="/".join(owner))
+        return True
+
+    async def _is_finished(self, owner: Owner) -> bool:
+        """Gone, ended, elsewhere or handed over. The API itself is asked: a lock is taken before its pod is bound."""
+        try:
+            pod = await self._cluster.get_pod(*owner)
+        except KubeError as error:
+            if isinstance(error, ApiError) and error.status == NOT_FOUND:
+                return True
+            log.warning("owner of the node lock unknown", pod="/".join(owner), error=str(error))
+            return False
+        if pod.spec.node_name != self._pods.node:
+            return pod.spec.node_name != ""
+        return pod.status.phase in TERMINAL or pod.annotations.get(keys.BIND_PHASE) in OVER
+
     def _remember(self, written: _Written) -> None:
         known = {uid: each for uid, each in self._written.items() if self._pods.get(uid) is each.seen}
         self._written = {**known, written.seen.key.uid: written}
-
-    def _owed(self, pod: BoundPod) -> dict[str, str]:
-        uid = pod.key.uid
-        return owed(pod, done=self._progress.done(uid), failed=self._progress.has_failed(uid))
 
     async def _until_written(self, uid: str) -> None:
         failures = 0
@@ -146,7 +196,7 @@ class HandoverWriter:
                     await asyncio.sleep(RETRIES.delay(failures, self._rng))
                     continue
                 if after.phase != keys.PHASE_ALLOCATING and self._pods.lock.concerns(pod.key[:2]):
-                    await self._locks.release(pod.key[:2])
+                    await self.release_lock(pod.key[:2])
                 if uid not in self._dirty:
                     return
         finally:
@@ -154,3 +204,8 @@ class HandoverWriter:
             self._busy.discard(uid)
             if not self._busy:
                 self._idle.set()
+
+
+def _is_lock_of(text: str, owner: Owner, first: str | None) -> bool:
+    """A lock without an owner may be any pod's, as long as it is still the one that was there at first."""
+    return text.endswith("," + ",".join(owner)) if "," in text else text == first

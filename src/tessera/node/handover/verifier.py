@@ -1,39 +1,44 @@
-"""Compares what was answered with what kubelet says that containers hold, and ends handovers through it.
+"""Compares what was answered with what kubelet's PodResources API shows, and ends handovers through it.
 
-Containers that carry their slices leave no trace in Allocate: that they hold devices, or that their pod runs, is how
-their handover ends. For the others it shows who took whose answer: an equal one is a swap and is recorded, a different
-one is reported on the pod and counted. Nothing is taken away from anybody here.
+Allocate does not tell which pod that uses the downward API asked: its handover ends when kubelet shows its devices, or
+when it runs. A container that got another slice than it was assigned is reported on its pod and counted; nothing is
+taken away from it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import Protocol
 
 import structlog
+from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.event_broadcaster import ObjectRef
-from tessera.node.handover.answers import Given, spot
-from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.allocation_state import Allocation, AllocationState, Held
 from tessera.node.handover.claims import Claim
-from tessera.node.handover.ending import owed
-from tessera.node.handover.holdings import Holdings
-from tessera.node.handover.metrics import HandoverMetrics
-from tessera.node.handover.pods import NodePods
-from tessera.node.handover.progress import Progress
-from tessera.node.handover.records import Records
-from tessera.node.handover.status_writer import HandoverWriter
+from tessera.node.handover.pod_cache import PodCache
+from tessera.node.handover.status_writer import StatusWriter
+from tessera.wire import keys
 
 log = structlog.get_logger(__name__)
 
 REASON = "SliceMismatch"
 GATHER_S = 0.05
-"""seconds to collect before kubelet is asked: it enters the devices of a container after it has our answer"""
+"""seconds to collect answers before kubelet is asked: it stores the devices of a container after it has our answer"""
 LOOK_AGAIN_S = 2.0
 """seconds between questions while an answer's holder is unknown"""
+POD_RESOURCES_S = 1.0
+"""deadline: kubelet answers in milliseconds, and may be waiting for us meanwhile"""
 
 Report = Callable[[ObjectRef, str, str, str], None]
 """object, type, reason and message of an event"""
+
+
+class PodResources(Protocol):
+    """kubelet's PodResources API, for the resource of this agent."""
+
+    async def list(self) -> Held: ...
 
 
 class Verifier:
@@ -41,95 +46,135 @@ class Verifier:
 
     def __init__(
         self,
-        pods: NodePods,
-        progress: Progress,
-        holdings: Holdings,
-        writer: HandoverWriter,
-        records: Records,
+        pods: PodCache,
+        state: AllocationState,
+        writer: StatusWriter,
         *,
+        resources: PodResources | None,
         report: Report,
-        metrics: HandoverMetrics,
+        registry: CollectorRegistry,
     ) -> None:
+        """`resources` is None where kubelet is not to be asked; `report` records an event."""
         self._pods = pods
-        self._progress = progress
-        self._holdings = holdings
+        self._state = state
         self._writer = writer
-        self._records = records
+        self._resources = resources
         self._report = report
-        self._metrics = metrics
-        self._asked = asyncio.Event()
+        self._mismatches = Counter(
+            "tessera_agent_slice_mismatches",
+            "Containers that hold another slice than they were assigned",
+            registry=registry,
+        )
+        self._swaps = Counter(
+            "tessera_agent_slice_swaps", "Containers that got an equal slice instead of their own", registry=registry
+        )
+        self.has_asked = False
+        """whether kubelet has been asked at all"""
+        self._is_silent = False
+        self._nudged = asyncio.Event()
         self._seen = -1
         """version of the pods that were looked at"""
 
     def nudge(self) -> None:
-        self._asked.set()
+        self._nudged.set()
 
     async def run(self) -> None:
         """Until cancelled."""
         while True:
             await self._news()
             await asyncio.sleep(GATHER_S)
-            self._asked.clear()
+            self._nudged.clear()
             self._seen = self._pods.version
             await self.verify()
 
+    async def confirm(self, undelivered: Collection[Allocation] | None = None) -> bool:
+        """Ask kubelet which container holds which devices (see `AllocationState.confirm`); whether it said so."""
+        held = await self._held()
+        self.has_asked = True
+        if held is not None:
+            self._state.confirm(held, self._pods.all(), inherited=self._pods.inherited, undelivered=undelivered)
+        return held is not None
+
     async def verify(self) -> None:
-        """Once: learn, compare, and see what has to be written."""
+        """Once: ask, compare, and enqueue what has to be written."""
+        if self._state.awaits_holder:
+            await self.confirm()
+        for allocation in self._state:
+            if allocation.holder is not None and not allocation.verified:
+                allocation.verified = True
+                self._compare(allocation)
+        self._state.forget_verified(self._pods.all())
         for pod in self._pods.all():
-            if pod.started or pod.terminal:
-                self._progress.finish(pod)
-        if self._progress.answers.awaits_holder:
-            held = await self._holdings.ask()
-            if held is not None:
-                self._progress.learn(held, self._pods.all())
-        for given in self._progress.answers.unverified:
-            given.verified = True
-            self._compare(given)
+            if self._writer.changes(pod):
+                self._writer.enqueue(pod.key.uid)
+
+    async def end_late_handovers(self) -> int:
+        """Once: end handovers that are over although nothing was written, as a crash leaves them; their number."""
+        if any(pod.in_handover for pod in self._pods.all()):
+            await self.confirm()
+        ended = 0
         for pod in self._pods.all():
-            uid = pod.key.uid
-            if owed(pod, done=self._progress.done(uid), failed=self._progress.has_failed(uid)):
-                self._writer.owe(uid)
+            changes = self._writer.changes(pod)
+            if changes and self._writer.enqueue(pod.key.uid):
+                log.info("handover ended late", pod=str(pod.key), phase=changes.get(keys.BIND_PHASE, ""))
+                ended += 1
+        return ended
 
     async def _news(self) -> None:
-        """An answer, a change of a pod, or the time to look again."""
-        look_again = LOOK_AGAIN_S if self._progress.answers.awaits_holder else None
-        waits = [asyncio.ensure_future(self._asked.wait()), asyncio.ensure_future(self._pods.changed(since=self._seen))]
+        """Wait for an answer, a change of a pod, or the time to look again."""
+        look_again = LOOK_AGAIN_S if self._state.awaits_holder else None
+        waits = [
+            asyncio.ensure_future(self._nudged.wait()),
+            asyncio.ensure_future(self._pods.changed(since=self._seen)),
+        ]
         try:
             await asyncio.wait(waits, timeout=look_again, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for each in waits:
                 each.cancel()
 
-    def _compare(self, given: Given) -> None:
-        pod = self._pods.get(given.holder[0]) if given.holder is not None else None
-        if pod is None or given.holder is None or pod.claims_problem:
-            return
-        claim = pod.claim(given.holder[1])
-        if claim is not None and self._progress.carries(claim) and len(claim.slices) == len(given.ids):
-            return
-        problem = self._problem(given, claim)
-        if problem:
-            self._metrics.mismatched()
-            log.error("container holds something else than was meant", pod=str(pod.key), problem=problem)
-            ref = ObjectRef("Pod", pod.key.namespace, pod.key.name, pod.key.uid)
-            self._report(ref, "Warning", REASON, f"container {_name(pod, given.holder[1])} {problem}")
-        elif given.claim is not None and spot(given.claim) != given.holder:
-            self._metrics.swapped()
-            log.info("containers of equal slices swapped", got=str(given.claim.pod), pod=str(pod.key))
-        if given.claim is not None and not self._progress.carries(given.claim):
-            self._records.add(given)
+    async def _held(self) -> Held | None:
+        """None where kubelet does not say."""
+        if self._resources is None:
+            return None
+        try:
+            async with asyncio.timeout(POD_RESOURCES_S):
+                held = await self._resources.list()
+        except Exception as error:
+            # Whatever goes wrong there, pods are still handed over; their own status tells the rest.
+            if not self._is_silent:
+                log.warning("kubelet does not say who holds which devices", error=str(error) or type(error).__name__)
+            self._is_silent = True
+            return None
+        if self._is_silent:
+            log.info("kubelet says again who holds which devices")
+        self._is_silent = False
+        return held
 
-    def _problem(self, given: Given, claim: Claim | None) -> str:
+    def _compare(self, allocation: Allocation) -> None:
+        pod = self._pods.get(allocation.holder[0]) if allocation.holder is not None else None
+        if pod is None or allocation.holder is None or pod.claims_problem:
+            return
+        position = allocation.holder[1]
+        claim = pod.claim(position)
+        problem = self._problem(allocation, claim, depends=self._state.depends_on_allocate(pod))
+        if problem:
+            self._mismatches.inc()
+            log.error("container holds another slice than it was assigned", pod=str(pod.key), problem=problem)
+            ref = ObjectRef("Pod", pod.key.namespace, pod.key.name, pod.key.uid)
+            self._report(ref, "Warning", REASON, f"container {pod.containers[position]} {problem}")
+        elif claim is not None and allocation.claim is not None and allocation.claim.key != claim.key:
+            self._swaps.inc()
+
+    def _problem(self, allocation: Allocation, claim: Claim | None, *, depends: bool) -> str:
         if claim is None:
             return "holds devices although none were given to it"
-        if len(given.ids) != len(claim.slices):
-            return f"holds {len(given.ids)} devices but was to get {len(claim.slices)}"
-        if given.claim is None or self._progress.carries(given.claim):
+        if len(allocation.ids) != len(claim.slices):
+            return f"holds {len(allocation.ids)} devices but was to get {len(claim.slices)}"
+        if not depends:
+            return ""
+        if allocation.claim is None:
             return "got no slice: kubelet asked for it before its pod was known here"
-        if given.claim.what != claim.what:
-            return f"got the slice of container {given.claim.container} of {given.claim.pod}"
+        if allocation.claim.what != claim.what:
+            return f"got the slice of container {allocation.claim.container} of {allocation.claim.pod}"
         return ""
-
-
-def _name(pod: BoundPod, position: int) -> str:
-    return pod.containers[position] if position < len(pod.containers) else str(position)

@@ -1,8 +1,8 @@
-"""All cards that were ever seen, their last facts and their health, kept from scans and from the driver's events.
+"""All cards seen so far, with their last facts and their health.
 
-A card that cannot be read keeps its last facts; one that is not found any more stays for KEPT_S as unhealthy, so that
-kubelet sees a sick card and not a smaller node. Cards that the configuration leaves out are nowhere. What happens to
-one card changes no other. Only from the event loop; nothing here waits.
+A card that cannot be read keeps its last facts. A card that disappeared is listed as unhealthy for KEPT_S, so that
+kubelet sees an unhealthy device instead of a smaller node. Cards excluded by the configuration are never listed. A
+fault of one card changes no other card. Used from the event loop only; nothing here waits.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.state import Health, after_fault, after_good_probe
 from tessera.node.health.xids import rules_of
-from tessera.node.inventory.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.settings import AgentSettings
 
 KEPT_S = 600.0
-"""how long a card is listed after it was found last"""
+"""how long a card stays listed after it disappeared"""
 NOT_READ = Fleet(problem="the cards have not been read yet")
 GONE = "not found any more"
 
@@ -29,34 +29,34 @@ class _Card:
     health: Health = field(default_factory=Health)
     readable: bool = True
     deaf: str = ""
-    """why its events cannot be heard"""
+    """why its events cannot be received"""
 
     def fault(self, problem: str, now: float) -> None:
         self.health = after_fault(self.health, problem, now=now)
 
 
 class Roster:
-    """`now` is in seconds of a clock that only goes forward."""
+    """`now` is in seconds of a monotonic clock."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._cards: dict[str, _Card] = {}
         self._problem = NOT_READ.problem
         self.unfit: Mapping[str, str] = {}
-        """why cards that are well cannot be shared in the node's mode, by uuid; no fault of theirs"""
+        """why healthy cards cannot be shared in the node's mode, by uuid; not a fault of the card"""
         self.strangers: Mapping[str, str] = {}
-        """cards of the last scan of which nothing is known but why; by uuid or index"""
+        """why cards of the last scan could never be read, by uuid or index"""
         self.use(settings)
 
     def use(self, settings: AgentSettings) -> None:
-        """Other settings; what is known of the cards stays."""
+        """Takes other settings; what is known of the cards stays."""
         self._rules = rules_of(settings)
         self._filter = settings.node.filtered
         self._left_out: dict[str, bool] = {}
-        """decided when a card is first seen: when a card is lost, the driver may number the others anew"""
+        """decided when a card is first seen: after a card is lost, the driver may renumber the others"""
         for uuid, card in list(self._cards.items()):
             if self._is_left_out(uuid, card.facts.index):
                 del self._cards[uuid]
-            # Whoever listens under the new settings says it again.
+            # Listening with the new settings reports it again.
             card.deaf = ""
 
     @property
@@ -70,12 +70,12 @@ class Roster:
 
     @property
     def faults(self) -> Mapping[str, int]:
-        """All that were ever counted, by card."""
+        """All faults so far, by card."""
         return {uuid: card.health.faults for uuid, card in self._cards.items()}
 
     @property
-    def to_hear(self) -> tuple[str, ...]:
-        """Cards whose events matter."""
+    def to_listen(self) -> tuple[str, ...]:
+        """Cards to listen to."""
         if not self._rules.health_checks:
             return ()
         return tuple(sorted(uuid for uuid, card in self._cards.items() if card.readable))
@@ -84,8 +84,8 @@ class Roster:
     def some_deaf(self) -> bool:
         return any(card.deaf for card in self._cards.values())
 
-    def scanned(self, found: Sequence[Found], *, now: float) -> None:
-        """All cards that there are."""
+    def on_scan(self, found: Sequence[Found], *, now: float) -> None:
+        """Takes a scan of all cards."""
         self._problem = ""
         strangers: dict[str, str] = {}
         seen: set[str] = set()
@@ -96,7 +96,7 @@ class Roster:
             if self._is_left_out(uuid, each.index):
                 continue
             if uuid is None or uuid in seen or (isinstance(each, UnreadableCard) and uuid not in self._cards):
-                strangers[uuid or f"index {each.index}"] = _why_strange(each)
+                strangers[uuid or f"index {each.index}"] = _why_stranger(each)
                 continue
             seen.add(uuid)
             if isinstance(each, CardFacts):
@@ -108,26 +108,26 @@ class Roster:
         self.strangers = strangers
         self._missed(set(self._cards) - seen, now)
 
-    def not_scanned(self, problem: str, *, now: float) -> None:
-        """Nothing could be asked of any card."""
+    def on_scan_failed(self, problem: str, *, now: float) -> None:
+        """The scan failed."""
         self._problem = problem
         for card in self._cards.values():
             card.fault(problem, now)
 
-    def heard(self, deaf: Mapping[str, str], *, now: float) -> None:
-        """Listening began for all of `to_hear`, except for the cards named here."""
+    def on_listening(self, deaf: Mapping[str, str], *, now: float) -> None:
+        """Listening started for all of `to_listen`, except for the cards in `deaf`."""
         for uuid, card in self._cards.items():
-            card.deaf = deaf.get(uuid, "") and f"its events cannot be heard: {deaf[uuid]}"
+            card.deaf = deaf.get(uuid, "") and f"its events cannot be received: {deaf[uuid]}"
             if card.deaf:
                 card.fault(card.deaf, now)
 
-    def not_heard(self, problem: str, *, now: float) -> None:
-        """No card's events can be heard."""
+    def on_listening_failed(self, problem: str, *, now: float) -> None:
+        """Listening failed for all cards."""
         for card in self._cards.values():
-            card.fault(f"events cannot be heard: {problem}", now)
+            card.fault(f"events cannot be received: {problem}", now)
 
-    def happened(self, event: CardEvent, *, now: float) -> bool:
-        """Something that the driver reported; whether it counts."""
+    def on_event(self, event: CardEvent, *, now: float) -> bool:
+        """Takes an event of the driver. Returns whether it is a fault."""
         problem = self._rules.problem_in(event)
         cards = [card for uuid, card in self._cards.items() if problem and event.uuid in (None, uuid)]
         for card in cards:
@@ -154,7 +154,7 @@ class Roster:
                 del self._cards[uuid]
 
     def _uuid_at(self, index: int, seen: set[str]) -> str | None:
-        """Which card is meant where a scan only knows a number: the one that had it and was not read otherwise."""
+        """Returns the card that had this index, if the scan did not read it otherwise."""
         return next((uuid for uuid, c in self._cards.items() if c.facts.index == index and uuid not in seen), None)
 
     def _is_left_out(self, uuid: str | None, index: int) -> bool:
@@ -163,7 +163,7 @@ class Roster:
         return self._left_out.setdefault(uuid, uuid in self._filter.uuid or index in self._filter.index)
 
 
-def _why_strange(each: Found) -> str:
+def _why_stranger(each: Found) -> str:
     if isinstance(each, UnreadableCard):
         return each.problem
     return "another card has the same uuid" if each.uuid else "it has no uuid"

@@ -1,11 +1,11 @@
-"""Whether one card may be used: a pure state machine that lets a card come back, but never in a hurry.
+"""The health of one card: a pure state machine that lets a card recover, but slowly.
 
     healthy --fault--> unhealthy --good probe--> recovering --GOOD_PROBES, and quiet for long enough--> healthy
                            ^                         |
                            +---------fault-----------+
 
-Quiet means no fault. Every relapse of a card that had come back doubles the quiet, up to QUIET_MOST_S; one that stayed
-healthy for FORGIVEN_S starts afresh. Nothing else brings a card back, whatever the fault was. Time is the caller's.
+Quiet means no fault. Each relapse doubles the quiet period, up to QUIET_MOST_S; a card that stayed healthy for
+FORGIVEN_S starts afresh. Nothing else makes a card healthy, whatever the fault was. The caller supplies the time.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ GOOD_PROBES = 3
 QUIET_S = 60.0
 QUIET_MOST_S = 1800.0
 FORGIVEN_S = 6 * 3600.0
-"""of health, after which earlier spells do not count any more"""
+"""of health, after which earlier relapses do not count"""
 UNKNOWN = "unknown fault"
 
 _DOUBLINGS = 16
-"""beyond this every quiet is the longest one"""
+"""beyond this the quiet period is always the longest"""
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Of one card. Moments are seconds of a clock that only goes forward."""
+    """The health of one card. Times are in seconds of a monotonic clock."""
 
     problem: str = ""
-    """why it takes no new work; empty = healthy"""
+    """why it takes no new work; empty if healthy"""
     faults: int = 0
-    """all there ever were"""
+    """all so far"""
     spells: int = 0
-    """times that it fell from health and was not forgiven"""
+    """how often it became unhealthy and was not forgiven"""
     good_probes: int = 0
     """since the last fault"""
     changed_at: float = 0.0
-    """when it had its last fault or became healthy, whichever was later"""
+    """time of the last fault or recovery"""
 
     @property
     def healthy(self) -> bool:
@@ -45,12 +45,12 @@ class Health:
 
     @property
     def quiet_s(self) -> float:
-        """How long it has to be without a fault before it comes back."""
+        """How long it must be without a fault before it recovers."""
         return min(QUIET_MOST_S, QUIET_S * 2.0 ** min(max(self.spells - 1, 0), _DOUBLINGS))
 
 
 def after_fault(health: Health, problem: str, *, now: float) -> Health:
-    """`problem` says what went wrong. With no good probe in between the first one stays: it is the cause."""
+    """Without a good probe in between, the first problem stays, because it is the cause."""
     spells = health.spells
     if health.healthy:
         spells = 1 if now - health.changed_at >= FORGIVEN_S else spells + 1
@@ -64,7 +64,7 @@ def after_fault(health: Health, problem: str, *, now: float) -> Health:
 
 
 def after_good_probe(health: Health, *, now: float) -> Health:
-    """The card was read, and its events can be heard."""
+    """The card was read, and its events can be received."""
     if health.healthy:
         return health
     good = health.good_probes + 1

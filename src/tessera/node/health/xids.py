@@ -1,14 +1,14 @@
-"""Which reports of the driver make a card unusable: pure rules, and how the two environment variables change them.
+"""Which driver events make a card unhealthy: pure rules, and the two environment variables that change them.
 
-A report that is listed as fatal always counts, one that is ignored never does, and `all` in the one list is no reason
-to forget what the other list says. Uncorrectable memory errors are judged like the XID that goes with them.
+An XID listed as fatal always counts, an ignored XID never does, and `all` in one list does not override the numbers in
+the other. An uncorrectable memory error is treated like the XID that goes with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tessera.node.inventory.cards import CardEvent
+from tessera.host.cards import CardEvent
 from tessera.node.settings import AgentSettings
 from tessera.wire.integers import parse_integer
 
@@ -16,7 +16,7 @@ DISABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE = "DP_ENABLE_HEALTHCHECKS"
 
 HARMLESS = frozenset({13, 31, 43, 45, 68, 109})
-"""faults of applications, which say nothing about the card"""
+"""faults of applications, not of the card"""
 DOUBLE_BIT_ECC = 48
 
 _EVERYTHING = frozenset({"all", "xids"})
@@ -35,7 +35,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRules:
-    """What counts. The fields are those of `AgentSettings`, which say what they mean."""
+    """Which XIDs are fatal. `AgentSettings` explains the fields."""
 
     health_checks: bool = True
     ignored_xids: frozenset[int] = frozenset()
@@ -43,7 +43,7 @@ class HealthRules:
     every_xid_is_fatal: bool = False
     every_xid_is_ignored: bool = False
     unread: tuple[str, ...] = ()
-    """words of the lists that mean nothing"""
+    """invalid words of the lists"""
 
     def is_fatal(self, xid: int) -> bool:
         if not self.health_checks:
@@ -53,7 +53,7 @@ class HealthRules:
         return not (self.every_xid_is_ignored or xid in self.ignored_xids or xid in HARMLESS)
 
     def problem_in(self, event: CardEvent) -> str:
-        """Why the card of this event takes no new work; empty where it may go on."""
+        """Returns why the card of this event becomes unhealthy; empty if it does not."""
         if event.xid is None:
             fatal = event.uncorrectable and self.is_fatal(DOUBLE_BIT_ECC)
             return _MEANINGS[DOUBLE_BIT_ECC] if fatal else ""
@@ -75,7 +75,7 @@ def rules_of(settings: AgentSettings) -> HealthRules:
 
 
 def read_rules(*, disable: str = "", enable: str = "") -> HealthRules:
-    """From the texts of DISABLE and ENABLE. A word that is neither a number nor `all` changes nothing."""
+    """Reads the values of DISABLE and ENABLE. A word that is neither a number nor `all` is ignored."""
     off, on = _read(disable), _read(enable)
     return HealthRules(
         health_checks=not off.all or on.all or bool(on.xids),

@@ -1,1 +1,1 @@
-"""Cards, behind one small interface: NVML, a file that describes simulated ones, or none at all."""
+"""Chooses the hardware that the agent works with; run as a program, it prints what the agent would find."""

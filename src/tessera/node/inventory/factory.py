@@ -1,4 +1,4 @@
-"""Which hardware the agent works with, as it was configured."""
+"""Chooses the hardware that the configuration asks for."""
 
 from __future__ import annotations
 
@@ -6,37 +6,36 @@ import ctypes
 
 import structlog
 
-from tessera.node.inventory.awaited import AwaitedHardware
-from tessera.node.inventory.cards import Hardware
-from tessera.node.inventory.null import NullHardware
-from tessera.node.inventory.nvml import NvmlHardware
-from tessera.node.inventory.nvml_library import Dlopen, can_load
+from tessera.host.cards import Hardware
+from tessera.host.no_driver import AwaitedHardware, NullHardware
+from tessera.host.nvml.hardware import NvmlHardware
+from tessera.host.nvml.session import Dlopen, why_not_loadable
 from tessera.node.settings import Configuration, InventoryKind
 
 log = structlog.get_logger(__name__)
 
 
 def choose_hardware(configuration: Configuration, *, dlopen: Dlopen = ctypes.CDLL) -> Hardware:
-    """Asks nothing of it yet. Raises ConfigError where the file of simulated cards is wrong."""
+    """Builds the hardware without reading it. Raises ConfigError if the file of simulated cards is wrong."""
     driver_root = configuration.settings.paths.driver_root_here
     match configuration.inventory:
         case InventoryKind.NULL:
             return NullHardware()
         case InventoryKind.NVML:
-            # Also while there is no driver: it may come later.
+            # Even without a driver, which may be installed later.
             return NvmlHardware(driver_root=driver_root)
         case InventoryKind.SIMULATED:
             if configuration.simulated is None:
                 raise ValueError("simulated cards need a file that describes them")
-            # Not needed on a node with cards.
-            from tessera.node.inventory.simulated import simulated_hardware
+            # Imported here because a node with cards does not need it.
+            from tessera.host.simulated.hardware import simulated_hardware
 
             return simulated_hardware(configuration.simulated, node_name=configuration.settings.node_name)
         case InventoryKind.AUTO:
-            why_not = can_load(driver_root, dlopen=dlopen)
+            why_not = why_not_loadable(driver_root, dlopen=dlopen)
     if not why_not:
         return NvmlHardware(driver_root=driver_root)
-    log.warning("no cards here so far: NVIDIA's management library cannot be loaded", problem=why_not)
+    log.warning("no cards so far: NVIDIA's management library cannot be loaded", problem=why_not)
     return AwaitedHardware(
-        lambda: not can_load(driver_root, dlopen=dlopen), lambda: NvmlHardware(driver_root=driver_root)
+        lambda: not why_not_loadable(driver_root, dlopen=dlopen), lambda: NvmlHardware(driver_root=driver_root)
     )

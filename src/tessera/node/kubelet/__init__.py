@@ -1,4 +1,4 @@
 """The device plugin API (v1beta1) on a unix socket, and kubelet's own sockets.
 
-`plugin` keeps the service there and registered; `service` answers kubelet; who gets what is decided behind `Allocator`.
+`plugin` keeps the service running and registered; `service` answers kubelet; an `Allocator` decides.
 """

@@ -1,6 +1,6 @@
-"""gRPC over unix sockets: clients and servers made of the `Method`s in `wire.kubelet`.
+"""gRPC over unix sockets: clients and servers for the `Method`s in `wire.kubelet`.
 
-Every channel has connections of its own, so that a new one never inherits the back-off of one that failed.
+Every channel has its own connections, so a new one never inherits the back-off of one that failed.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from grpc import aio
 from tessera.wire.kubelet.methods import Method, Request, Response
 
 AUTHORITY = "localhost"
-"""kubelet answers to no other"""
+"""kubelet accepts no other"""
 MOST_BYTES = 16 << 20
-"""of one message; a node full of pods needs more than gRPC's own 4 MiB"""
+"""per message; a full node needs more than gRPC's default of 4 MiB"""
 _OPTIONS: tuple[tuple[str, str | int], ...] = (
     ("grpc.default_authority", AUTHORITY),
     ("grpc.use_local_subchannel_pool", 1),
@@ -32,7 +32,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 def target(socket: Path) -> str:
-    """The address as gRPC reads it, which decodes it as a URI."""
+    """Returns the address as a URI, as gRPC expects it."""
     return f"unix:{quote(str(socket.absolute()))}"
 
 
@@ -63,7 +63,7 @@ def answering(
     method: Method[Request, Response],
     behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], Awaitable[Response]],
 ) -> tuple[str, Handler]:
-    """The server's side of a call, by name."""
+    """Returns the server side of a call, by name."""
     handler: Handler = grpc.unary_unary_rpc_method_handler(
         behaviour, method.request.FromString, method.response.SerializeToString
     )
@@ -74,7 +74,7 @@ def answering_with_stream(
     method: Method[Request, Response],
     behaviour: Callable[[Request, aio.ServicerContext[Request, Response]], AsyncIterator[Response]],
 ) -> tuple[str, Handler]:
-    """The same for a call that is answered by a stream."""
+    """The same for a call that returns a stream."""
     handler: Handler = grpc.unary_stream_rpc_method_handler(
         behaviour, method.request.FromString, method.response.SerializeToString
     )
@@ -82,7 +82,7 @@ def answering_with_stream(
 
 
 def described(error: BaseException) -> str:
-    """A fault of a call in a few words."""
+    """Describes a failed call in a few words."""
     if isinstance(error, aio.AioRpcError):
         return f"{error.code().name}: {error.details() or 'no details'}"
     return str(error) or type(error).__name__

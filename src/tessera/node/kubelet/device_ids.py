@@ -1,18 +1,21 @@
-"""The devices that kubelet counts: every card as many times as pods may share it, each time under another id.
+"""The devices that kubelet counts: each card as many times as pods may share it, each time under another id.
 
-All replicas of a card share its health. Pure; a replica says nothing about which part of the card a pod gets.
+All replicas of a card share its health. A replica says nothing about which part of the card a pod gets. Preferred
+allocation makes kubelet take replicas of the very cards that the scheduler chose. Pure.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from tessera.node.fleet import CardState, Fleet
 from tessera.wire.node_config import NodeSettings
 
 MOST_DEVICES = 40_000
-"""on a node; kubelet takes messages of at most 4 MiB, and a replica needs up to 80 bytes"""
+"""per node; kubelet accepts messages of up to 4 MiB, and a replica needs up to 80 bytes"""
 
 _REPLICA = re.compile(r"([^-]*(?:-[^-]*){5})-[0-9]+", re.ASCII)
 """six dashes, the last part a number"""
@@ -24,11 +27,11 @@ class Replica(NamedTuple):
     id: str
     healthy: bool
     numa: int | None
-    """None where it is unknown or not to be told"""
+    """None if it is unknown or not to be reported"""
 
 
 def replicas(fleet: Fleet, node: NodeSettings) -> tuple[Replica, ...]:
-    """In order of cards and numbers."""
+    """Returns replicas in order of cards and numbers."""
     room = MOST_DEVICES // max(len(fleet.cards), 1)
     return tuple(
         Replica(f"{card.facts.uuid}-{number}", card.healthy, card.facts.numa if node.numa_topology else None)
@@ -44,15 +47,39 @@ def _times(card: CardState, node: NodeSettings) -> int:
     if node.mode == "none":
         return 1
     if node.mode == "mig":
-        # The scheduler counts on all instances that fit, so kubelet must not run out of devices before that.
-        return max(node.split_count, *(offer.instances for offer in card.facts.mig_offers), 0)
+        # The scheduler plans with all instances that fit, so kubelet must not run out of devices first.
+        return max(node.split_count, *(offer.instances for offer in card.facts.mig_profiles), 0)
     return node.split_count
 
 
 def physical(device_id: str) -> str:
-    """The card that a device id means."""
+    """Returns the card of a device id."""
     before, found, _ = device_id.partition("::")
     if found:
         return before
     replica = _REPLICA.fullmatch(device_id)
     return replica[1] if replica else device_id
+
+
+def preferred(
+    wanted: Sequence[str] | None, *, available: Sequence[str], must_include: Sequence[str], count: int
+) -> tuple[str, ...]:
+    """Returns exactly `count` devices, or none: then kubelet chooses by itself. `wanted` are the cards of one
+    container's slices in order, one per slice; None if they are unknown."""
+    if wanted is None or not 0 < count <= len(wanted):
+        return ()
+    chosen = list(dict.fromkeys(must_include))
+    # Devices that kubelet takes in any case already serve the slices of their cards.
+    served = Counter(physical(each) for each in chosen)
+    free: dict[str, list[str]] = {}
+    for each in dict.fromkeys(available):
+        if each not in chosen:
+            free.setdefault(physical(each), []).append(each)
+    for card in wanted[:count]:
+        if served[card]:
+            served[card] -= 1
+        elif free.get(card):
+            chosen.append(free[card].pop(0))
+        else:
+            return ()
+    return tuple(chosen) if len(chosen) == count else ()

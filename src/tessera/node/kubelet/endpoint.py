@@ -1,8 +1,7 @@
 """The socket that kubelet calls.
 
-Made under another name and moved to its place when it is ready, so that it is never half there and a dead one of an
-earlier run is replaced at once. Only the very socket that was made here is removed again: another agent may have taken
-its place.
+It is created under another name and renamed when it is ready, so it never exists half made, and a stale socket of an
+earlier run is replaced at once. Only the socket created here is removed again: another agent may have replaced it.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet.methods import OPTIONS
 
 CHECK_S = 5.0
-"""for the service to answer itself"""
+"""for the service to answer its own test call"""
 GRACE_S = 2.0
-"""for calls that are running when the service stops"""
+"""for running calls when the service stops"""
 MODE = 0o600
-"""kubelet is root; nobody else has any business here"""
+"""only root, which kubelet is"""
 
 
 P = ParamSpec("P")
 
 
 class ServingError(Exception):
-    """There is no socket to be called on; the text says why."""
+    """The socket cannot be served; the text says why."""
 
 
 class Endpoint:
-    """One socket; may be served, stopped and served again."""
+    """One socket, which may be served again after `stop`."""
 
     def __init__(self, path: Path, service: DevicePluginService, *, grace: float = GRACE_S) -> None:
         self.path = path
@@ -47,28 +46,28 @@ class Endpoint:
         self._grace = grace
         self._server: aio.Server | None = None
         self.file: FileId | None = None
-        """of the socket; None while nothing is served"""
+        """of the socket; None while it is not served"""
 
     async def serve(self) -> None:
-        """Returns when the service was seen answering there. Raises ServingError, and then nothing is served."""
+        """Returns after the service answered a test call. Raises ServingError; then nothing is served."""
         await self.stop()
         self._server = server = aio.server(handlers=[self._service.handler()])
         made = self.path.with_name(f".{self.path.stem}-{secrets.token_hex(4)}.sock")
         try:
-            await _to_its_end(self._check_place)
+            await _run_to_end(self._check_place)
             server.add_insecure_port(channels.target(made))
             self._service.open()
             await server.start()
-            await _to_its_end(self._put_in_place, made)
+            await _run_to_end(self._put_in_place, made)
             await self._ask()
         except (OSError, RuntimeError, *channels.FAULTS) as error:
             await self.stop()
             raise ServingError(f"cannot serve on {self.path}: {channels.described(error)}") from error
         finally:
-            await _to_its_end(_unlink, made)
+            await _run_to_end(_unlink, made)
 
     async def is_answered(self) -> bool:
-        """Whether anybody serves there, this endpoint or another."""
+        """Whether this endpoint or another one serves the socket."""
         try:
             await self._ask()
         except channels.FAULTS:
@@ -76,14 +75,14 @@ class Endpoint:
         return True
 
     async def stop(self) -> None:
-        """Streams end well, running calls have a moment to end, and the socket is gone."""
+        """Ends streams, gives running calls a moment, and removes the socket."""
         server, file = self._server, self.file
         self._server = self.file = None
         if server is None:
             return
         self._service.close()
         try:
-            await _to_its_end(self._remove, file)
+            await _run_to_end(self._remove, file)
         finally:
             await server.stop(self._grace)
 
@@ -94,7 +93,7 @@ class Endpoint:
     def _check_place(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(self.path.lstat().st_mode):
-                raise FileExistsError("there is something that is not a socket")
+                raise FileExistsError("the path exists and is not a socket")
 
     def _put_in_place(self, made: Path) -> None:
         made.chmod(MODE)
@@ -107,13 +106,13 @@ class Endpoint:
 
 
 def _unlink(path: Path) -> None:
-    # Whatever is in the way now is in the way of the next attempt too, and said there.
+    # The next attempt meets and reports the same problem.
     with contextlib.suppress(OSError):
         path.unlink()
 
 
-async def _to_its_end(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """In a thread, and really over when this is over, cancelled or not: files change in one order only."""
+async def _run_to_end(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Runs in a thread and waits for the end even if cancelled, so files change in one order only."""
     running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         await asyncio.shield(running)

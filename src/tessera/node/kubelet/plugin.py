@@ -1,11 +1,11 @@
-"""Keeps the service on its socket and registered with kubelet, whatever becomes of either.
+"""Keeps the device plugin service on its socket and registered with kubelet.
 
     absent --serve--> served --register--> registered --(kubelet listens)--> in use
       ^                 ^  ^                   |                               |
-      |                 |  +--(kubelet.sock is another one, or kubelet stopped listening)
+      |                 |  +--(kubelet.sock was replaced, or kubelet stopped listening)
       +--(own socket vanished)-----------------+-------------------------------+
 
-What fails is tried again after a while, or as soon as something changes in kubelet's folder. Stop is cancellation.
+A failed step is tried again after a pause, or as soon as something changes in kubelet's directory. Cancel to stop.
 """
 
 from __future__ import annotations
@@ -19,21 +19,38 @@ from pathlib import Path
 import structlog
 
 from tessera.kube.backoff import Backoff
-from tessera.node.kubelet import messages as encoding
+from tessera.node.kubelet import channels
 from tessera.node.kubelet.endpoint import GRACE_S, Endpoint, ServingError
-from tessera.node.kubelet.registration import REGISTER_S, RegisteringError, register
-from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService
-from tessera.node.kubelet.socket_watch import LOOK_EVERY_S, FileId, Watching
+from tessera.node.kubelet.service import Allocator, Counted, DevicePluginService, registration_request
+from tessera.node.kubelet.socket_watch import LOOK_EVERY_S, FileId, SocketWatch
 from tessera.node.settings import AgentSettings
+from tessera.wire.kubelet import device_plugin_pb2 as messages
+from tessera.wire.kubelet.methods import REGISTER
 
 log = structlog.get_logger(__name__)
 
+REGISTER_S = 5.0
+"""for kubelet to connect back, read the options and answer"""
+
 LISTEN_S = 10.0
-"""kubelet listens at once after a registration; when it does not for so long, it has forgotten the plugin"""
+"""kubelet listens at once after a registration; if it does not for this long, it has forgotten the plugin"""
+
+
+class RegistrationError(Exception):
+    """kubelet did not accept the registration; the text says why."""
+
+
+async def register(kubelet: Path, request: messages.RegisterRequest, *, deadline: float = REGISTER_S) -> None:
+    """Registers the plugin once. Raises RegistrationError."""
+    async with channels.open_channel(kubelet) as channel:
+        try:
+            await channels.unary(channel, REGISTER)(request, timeout=deadline)
+        except channels.FAULTS as error:
+            raise RegistrationError(f"kubelet at {kubelet}: {channels.described(error)}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class PluginTiming:
     """All in seconds."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(initial=2.0, cap=30.0, floor=1.0))
@@ -43,11 +60,11 @@ class Pace:
     grace: float = GRACE_S
 
 
-_USUAL_PACE = Pace()
+_DEFAULT_TIMING = PluginTiming()
 
 
 def socket_path(settings: AgentSettings) -> Path:
-    """One for each resource."""
+    """Returns the socket of a resource."""
     return settings.paths.plugins / f"nvidia-{settings.resource.rpartition('/')[2]}.sock"
 
 
@@ -60,25 +77,25 @@ class Plugin:
         counted: Counted,
         allocator: Allocator,
         *,
-        pace: Pace = _USUAL_PACE,
+        timing: PluginTiming = _DEFAULT_TIMING,
         on_new_kubelet: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_new_kubelet` is called whenever kubelet may have begun anew, before it can ask for anything."""
+        """`on_new_kubelet` is called when kubelet may have restarted, before it can call Allocate."""
         self._on_new_kubelet = on_new_kubelet
         self._kubelet = settings.paths.kubelet_socket
-        self._pace = pace
+        self._timing = timing
         self._service = DevicePluginService(settings, counted, allocator)
-        self._endpoint = Endpoint(socket_path(settings), self._service, grace=pace.grace)
-        self._registration = encoding.registration(settings, endpoint=self._endpoint.path.name)
+        self._endpoint = Endpoint(socket_path(settings), self._service, grace=timing.grace)
+        self._registration = registration_request(settings, endpoint=self._endpoint.path.name)
         self._registered: FileId | None = None
-        """kubelet's socket at the last registration that worked"""
+        """kubelet's socket at the last successful registration"""
         self._heard_at = 0.0
-        """when kubelet was last known to listen, or given the chance to"""
+        """when kubelet was last seen listening, or was registered with"""
         self.problem = "not started"
-        """why kubelet cannot use the plugin; empty = it can"""
+        """why kubelet cannot use the plugin; empty if it can"""
 
     async def run(self) -> None:
-        """Until cancelled: then streams end, the server stops and the socket is gone."""
+        """Runs until cancelled; then streams end, the server stops and the socket is removed."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._service.follow())
             group.create_task(self._keep())
@@ -86,27 +103,27 @@ class Plugin:
     async def _keep(self) -> None:
         rng = random.Random()
         failures = 0
-        watching = Watching(own=self._endpoint.path, kubelet=self._kubelet, look_every=self._pace.look_every)
-        with watching:
+        watch = SocketWatch(own=self._endpoint.path, kubelet=self._kubelet, look_every=self._timing.look_every)
+        with watch:
             try:
-                seen = sight = await watching.look()
+                seen = state = await watch.look()
                 while True:
-                    # A kubelet that has just come is no reason to be slow because an earlier one was not there.
-                    failures = failures if sight.kubelet == seen.kubelet else 0
+                    # A new kubelet does not inherit the back-off of the time before it.
+                    failures = failures if state.kubelet == seen.kubelet else 0
                     before = self._endpoint.file
                     try:
-                        await self._keep_served(sight.own)
-                        await self._keep_registered(sight.kubelet)
-                    except (ServingError, RegisteringError) as error:
+                        await self._keep_served(state.own)
+                        await self._keep_registered(state.kubelet)
+                    except (ServingError, RegistrationError) as error:
                         failures += 1
-                        wait = self._pace.backoff.delay(failures, rng)
-                        self._is(str(error), again_in_s=round(wait, 1))
+                        wait = self._timing.backoff.delay(failures, rng)
+                        self._set_problem(str(error), again_in_s=round(wait, 1))
                     else:
                         failures = 0 if self._service.streams else failures
-                        wait = self._pace.listen
-                    # What this agent did to its own socket is no news to it.
-                    seen = sight if self._endpoint.file == before else sight._replace(own=self._endpoint.file)
-                    sight = await watching.other_than(seen, within=wait)
+                        wait = self._timing.listen
+                    # A change of the own socket made here is no news.
+                    seen = state if self._endpoint.file == before else state._replace(own=self._endpoint.file)
+                    state = await watch.other_than(seen, within=wait)
             finally:
                 await self._endpoint.stop()
 
@@ -115,7 +132,7 @@ class Plugin:
         if served is not None and own == served:
             return
         if served is not None and own is not None and await self._endpoint.is_answered():
-            # The newer agent wins, or the two would take the place from each other for ever.
+            # The newer agent wins, or the two would replace each other forever.
             raise ServingError(f"another agent serves on {self._endpoint.path}")
         await self._endpoint.serve()
         log.info("serving", socket=str(self._endpoint.path))
@@ -123,28 +140,28 @@ class Plugin:
 
     async def _keep_registered(self, kubelet: FileId | None) -> None:
         if self._kubelet is None:
-            self._is("")
+            self._set_problem("")
             return
         if kubelet is None:
             self._registered = None
-            self._is(f"kubelet is not there: no {self._kubelet}")
+            self._set_problem(f"kubelet is not running: no {self._kubelet}")
             return
         now = asyncio.get_running_loop().time()
         if self._service.streams:
             self._heard_at = now
-        if kubelet == self._registered and now - self._heard_at >= self._pace.listen:
+        if kubelet == self._registered and now - self._heard_at >= self._timing.listen:
             self._registered = None
-            raise RegisteringError(f"kubelet does not listen, though {self._kubelet} took the registration")
+            raise RegistrationError(f"kubelet does not listen, though {self._kubelet} accepted the registration")
         if kubelet != self._registered:
-            # Before: kubelet may ask for devices as soon as it has heard of us.
+            # First: kubelet may call Allocate as soon as it knows the plugin.
             self._on_new_kubelet()
-            await register(self._kubelet, self._registration, deadline=self._pace.register)
+            await register(self._kubelet, self._registration, deadline=self._timing.register)
             self._registered, self._heard_at = kubelet, asyncio.get_running_loop().time()
             log.info("registered", resource=self._registration.resource_name, endpoint=self._registration.endpoint)
-        self._is("")
+        self._set_problem("")
 
-    def _is(self, problem: str, **more: float) -> None:
-        """Say what changed, once."""
+    def _set_problem(self, problem: str, **more: float) -> None:
+        """Logs each problem once."""
         if problem and problem != self.problem:
             log.warning("kubelet cannot use the plugin", problem=problem, **more)
         self.problem = problem

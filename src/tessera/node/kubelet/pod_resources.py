@@ -1,7 +1,7 @@
-"""Asks kubelet which container holds which devices, through its PodResources API.
+"""Asks kubelet which container holds which devices, through the PodResources API.
 
-Connects when first asked, and anew after every failure: kubelet's socket is another one after a restart. What comes of
-a difference between kubelet's answer and what was handed out is not decided here.
+Connects on the first call and again after every failure, because kubelet's socket is another one after a restart. What
+to do about a difference between kubelet's list and what was handed out is not decided here.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ LIST_S = 5.0
 
 
 class PodResourcesError(Exception):
-    """kubelet did not say; the text says why."""
+    """kubelet did not answer; the text says why."""
 
 
-class Holder(NamedTuple):
-    """A container that holds devices. kubelet does not tell the pod's uid."""
+class ContainerName(NamedTuple):
+    """A container that holds devices. kubelet does not report the pod's uid."""
 
     namespace: str
     pod: str
     container: str
 
 
-class PodResources:
-    """Of one resource. Used from the event loop only."""
+class PodResourcesClient:
+    """Lists the devices of one resource. Used from the event loop only."""
 
     def __init__(self, socket: Path, resource: str, *, deadline: float = LIST_S) -> None:
         self._socket = socket
         self._resource = resource
         self._deadline = deadline
         self._idle: aio.Channel | None = None
-        """the last one that worked, while nobody uses it"""
+        """the last one that worked, while it is not in use"""
 
-    async def list(self) -> Mapping[Holder, tuple[str, ...]]:
-        """Device ids of every container that holds any, as kubelet orders them. Raises PodResourcesError."""
+    async def list(self) -> Mapping[ContainerName, tuple[str, ...]]:
+        """Returns the device ids of each container that holds some, in kubelet's order. Raises PodResourcesError."""
         channel = self._idle or channels.open_channel(self._socket)
         self._idle = None
         try:
@@ -55,7 +55,7 @@ class PodResources:
         except asyncio.CancelledError:
             await channel.close()
             raise
-        # Two at once had two channels; one is enough to keep.
+        # Two concurrent calls have two channels; only one is kept.
         await self.close()
         self._idle = channel
         return _held(answer, self._resource)
@@ -66,11 +66,11 @@ class PodResources:
             await channel.close()
 
 
-def _held(answer: messages.ListPodResourcesResponse, resource: str) -> dict[Holder, tuple[str, ...]]:
-    found: dict[Holder, tuple[str, ...]] = {}
+def _held(answer: messages.ListPodResourcesResponse, resource: str) -> dict[ContainerName, tuple[str, ...]]:
+    found: dict[ContainerName, tuple[str, ...]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
-            holder = Holder(pod.namespace, pod.name, container.name)
+            holder = ContainerName(pod.namespace, pod.name, container.name)
             ids = [each for entry in container.devices if entry.resource_name == resource for each in entry.device_ids]
             if ids:
                 found[holder] = tuple(dict.fromkeys((*found.get(holder, ()), *ids)))

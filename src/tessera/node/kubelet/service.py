@@ -1,13 +1,13 @@
 """Answers kubelet: the five calls of the device plugin service.
 
-Any number of streams see the same list, and each sees every change. What to hand out is decided behind `Allocator`;
-here requests are checked, and every fault becomes a status: nothing that kubelet sends ends the agent.
+Any number of ListAndWatch streams see the same list and every change. An `Allocator` decides what to hand out; the
+service checks requests and turns every fault into a gRPC status, so nothing that kubelet sends ends the agent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
@@ -17,54 +17,107 @@ from grpc import aio
 
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import channels
-from tessera.node.kubelet import messages as encoding
 from tessera.node.kubelet.device_ids import Replica, replicas
-from tessera.node.modes.base import Answer, Refused
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
+from tessera.wire.kubelet.methods import HEALTHY, UNHEALTHY, VERSION
 
 log = structlog.get_logger(__name__)
 
+MOST_TEXT = 1024
+"""characters of a status text, which is sent in a header"""
+
 ALLOCATE_S = 60.0
-"""the longest an Allocate may take: kubelet itself waits for ever, and admits no other pod meanwhile"""
+"""the limit for one Allocate: kubelet itself waits forever and admits no other pod meanwhile"""
+Counted = WatchedValue[Fleet] | WatchedValue[tuple[Replica, ...]]
+"""cards, each of which is several devices, or devices as they are"""
 
 
-Counted = Current[Fleet] | Current[tuple[Replica, ...]]
-"""cards, of which every one is many devices, or devices as they are"""
+def plugin_options(settings: AgentSettings) -> messages.DevicePluginOptions:
+    """The same for Register and GetDevicePluginOptions, because kubelets differ in which they use."""
+    return messages.DevicePluginOptions(
+        pre_start_required=False, get_preferred_allocation_available=settings.node.preferred_allocation
+    )
+
+
+def registration_request(settings: AgentSettings, *, endpoint: str) -> messages.RegisterRequest:
+    return messages.RegisterRequest(
+        version=VERSION, endpoint=endpoint, resource_name=settings.resource, options=plugin_options(settings)
+    )
+
+
+def device_list(replicas: Iterable[Replica]) -> messages.ListAndWatchResponse:
+    return messages.ListAndWatchResponse(devices=[_device(each) for each in replicas])
+
+
+def _device(replica: Replica) -> messages.Device:
+    topology = None
+    if replica.numa is not None:
+        topology = messages.TopologyInfo(nodes=[messages.NUMANode(ID=replica.numa)])
+    return messages.Device(ID=replica.id, health=HEALTHY if replica.healthy else UNHEALTHY, topology=topology)
+
+
+def allocate_response(responses: Iterable[ContainerResponse]) -> messages.AllocateResponse:
+    return messages.AllocateResponse(container_responses=[_container(each) for each in responses])
+
+
+def _container(response: ContainerResponse) -> messages.ContainerAllocateResponse:
+    return messages.ContainerAllocateResponse(
+        envs=response.env,
+        mounts=[
+            messages.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only=mount.read_only)
+            for mount in response.mounts
+        ],
+        devices=[
+            messages.DeviceSpec(
+                container_path=node.container_path, host_path=node.host_path, permissions=node.permissions
+            )
+            for node in response.devices
+        ],
+        annotations=response.annotations,
+        cdi_devices=[messages.CDIDevice(name=name) for name in response.cdi_devices],
+    )
+
+
+def status_text(text: str) -> str:
+    """Makes any text fit for a gRPC status."""
+    readable = text.encode("utf-8", "replace").decode()
+    return readable if len(readable) <= MOST_TEXT else f"{readable[: MOST_TEXT - 3]}..."
 
 
 class Allocator(Protocol):
-    """Who decides what kubelet's containers get."""
+    """Decides what containers get."""
 
-    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[Answer]:
-        """One answer for each container's device ids, which are known ones. Raises Refused.
+    async def allocate(self, containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+        """Returns a response for each container's device ids, which all exist. Raises AllocationRefused.
 
-        Is cancelled where kubelet goes away or it takes too long.
+        Is cancelled if kubelet disconnects or it takes too long.
         """
         ...
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], count: int) -> Sequence[str]:
-        """Devices that the next container should get; none where there is nothing to say. Never raises."""
+        """Returns devices that the next container should get; none without a preference. Never raises."""
         ...
 
 
 class DevicePluginService:
-    """One resource. Used from the event loop only."""
+    """The service of one resource. Used from the event loop only."""
 
     def __init__(self, settings: AgentSettings, counted: Counted, allocator: Allocator) -> None:
         self._settings = settings
         self._counted = counted
         self._allocator = allocator
-        self._listed: Current[tuple[Replica, ...] | None] = Current(None)
-        """None while streams have to end"""
+        self._listed: WatchedValue[tuple[Replica, ...] | None] = WatchedValue(None)
+        """None while streams must end"""
         self._known: frozenset[str] = frozenset()
         self.streams = 0
         """open now"""
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For a gRPC server."""
+        """Returns the handler for a gRPC server."""
         return grpc.method_handlers_generic_handler(
             methods.DEVICE_PLUGIN,
             dict(
@@ -79,18 +132,18 @@ class DevicePluginService:
         )
 
     def open(self) -> None:
-        """From now on there is a list to be streamed."""
+        """Starts streaming the list."""
         counted = self._counted.value
         listed = replicas(counted, self._settings.node) if isinstance(counted, Fleet) else counted
         self._known = frozenset(each.id for each in listed)
         self._listed.set(listed)
 
     def close(self) -> None:
-        """All streams end well."""
+        """Ends all streams normally."""
         self._listed.set(None)
 
     async def follow(self) -> None:
-        """Keep the list true to what is counted, until cancelled."""
+        """Keeps the list up to date until cancelled."""
         async for _ in self._counted.changes():
             if self._listed.value is not None:
                 self.open()
@@ -102,7 +155,7 @@ class DevicePluginService:
         _request: messages.Empty,
         _context: aio.ServicerContext[messages.Empty, messages.DevicePluginOptions],
     ) -> messages.DevicePluginOptions:
-        return encoding.options(self._settings)
+        return plugin_options(self._settings)
 
     async def _list_and_watch(
         self,
@@ -115,7 +168,7 @@ class DevicePluginService:
                 async for listed in lists:
                     if listed is None:
                         return
-                    yield encoding.device_list(listed)
+                    yield device_list(listed)
         finally:
             self.streams -= 1
 
@@ -124,7 +177,7 @@ class DevicePluginService:
         request: messages.PreferredAllocationRequest,
         _context: aio.ServicerContext[messages.PreferredAllocationRequest, messages.PreferredAllocationResponse],
     ) -> messages.PreferredAllocationResponse:
-        # One entry for each request in any case: kubelet takes them by position.
+        # Always one entry per request: kubelet matches them by position.
         return messages.PreferredAllocationResponse(
             container_responses=[
                 messages.ContainerPreferredAllocationResponse(deviceIDs=self._preferred(each))
@@ -140,7 +193,7 @@ class DevicePluginService:
                 count=request.allocation_size,
             )
         except Exception:
-            log.exception("no preference because of a fault")
+            log.exception("preferred allocation failed")
             return ()
 
     async def _allocate(
@@ -149,8 +202,8 @@ class DevicePluginService:
         context: aio.ServicerContext[messages.AllocateRequest, messages.AllocateResponse],
     ) -> messages.AllocateResponse:
         try:
-            return encoding.allocation(await self._answers(request))
-        except Refused as refusal:
+            return allocate_response(await self._responses(request))
+        except AllocationRefused as refusal:
             log.warning("allocation refused", reason=str(refusal))
             code, text = grpc.StatusCode.UNKNOWN, str(refusal)
         except TimeoutError:
@@ -159,27 +212,27 @@ class DevicePluginService:
         except Exception:
             log.exception("allocation failed")
             code, text = grpc.StatusCode.INTERNAL, "a fault in the node agent; its log says more"
-        await context.abort(code, encoding.status_text(text))
+        await context.abort(code, status_text(text))
 
-    async def _answers(self, request: messages.AllocateRequest) -> list[Answer]:
+    async def _responses(self, request: messages.AllocateRequest) -> list[ContainerResponse]:
         containers = [list(each.devices_ids) for each in request.container_requests]
         self._check(containers)
         async with asyncio.timeout(ALLOCATE_S):
-            answers = await self._allocator.allocate(containers)
-        if len(answers) != len(containers):
-            raise ValueError(f"{len(answers)} answers for {len(containers)} containers")
-        return answers
+            responses = await self._allocator.allocate(containers)
+        if len(responses) != len(containers):
+            raise ValueError(f"{len(responses)} responses for {len(containers)} containers")
+        return responses
 
     def _check(self, containers: Sequence[Sequence[str]]) -> None:
         resource = self._settings.resource
         if not containers or not all(containers):
-            raise Refused(f"invalid allocation request for '{resource}': no devices")
+            raise AllocationRefused(f"invalid allocation request for '{resource}': no devices")
         asked = [each for ids in containers for each in ids]
         for device in asked:
             if device not in self._known:
-                raise Refused(f"invalid allocation request for '{resource}': unknown device: {device}")
+                raise AllocationRefused(f"invalid allocation request for '{resource}': unknown device: {device}")
         if len(set(asked)) != len(asked):
-            raise Refused(f"invalid allocation request for '{resource}': the same device twice")
+            raise AllocationRefused(f"invalid allocation request for '{resource}': the same device twice")
 
     async def _pre_start(
         self,

@@ -1,7 +1,7 @@
-"""What is to be seen in kubelet's folders, and waiting until it changes.
+"""Watches the sockets in kubelet's directories.
 
-The files themselves are the truth; inotify only says when to look. It can overflow, a folder can be replaced or not be
-there yet, and a node can be out of watches: so there is a look every few seconds as well.
+The files themselves are the truth; inotify only says when to look. It can overflow, a directory can be replaced or
+missing, and a node can run out of watches, so the files are also checked every few seconds.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from asyncinotify import Event, Inotify, Mask, Watch
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY_S = 3.0
-"""without any news"""
+"""without a notification"""
 
-_NEWS = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+_MASK = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 
 
 class FileId(NamedTuple):
-    """One file, and no later one of the same name: inode numbers are used again, but not within the same moment."""
+    """One file, and no later file of the same name: inodes are reused, but not at the same time."""
 
     device: int
     inode: int
     born_ns: int
-    """when it was last written to; nobody writes to a socket's file"""
+    """modification time; a socket's file is never written to"""
 
 
-class Sight(NamedTuple):
-    """What there is; None for what there is not."""
+class SocketState(NamedTuple):
+    """Which files exist; None for those that do not."""
 
     folder: tuple[int, int] | None
     """of the agent's own socket"""
@@ -43,7 +43,7 @@ class Sight(NamedTuple):
 
 
 def file_id(path: Path) -> FileId | None:
-    """None where there is nothing, or nothing that can be seen."""
+    """Returns None if there is no file, or none that can be read."""
     try:
         found = os.stat(path)
     except OSError:
@@ -51,8 +51,8 @@ def file_id(path: Path) -> FileId | None:
     return FileId(found.st_dev, found.st_ino, found.st_mtime_ns)
 
 
-class Watching:
-    """Use as `with Watching(...) as watching`."""
+class SocketWatch:
+    """Use as `with SocketWatch(...) as watch`."""
 
     def __init__(self, *, own: Path, kubelet: Path | None, look_every: float = LOOK_EVERY_S) -> None:
         self._own = own
@@ -68,7 +68,7 @@ class Watching:
         try:
             self._inotify = Inotify()
         except OSError as error:
-            log.warning("no inotify; looking from time to time instead", error=str(error), seconds=self._look_every)
+            log.warning("no inotify; polling instead", error=str(error), seconds=self._look_every)
         return self
 
     def __exit__(
@@ -77,43 +77,43 @@ class Watching:
         if self._inotify is not None:
             self._inotify.close()
 
-    async def look(self) -> Sight:
-        """Now."""
+    async def look(self) -> SocketState:
+        """Returns the current state."""
         return await asyncio.to_thread(self._look)
 
-    async def other_than(self, seen: Sight, *, within: float) -> Sight:
-        """What is to be seen as soon as it differs; the same again after so many seconds."""
+    async def other_than(self, seen: SocketState, *, within: float) -> SocketState:
+        """Returns the state as soon as it differs, or the same state after so many seconds."""
         time = asyncio.get_running_loop().time
         end = time() + within
-        while (sight := await self.look()) == seen and (left := end - time()) > 0:
-            await self._news(min(left, self._look_every))
-        return sight
+        while (state := await self.look()) == seen and (left := end - time()) > 0:
+            await self._wait_for_event(min(left, self._look_every))
+        return state
 
-    def _look(self) -> Sight:
-        # First the watch, then the look: whatever happens after the look is told.
+    def _look(self) -> SocketState:
+        # Watch before looking: changes after the look are then notified.
         for folder in self._folders:
             self._watch(folder)
         folder_id = file_id(self._own.parent)
-        return Sight(
+        return SocketState(
             folder=None if folder_id is None else (folder_id.device, folder_id.inode),
             own=file_id(self._own),
             kubelet=None if self._kubelet is None else file_id(self._kubelet),
         )
 
     def _watch(self, folder: Path) -> None:
-        """Does nothing for a folder that is watched already, unless another one has taken its place."""
+        """Does nothing for a directory that is watched already, unless it was replaced."""
         if self._inotify is None:
             return
         before = self._watches.pop(folder, None)
-        # Without the folder, or without a free watch, the next look tries again.
+        # If the directory is missing or watches have run out, the next look tries again.
         with contextlib.suppress(OSError):
-            self._watches[folder] = self._inotify.add_watch(folder, _NEWS)
+            self._watches[folder] = self._inotify.add_watch(folder, _MASK)
         if before is not None and self._watches.get(folder) is not before:
-            # Already gone with its folder, mostly; one that was moved away would be watched for ever.
+            # Usually it is gone with its directory; a moved directory would stay watched forever.
             with contextlib.suppress(OSError):
                 self._inotify.rm_watch(before)
 
-    async def _news(self, timeout: float) -> None:
+    async def _wait_for_event(self, timeout: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 if self._inotify is None:
@@ -123,5 +123,5 @@ class Watching:
                         pass
 
     def _concerns(self, event: Event) -> bool:
-        """Other plugins and kubelet's checkpoint are in the folder too; an event without a name is about the folder."""
+        """Other plugins use the directory too. An event without a name is about the directory itself."""
         return event.name is None or event.name.name in self._names

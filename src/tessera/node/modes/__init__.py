@@ -1,1 +1,1 @@
-"""How a slice becomes real in a container: one file a sharing mode, and what they share."""
+"""The sharing modes: how a container gets its slice. One module or package per mode, and what they share."""

@@ -1,4 +1,4 @@
-"""What Allocate answers for one container, and what a sharing mode is asked for."""
+"""The interface of a sharing mode, and what Allocate returns for one container."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
+from tessera.host.cards import MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 NO_DEVICES = "void"
-"""as NVIDIA_VISIBLE_DEVICES: the container gets no card, nor anything else of the driver"""
+"""value of NVIDIA_VISIBLE_DEVICES for a container without cards and without the driver's files"""
 
 
-class Refused(Exception):
-    """Allocate has to fail; the text is for the person who reads the pod's status."""
+class AllocationRefused(Exception):
+    """Allocate fails; the text appears in the pod's status."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mount:
+class HostMount:
     container_path: str
     host_path: str
     read_only: bool = True
@@ -34,18 +35,18 @@ class DeviceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """For one container. Order of mounts and devices is kept; no path occurs twice."""
+class ContainerResponse:
+    """What Allocate returns for one container. Mounts and devices keep their order; no path occurs twice."""
 
     env: Mapping[str, str] = field(default_factory=lambda: NO_ENTRIES)
-    mounts: tuple[Mount, ...] = ()
+    mounts: tuple[HostMount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=lambda: NO_ENTRIES)
     cdi_devices: tuple[str, ...] = ()
 
-    def with_more(self, other: Answer) -> Answer:
-        """Both; where they disagree, `other` wins."""
-        return Answer(
+    def with_more(self, other: ContainerResponse) -> ContainerResponse:
+        """Returns both combined; `other` overrides."""
+        return ContainerResponse(
             env={**self.env, **other.env},
             mounts=tuple({each.container_path: each for each in (*self.mounts, *other.mounts)}.values()),
             devices=tuple({each.container_path: each for each in (*self.devices, *other.devices)}.values()),
@@ -54,29 +55,37 @@ class Answer:
         )
 
 
-class SharingMode(Protocol):
-    """One way to share cards. Lives as long as the settings that it was made from."""
+class DeviceLister(Protocol):
+    """Tells containers their devices (`device_lists`)."""
 
-    async def start(self, fleet: Fleet) -> None:
-        """Make the cards ready. One that cannot be made ready is logged and refused later, never a reason to stop."""
+    def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
+        """`ids` are uuids of cards or of MIG `instances`. Raises AllocationRefused."""
         ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
-        """Make the slice real and say how the container gets it. Raises Refused.
 
-        Not `certain`: a container that carries its own slice may be the one that gets this answer. Its environment
-        wins over the answer's, so no more is asked than that enforcement and folders are right for either.
+class SharingMode(Protocol):
+    """One way to share cards. Lives as long as the settings that it was built from."""
+
+    async def start(self, fleet: Fleet) -> None:
+        """Prepares the cards. A card that cannot be prepared is logged and refused later; it never stops the agent."""
+        ...
+
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        """Realises the slice and says how the container gets it. Raises AllocationRefused.
+
+        If not `certain`, a container that uses the downward API may get this response. Its own variables override
+        the response's, so only enforcement and directories must be right for both.
         """
         ...
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
-        """For a container that carries its slice: what every container gets, nothing that differs. Raises Refused."""
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        """Returns what is the same for all containers, for one that uses the downward API. Raises AllocationRefused."""
         ...
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        """These are all containers on the node that have or will have slices: let go of what belongs to none of them.
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        """Releases everything that belongs to none of the `live` claims, which are all claims on the node.
 
-        Called after every change of the node's pods, soon, and at least every few seconds while `settle` is needed.
+        Called soon after every change of the node's pods, and at least every few seconds.
         """
         ...
 

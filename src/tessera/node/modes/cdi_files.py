@@ -1,9 +1,11 @@
-"""The CDI spec files of this agent: written whole or not at all, and again whenever they would be different.
+"""The CDI spec files of this agent, and a sharing mode that keeps them up to date.
 
-    nothing --refresh--> written --(cards or instances change, or somebody changed the file)--> written anew
-                            \\--(nothing left to offer, or `retire`)--> removed, if it is still what we wrote
+    nothing --refresh--> written --(cards or instances change, or another program changed the file)--> written again
+                            \\--(nothing left to offer)--> removed, if it is still what the agent wrote
 
-They stay when the agent ends: a container that restarts meanwhile is looked up in them.
+Files are replaced as a whole and stay when the agent ends, because restarting containers are looked up in them. Other
+plugins use the same file names, so a record of digests says which files are the agent's: one is removed only if its
+content matches. A file that another program changed stays.
 """
 
 from __future__ import annotations
@@ -11,33 +13,84 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
+import msgspec
 import structlog
 
+from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
-from tessera.node.health.call_thread import CallThread, NoAnswer
-from tessera.node.inventory.cards import CardFacts, MigInstance
-from tessera.node.modes.cdi import Document, device_names, feature_document, gpu_document
-from tessera.node.modes.cdi_record import CdiRecord
+from tessera.node.handover.claims import Claim
+from tessera.node.modes.base import ContainerResponse, SharingMode
+from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
 from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
 from tessera.node.modes.device_specs import DeviceSpecs
-from tessera.node.modes.driver_files import find_driver_files
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
-DEADLINE_S = 10.0
-"""for one round of looking and writing; a few milliseconds on a working disk"""
-FILE_MODE = 0o644
+FILE = "cdi.json"
+REMEMBERED = 2
+"""digests per file: also the previous one, in case the agent ends between recording and writing"""
 
+DEADLINE_S = 10.0
+"""for one refresh; a few milliseconds on a working disk"""
+FILE_MODE = 0o644
 _Seen = tuple[tuple[CardFacts, ...], tuple[MigInstance, ...]]
 
 
+class CdiRecord:
+    """The digests of the spec files that the agent wrote. All methods block; `add` and `retire` raise OSError."""
+
+    def __init__(self, state: Path) -> None:
+        self._path = state / FILE
+
+    def add(self, spec: Path, text: bytes) -> None:
+        """Records what the agent is about to write."""
+        known = self._load()
+        digests = known.get(str(spec), [])
+        digest = sha256(text).hexdigest()
+        if digests[-1:] != [digest]:
+            self._save({**known, str(spec): [*digests, digest][-REMEMBERED:]})
+
+    def retire(self) -> None:
+        """Removes every file that is still as the agent wrote it, and the record."""
+        known = self._load()
+        for name, digests in known.items():
+            spec = Path(name)
+            try:
+                text = spec.read_bytes()
+            except FileNotFoundError:
+                continue
+            if sha256(text).hexdigest() in digests:
+                spec.unlink(missing_ok=True)
+                log.info("an unused CDI spec was removed", file=name)
+            else:
+                log.warning("a CDI spec stays: another program changed it", file=name)
+        self._path.unlink(missing_ok=True)
+
+    def _load(self) -> dict[str, list[str]]:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=dict[str, list[str]])
+        except FileNotFoundError:
+            return {}
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            log.warning("the record of CDI specs is unreadable", file=str(self._path), error=str(error))
+            return {}
+
+    def _save(self, known: dict[str, list[str]]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(known))
+        os.replace(draft, self._path)
+
+
 class CdiFiles:
-    """The specs of one agent. Rounds go one after the other in their own thread: the latest state is written last."""
+    """The specs of one agent. A thread refreshes them one call at a time, so the latest state is written last."""
 
     def __init__(self, settings: AgentSettings, *, specs: DeviceSpecs | None = None) -> None:
         self._settings = settings
@@ -46,7 +99,7 @@ class CdiFiles:
         self._thread = CallThread("cdi")
         self._seen: _Seen | None = None
         self._texts: dict[str, bytes] = {}
-        """what should be in the files, by class"""
+        """what the files should contain, by class"""
         self._offered: dict[str, frozenset[str]] = {}
         self._problem = ""
 
@@ -55,16 +108,16 @@ class CdiFiles:
         return self._problem
 
     def offers(self, device_class: str, name: str) -> bool:
-        """Whether a container runtime finds it now."""
+        """Whether a container runtime finds this device now."""
         return name in self._offered.get(device_class, frozenset())
 
     async def refresh(self, fleet: Fleet, instances: Sequence[MigInstance]) -> None:
-        """Make the files true. A fault is logged and kept as `problem`; the next round tries again."""
+        """Updates the files. A fault is logged and kept as `problem`; the next refresh tries again."""
         problem = ""
         try:
             work = partial(self._write_all, fleet, tuple(instances))
             self._offered = await self._thread.call(work, deadline=DEADLINE_S)
-        except (OSError, NoAnswer) as error:
+        except (OSError, CallTimeout) as error:
             problem = f"CDI specs cannot be written: {error}"
         if problem:
             self._offered = {}
@@ -73,16 +126,8 @@ class CdiFiles:
         self._problem = problem
 
     async def stop(self) -> None:
-        """The files stay."""
+        """Ends the thread; the files stay."""
         await self._thread.close(patience=DEADLINE_S)
-
-    async def retire(self) -> None:
-        """The node is to offer nothing by CDI any more. Files that somebody else changed stay."""
-        self._offered = {}
-        try:
-            await self._thread.call(self._remove_all, deadline=DEADLINE_S)
-        except (OSError, NoAnswer) as error:
-            log.error("cdi specs stay", problem=f"{error}")
 
     def _write_all(self, fleet: Fleet, instances: tuple[MigInstance, ...]) -> dict[str, frozenset[str]]:
         documents = self._documents(fleet, instances)
@@ -91,7 +136,7 @@ class CdiFiles:
                 self._remove(device_class)
             else:
                 self._write(device_class, (json.dumps(document, indent=2) + "\n").encode())
-        # Only now: a round that failed half-way is done again in full.
+        # Only now: after a failure everything is written again.
         self._seen = (tuple(card.facts for card in fleet), instances)
         return {each: device_names(document) for each, document in documents.items() if document is not None}
 
@@ -100,7 +145,7 @@ class CdiFiles:
             feature: feature_document(feature, specs=self._specs) for feature in enabled_features(self._settings)
         }
         if self._seen == (tuple(card.facts for card in fleet), instances) and CDI_GPU in self._texts:
-            # The driver's libraries cannot change while cards are in use: no need to look for them again.
+            # The driver's libraries cannot change while cards are in use, so they are not searched again.
             documents[CDI_GPU] = json.loads(self._texts[CDI_GPU])
         else:
             driver = find_driver_files(self._settings.paths)
@@ -111,20 +156,16 @@ class CdiFiles:
         path = self._path(device_class)
         if _content(path) != text:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._write_down(path, text)
+            self._record_digest(path, text)
             _replace(path, text)
         self._texts[device_class] = text
 
-    def _write_down(self, path: Path, text: bytes) -> None:
+    def _record_digest(self, path: Path, text: bytes) -> None:
         try:
             self._record.add(path, text)
         except OSError as error:
-            # It only means that nobody takes the file away later.
+            # Then the file is never removed, which is harmless.
             log.warning("the record of CDI specs cannot be written", error=str(error))
-
-    def _remove_all(self) -> None:
-        for device_class in tuple(self._texts):
-            self._remove(device_class)
 
     def _remove(self, device_class: str) -> None:
         text = self._texts.pop(device_class, None)
@@ -144,7 +185,7 @@ def _content(path: Path) -> bytes | None:
 
 
 def _replace(path: Path, text: bytes) -> None:
-    # Runtimes read files that end in .json or .yaml: the unfinished one must not.
+    # Runtimes read files that end in .json or .yaml, so the unfinished file has another suffix.
     handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -154,3 +195,46 @@ def _replace(path: Path, text: bytes) -> None:
     except BaseException:
         Path(unfinished).unlink(missing_ok=True)
         raise
+
+
+class WithCdi:
+    """A sharing mode that keeps CDI specs up to date.
+
+    The inner mode runs first, because it creates or finds the MIG instances that the specs list.
+    """
+
+    def __init__(self, mode: SharingMode, files: CdiFiles, instances: Callable[[], Sequence[MigInstance]]) -> None:
+        self.mode = mode
+        self.files = files
+        self._instances = instances
+        self._fleet = Fleet()
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why the mode cannot share cards now, by uuid."""
+        found: Mapping[str, str] = getattr(self.mode, "problems", {})
+        return found
+
+    async def refresh(self) -> None:
+        """Writes the current cards and instances."""
+        await self.files.refresh(self._fleet, self._instances())
+
+    async def start(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        await self.mode.start(fleet)
+        await self.refresh()
+
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        return await self.mode.hand_over(claim, device_ids, certain=certain)
+
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        return await self.mode.hand_over_downward_api(device_ids)
+
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        self._fleet = fleet
+        await self.mode.reconcile(live, fleet)
+        await self.refresh()
+
+    async def stop(self) -> None:
+        await self.mode.stop()
+        await self.files.stop()

@@ -1,8 +1,12 @@
-"""Gives every container its folder on the host, and removes folders that nobody needs any more.
+"""Gives each container its directory on the host and removes directories that no container needs.
 
-Folders are made and moved aside by one thread, in the order in which that was decided on the event loop: a folder that
-is given again is never taken away by an older decision. Emptying what was moved aside has a thread of its own, so that
-no handover waits for it.
+    in use --(no reason left to keep it)--> unused --(still so after the grace period)--> removed
+       ^-----------(handed over, or a reason is back)------'
+
+Reasons to keep one: its container lives; a container holds the device ids it was made for, because equal pods may have
+swapped responses; kubelet cannot be asked. One thread creates directories and moves them aside, in the order in which
+the event loop decided, so an older decision never removes a directory that was handed over again. Deleting has a second
+thread, so that Allocate does not wait for it.
 """
 
 from __future__ import annotations
@@ -15,112 +19,177 @@ from typing import TypeVar
 
 import structlog
 
+from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.writable_dirs import WritableDirs, ids_dir_name, is_ids_dir_name, region_file_name
 from tessera.node.handover.claims import Claim
-from tessera.node.health.call_thread import CallThread, NoAnswer
-from tessera.node.modes.base import Refused
-from tessera.node.modes.dir_retention import Keeping
-from tessera.node.modes.host_dirs import Folders, cache_of
+from tessera.node.modes.base import AllocationRefused
 
 log = structlog.get_logger(__name__)
 
 DEADLINE_S = 10.0
-"""for the folders of one container; well under a millisecond on a working disk"""
+"""for the directories of one container; well under a millisecond on a working disk"""
 LOOK_EVERY_S = 60.0
-"""for folders that nobody needs any more"""
+"""between searches for directories that no container needs"""
+GRACE_S = 600.0
+"""how long a directory of unknown purpose stays; kubelet and its pods need less to reappear after a restart"""
 SHOWN = 3
 """problems in one message"""
 
 Held = Callable[[], Awaitable[Collection[Collection[str]] | None]]
-"""the device ids of every container that holds some, as kubelet says; None = it cannot be asked"""
+"""asks kubelet for the device ids of each container that holds some; None if kubelet cannot be asked"""
 
 T = TypeVar("T")
 
+_NO_IDS: frozenset[str] = frozenset()
 
-async def nobody_knows() -> None:
-    """For an agent that cannot ask kubelet who holds what."""
+
+class DirRetention:
+    """Decides which directories may go. Used from the event loop only.
+
+    A directory of an earlier agent process whose container is gone may also have been swapped: it stays until every
+    pod is gone that lived when this process started.
+    """
+
+    def __init__(self, *, grace: float = GRACE_S) -> None:
+        self._grace = grace
+        self._made_for: dict[str, frozenset[str]] = {}
+        """device ids by directory, for handovers of this process"""
+        self._missing: frozenset[str] = frozenset()
+        """directories that did not exist at the last look"""
+        self._unused_since: dict[str, float] = {}
+        self._first_seen: frozenset[str] | None = None
+        """uids of the pods that lived when this process started"""
+
+    def on_handed_over(self, name: str, device_ids: Collection[str]) -> None:
+        """The directory was made for the holder of these ids; no other container can hold them now."""
+        ids = frozenset(device_ids)
+        for other, theirs in self._made_for.items():
+            if theirs == ids:
+                self._made_for[other] = _NO_IDS
+        self._made_for[name] = ids
+        self._unused_since.pop(name, None)
+
+    def take_unused(
+        self, names: Sequence[str], *, live: Sequence[Claim], held: Collection[Collection[str]] | None, now: float
+    ) -> list[str]:
+        """Returns the directories that may go, and forgets them. `held` are the ids of each container that has some;
+        None if they are unknown."""
+        uids = frozenset(claim.pod.uid for claim in live)
+        if self._first_seen is None:
+            self._first_seen = uids
+        self._forget_missing(frozenset(names))
+        if held is None and live:
+            self._unused_since.clear()
+            return []
+        kept = self._kept(names, live, {frozenset(ids) for ids in held or ()}, bool(self._first_seen & uids))
+        self._unused_since = {name: self._unused_since.get(name, now) for name in names if name not in kept}
+        going = [name for name, since in self._unused_since.items() if now - since >= self._grace]
+        for name in going:
+            del self._unused_since[name]
+            self._made_for.pop(name, None)
+        return going
+
+    def _forget_missing(self, existing: frozenset[str]) -> None:
+        """Another program removed them. A directory that is missing once may still be in the making."""
+        missing = self._made_for.keys() - existing
+        for name in missing & self._missing:
+            del self._made_for[name]
+        self._missing = frozenset(missing)
+
+    def _kept(
+        self, names: Sequence[str], live: Sequence[Claim], held: Collection[frozenset[str]], earlier_pods: bool
+    ) -> set[str]:
+        kept = {f"{claim.pod.uid}_{claim.container}" for claim in live}
+        kept |= {ids_dir_name(ids) for ids in held}
+        kept |= {name for name, ids in self._made_for.items() if ids and ids in held}
+        if earlier_pods:
+            kept |= {name for name in names if name not in self._made_for and not is_ids_dir_name(name)}
+        return kept
+
+
+async def unknown_holders() -> None:
+    """The `Held` of an agent that cannot ask kubelet."""
     return None
 
 
-class ContainerFolders:
+class ContainerDirs:
     """Used from the event loop only."""
 
     def __init__(
         self,
-        folders: Folders,
+        dirs: WritableDirs,
         *,
-        held: Held = nobody_knows,
-        keeping: Keeping | None = None,
+        held: Held = unknown_holders,
+        retention: DirRetention | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folders = folders
+        self._dirs = dirs
         self._held = held
-        self._keeping = keeping or Keeping()
+        self._retention = retention or DirRetention()
         self._now = now
-        self._thread = CallThread("folders")
-        self._broom = CallThread("old-folders")
-        self._tidy = False
+        self._thread = CallThread("container-dirs")
+        self._deletion_thread = CallThread("discarded-dirs")
+        self._all_deleted = False
         self._look_at = now()
-        self._complaint = ""
+        self._problem = ""
 
     async def give(self, name: str, device_ids: Collection[str], *, after: Callable[[], T]) -> tuple[Path, T]:
-        """A new folder for whoever holds these ids, and the result of what has to succeed in the thread before.
-
-        Raises Refused.
-        """
-        self._keeping.handed_over(name, device_ids)
-        self._tidy = False
+        """Makes a directory for the holder of these ids. `after` must succeed in the thread first; its result is
+        returned too. Raises AllocationRefused."""
+        self._retention.on_handed_over(name, device_ids)
+        self._all_deleted = False
 
         def work() -> tuple[Path, T]:
             first = after()
-            return self._folders.recreate(name), first
+            return self._dirs.recreate(name), first
 
         try:
-            return await self.ask(work)
+            return await self.call(work)
         finally:
-            self._thread.follow_up(self._folders.stock)
+            self._thread.follow_up(self._dirs.stock)
 
-    async def ask(self, work: Callable[[], T]) -> T:
-        """The result of something that blocks. Raises Refused."""
+    async def call(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the thread. Raises AllocationRefused."""
         try:
             return await self._thread.call(work, deadline=DEADLINE_S)
-        except (OSError, NoAnswer) as error:
-            raise Refused(f"the container's folders on the host cannot be made: {error}") from error
+        except (OSError, CallTimeout) as error:
+            raise AllocationRefused(f"the container's directories on the host cannot be made: {error}") from error
 
-    async def tidy(self, live: Sequence[Claim]) -> None:
-        """Let go of what belongs to none of these. A fault is logged once and tried again later."""
+    async def remove_unused(self, live: Sequence[Claim]) -> None:
+        """Removes what belongs to none of the `live` claims. A fault is logged once and tried again later."""
         try:
             if self._now() >= self._look_at:
                 self._look_at = self._now() + LOOK_EVERY_S
-                await self._let_go(live)
-            if not self._tidy:
-                emptied = await self._broom.call(self._folders.empty, deadline=DEADLINE_S)
-                self._tidy = emptied.finished
-                self._complain("; ".join(emptied.problems[:SHOWN]))
-        except (OSError, NoAnswer, Refused) as error:
-            self._complain(f"{type(error).__name__}: {error}")
+                await self._discard_unused(live)
+            if not self._all_deleted:
+                emptied = await self._deletion_thread.call(self._dirs.empty, deadline=DEADLINE_S)
+                self._all_deleted = emptied.finished
+                self._report("; ".join(emptied.problems[:SHOWN]))
+        except (OSError, CallTimeout) as error:
+            self._report(f"{type(error).__name__}: {error}")
 
     async def stop(self) -> None:
         await self._thread.close(patience=DEADLINE_S)
-        await self._broom.close(patience=DEADLINE_S)
+        await self._deletion_thread.close(patience=DEADLINE_S)
 
-    async def _let_go(self, live: Sequence[Claim]) -> None:
-        names = await self._thread.call(self._folders.names, deadline=DEADLINE_S)
+    async def _discard_unused(self, live: Sequence[Claim]) -> None:
+        names = await self._thread.call(self._dirs.names, deadline=DEADLINE_S)
         async with asyncio.timeout(DEADLINE_S):
             held = await self._held()
-        going = self._keeping.take_unused(names, live=live, held=held, now=self._now())
+        going = self._retention.take_unused(names, live=live, held=held, now=self._now())
         if going:
-            self._tidy = False
-            # The thread is asked at once, without any wait: a handover that comes later also comes later there.
-            caches = [cache_of(claim) for claim in live]
-            await self._thread.call(lambda: self._set_aside(going, caches), deadline=DEADLINE_S)
+            self._all_deleted = False
+            # No await before this call: a later handover must also come later in the thread.
+            regions = [region_file_name(claim.pod.uid, claim.container) for claim in live]
+            await self._thread.call(lambda: self._discard(going, regions), deadline=DEADLINE_S)
 
-    def _set_aside(self, names: Sequence[str], caches: Collection[str]) -> None:
-        """Not where a living container counts: kubelet does not tell what init containers hold."""
+    def _discard(self, names: Sequence[str], live_regions: Collection[str]) -> None:
+        """Keeps directories with the region of a live container: kubelet does not report what init containers hold."""
         for name in names:
-            self._folders.discard(name, unless=caches)
+            self._dirs.discard(name, unless=live_regions)
 
-    def _complain(self, problem: str) -> None:
-        """Once for every change, not once a round."""
-        if problem and problem != self._complaint:
-            log.warning("old folders of containers cannot be removed", problem=problem)
-        self._complaint = problem
+    def _report(self, problem: str) -> None:
+        """Logs each problem once, not once per round."""
+        if problem and problem != self._problem:
+            log.warning("old directories of containers cannot be removed", problem=problem)
+        self._problem = problem

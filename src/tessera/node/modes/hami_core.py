@@ -1,85 +1,165 @@
-"""Mode `hami-core`: a library that every process of a container loads counts and limits what it uses of its cards.
+"""The sharing mode `hami-core`: HAMi's library, preloaded into every process, enforces the limits of a container.
 
-The answer has the container's limits and a folder that it has alone. Where the slices travel with their pods,
-`welcome` says only what is the same for all, names no card, and the folder belongs to whoever holds the device ids.
-What the library needs is in `library`, the life of folders in `container_folders`.
+The response holds the container's limits and a directory of its own. For a container that uses the downward API it
+holds only what all containers have in common and names no card; the directory belongs to the holder of the device ids.
+Limits are numbered as the container enumerates its cards. The library takes a missing, zero or unreadable limit for no
+limit, so such a slice is refused, and so is every Allocate while the library is not on the host.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import structlog
 
+from tessera.host.writable_dirs import (
+    CACHE_SUFFIX,
+    UnsafePath,
+    WritableDirs,
+    container_dir_name,
+    ids_dir_name,
+    make_shared_dir,
+)
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes import hami_library as library
-from tessera.node.modes.base import NO_DEVICES, Answer, Mount, Refused
-from tessera.node.modes.card_slices import slices_by_card
-from tessera.node.modes.container_dirs import ContainerFolders
+from tessera.node.modes.base import NO_DEVICES, AllocationRefused, ContainerResponse, HostMount
+from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.modes.container_dirs import ContainerDirs
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
-from tessera.node.modes.host_dirs import CACHE_SUFFIX, Folders, folder_of, folder_of_ids, share_folder
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
 
+MAX_CARDS = 16
+"""the library reads the limits of no more cards"""
+UNLIMITED_CORES = 100
+"""percent"""
+LIBRARY_HOME = Path("/usr/local")
+"""where the library looks for itself by default"""
+LIBRARY = "libvgpu.so"
+REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
+"""names the file in which the processes of a container count their usage"""
+LOCK_DIR = "/tmp/vgpulock"
+PRELOAD = "/etc/ld.so.preload"
+LICENSE = "/tmp/license"
+VALIDATOR = "/usr/bin/vgpuvalidator"
+
 
 class HamiCore:
-    """The mode. It keeps the latest state of the cards and knows nothing of pods."""
+    """A `SharingMode`."""
 
     def __init__(
         self,
         settings: AgentSettings,
         device_lists: DeviceLists,
         *,
-        folders: ContainerFolders | None = None,
+        dirs: ContainerDirs | None = None,
         new_cache: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         self._settings = settings
         self._device_lists = device_lists
-        self._home = library.home_of(settings)
-        self._folders = folders or ContainerFolders(Folders(self._home))
+        self._home = home_of(settings)
+        self._dirs = dirs or ContainerDirs(WritableDirs(self._home))
         self._new_cache = new_cache
         self._fleet = Fleet()
 
     async def start(self, fleet: Fleet) -> None:
         self._fleet = fleet
         try:
-            await self._folders.ask(self._common_mounts)
-        except Refused as refusal:
-            log.error("no container can be limited yet", problem=f"{refusal}")
+            await self._dirs.call(self._common_mounts)
+        except AllocationRefused as refusal:
+            log.error("containers cannot be limited yet", problem=f"{refusal}")
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         slices = slices_by_card(claim, self._fleet)
-        limits = library.limits_of(claim, slices)
-        answer = self._device_lists.answer([each.uuid for each in slices], self._fleet)
-        region = {library.REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
-        mounts = await self._mounts(folder_of(claim) if certain else folder_of_ids(device_ids), device_ids)
-        # Where another container may get this answer, that one did not ask to be free of the library.
+        limits = limits_of(claim, slices)
+        response = self._device_lists.response([each.uuid for each in slices], self._fleet)
+        region = {REGION: f"{self._home}/{self._new_cache()}{CACHE_SUFFIX}"}
+        mounts = await self._mounts(_dir_name(claim) if certain else ids_dir_name(device_ids), device_ids)
+        # If another container may get this response, that one did not ask to run without the library.
         if claim.uncontrolled and certain:
-            mounts = tuple(each for each in mounts if each.container_path != library.PRELOAD)
-        env = {**library.common_variables(self._settings), **limits, **region}
-        return answer.with_more(Answer(env=env, mounts=mounts))
+            mounts = tuple(each for each in mounts if each.container_path != PRELOAD)
+        env = {**common_variables(self._settings), **limits, **region}
+        return response.with_more(ContainerResponse(env=env, mounts=mounts))
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
-        mounts = await self._mounts(folder_of_ids(device_ids), device_ids)
-        # The container's own variable wins over this one; a container without its own was not meant and gets no card.
-        env = {VISIBLE_DEVICES: NO_DEVICES, **library.common_variables(self._settings)}
-        return self._device_lists.features().with_more(Answer(env=env, mounts=mounts))
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        mounts = await self._mounts(ids_dir_name(device_ids), device_ids)
+        # The container's own variable overrides this one. A container without its own gets no card.
+        env = {VISIBLE_DEVICES: NO_DEVICES, **common_variables(self._settings)}
+        return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         self._fleet = fleet
-        await self._folders.tidy(live)
+        await self._dirs.remove_unused(live)
 
     async def stop(self) -> None:
-        await self._folders.stop()
+        await self._dirs.stop()
 
-    async def _mounts(self, folder: str, device_ids: Sequence[str]) -> tuple[Mount, ...]:
-        own, common = await self._folders.give(folder, device_ids, after=self._common_mounts)
-        # The library is mounted at a place inside the folder, so the folder has to come first.
-        return (Mount(f"{self._home}", f"{own}", read_only=False), *common)
+    async def _mounts(self, name: str, device_ids: Sequence[str]) -> tuple[HostMount, ...]:
+        own, common = await self._dirs.give(name, device_ids, after=self._common_mounts)
+        # The library is mounted inside the directory, so the directory comes first.
+        return (HostMount(f"{self._home}", f"{own}", read_only=False), *common)
 
-    def _common_mounts(self) -> tuple[Mount, ...]:
-        share_folder(self._settings.paths.lock)
-        return library.common_mounts(self._settings)
+    def _common_mounts(self) -> tuple[HostMount, ...]:
+        make_shared_dir(self._settings.paths.lock)
+        return common_mounts(self._settings)
+
+
+def home_of(settings: AgentSettings) -> Path:
+    """Returns the directory of the library, the same on the host and in containers."""
+    return settings.paths.hook / "vgpu"
+
+
+def _dir_name(claim: Claim) -> str:
+    try:
+        return container_dir_name(claim.pod.uid, claim.container)
+    except UnsafePath as error:
+        raise AllocationRefused(str(error)) from error
+
+
+def limits_of(claim: Claim, slices: Sequence[CardSlice]) -> dict[str, str]:
+    """Returns the variables that limit a container. Raises AllocationRefused."""
+    if claim.mig:
+        raise AllocationRefused("a MIG instance is reserved for the container, but this node shares cards by hami-core")
+    if len(slices) > MAX_CARDS:
+        raise AllocationRefused(f"{len(slices)} cards: no more than {MAX_CARDS} can be limited in one container")
+    limits: dict[str, str] = {}
+    for number, each in enumerate(slices):
+        if each.memory <= 0:
+            raise AllocationRefused(f"card {each.uuid}: a limit of {each.memory} MiB would be no limit")
+        limits[f"CUDA_DEVICE_MEMORY_LIMIT_{number}"] = f"{each.memory}m"
+        # Zero would mean the limit of the first card, not unlimited.
+        limits[f"CUDA_DEVICE_SM_LIMIT_{number}"] = f"{each.cores or UNLIMITED_CORES}"
+    return limits | {"CUDA_DEVICE_SM_LIMIT": f"{slices[0].cores}"}
+
+
+def common_variables(settings: AgentSettings) -> dict[str, str]:
+    """Returns the variables that all containers of the node get."""
+    values = {
+        "CUDA_REDIRECT": f"{home_of(settings) / LIBRARY}" if settings.paths.hook != LIBRARY_HOME else "",
+        "CUDA_OVERSUBSCRIBE": "true" if settings.node.memory_scaling > 1 else "",
+        "LIBCUDA_LOG_LEVEL": settings.node.log_level,
+        "GPU_CORE_UTILIZATION_POLICY": "disable" if settings.disable_core_limit else "",
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def common_mounts(settings: AgentSettings) -> tuple[HostMount, ...]:
+    """Returns the mounts that all containers get. Reads the disk, so it may block. Raises AllocationRefused."""
+    home = home_of(settings)
+    versioned = home / f"{LIBRARY}.{settings.library_version}"
+    library = versioned if settings.library_version and versioned.is_file() else home / LIBRARY
+    preload = home / "ld.so.preload"
+    for needed in (library, preload):
+        if not needed.is_file():
+            raise AllocationRefused(f"nothing would limit the container: {needed} is not on the host")
+    mounts = [
+        HostMount(f"{home / LIBRARY}", f"{library}"),
+        HostMount(LOCK_DIR, f"{settings.paths.lock}", read_only=False),
+        HostMount(PRELOAD, f"{preload}"),
+    ]
+    if (home / "license").is_file():
+        mounts += [HostMount(LICENSE, f"{home / 'license'}"), HostMount(VALIDATOR, f"{home / 'vgpuvalidator'}")]
+    return tuple(mounts)

@@ -1,1 +1,1 @@
-"""EventRecorder the cluster which cards this node has."""
+"""Tells the cluster which cards this node has."""

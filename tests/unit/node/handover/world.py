@@ -14,13 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from tessera.kube.event_broadcaster import ObjectRef
 from tessera.node.fleet import Fleet
-from tessera.node.handover.answers import Given, Held
+from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
+from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.kube_api import Annotations
-from tessera.node.handover.records import Record, Records
-from tessera.node.modes.base import Answer, Refused
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
@@ -44,7 +44,7 @@ def bound(
     *containers: str,
     inits: int = 0,
     sidecars: int = 0,
-    carried: Sequence[int] = (),
+    downward_api: Sequence[int] = (),
     env: Mapping[int, list[dict[str, Any]]] | None = None,
     at: int = 0,
     uid: str = "",
@@ -69,7 +69,7 @@ def bound(
             "name": f"c{position}",
             "env": [
                 *((env or {}).get(position, [])),
-                *([_reference(position)] if position in carried else []),
+                *([_reference(position)] if position in downward_api else []),
             ],
             **({"restartPolicy": "Always"} if position < sidecars else {}),
         }
@@ -116,6 +116,10 @@ class Api:
 
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return await self.fake.get_pod(namespace, name)
+
+    async def list_pods(self, node: str) -> list[Pod]:
+        await self.fake._call("list_pods", lambda: None)
+        return list(self.fake.pods.values())
 
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
         there = self.fake.pods.get(str(pod))
@@ -185,12 +189,15 @@ class Resources:
         self.held: dict[tuple[str, str, str], tuple[str, ...]] = {}
         self.error: Exception | None = None
         self.calls = 0
+        self.delay = 0.0
+        """seconds that an answer takes"""
 
     def holds(self, pod: str, container: str, *ids: str) -> None:
         self.held["default", pod, container] = ids
 
     async def list(self) -> Held:
         self.calls += 1
+        await asyncio.sleep(self.delay)
         if self.error is not None:
             raise self.error
         return dict(self.held)
@@ -208,44 +215,39 @@ class Mode:
 
     async def start(self, fleet: Fleet) -> None: ...
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         if self.gate is not None:
             await self.gate.wait()
         if claim.pod.name in self.refusals:
-            raise Refused(self.refusals[claim.pod.name])
+            raise AllocationRefused(self.refusals[claim.pod.name])
         if claim.pod.name in self.faults:
             raise self.faults[claim.pod.name]
         if not certain:
             self.doubts.append(claim.pod.name)
-        return Answer(env={"pod": claim.pod.name, "container": claim.container, "what": repr(claim.what)})
+        return ContainerResponse(env={"pod": claim.pod.name, "container": claim.container, "what": repr(claim.what)})
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         if "*" in self.refusals:
-            raise Refused(self.refusals["*"])
-        return Answer(env={"welcome": "yes"})
+            raise AllocationRefused(self.refusals["*"])
+        return ContainerResponse(env={"welcome": "yes"})
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
 
     async def stop(self) -> None: ...
 
 
-class MemoryRecords(Records):
+class MemoryCheckpoint(Checkpoint):
     """Keeps everything but writes no file: threads have no fake time."""
 
     def __init__(self, earlier: Sequence[Record] = ()) -> None:
         super().__init__(Path("unused"))
-        self.saves = 0
         self._earlier = earlier
 
     async def load(self) -> Sequence[Record]:
-        self._records = {record.ids: record for record in self._earlier}
+        self._records = list(self._earlier)
         return self._earlier
 
-    async def keep(self, given: Given) -> None:
-        self.add(given)
-
-    async def save(self) -> None:
-        self.saves += 1
+    async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None: ...
 
 
 class World:
@@ -254,7 +256,7 @@ class World:
     def __init__(
         self,
         *pods: Pod,
-        travels: bool = True,
+        downward_api: bool = True,
         resources: bool = True,
         earlier: Sequence[Record] = (),
         api: Api | None = None,
@@ -266,8 +268,8 @@ class World:
         self.events: list[tuple[str, str, str]] = []
         """pod, reason and message"""
         self.registry = CollectorRegistry()
-        self.records = MemoryRecords(earlier)
-        settings = AgentSettings(node_name=NODE, pass_device_specs=not travels)
+        self.checkpoint = MemoryCheckpoint(earlier)
+        settings = AgentSettings(node_name=NODE, pass_device_specs=not downward_api)
         self.agent = NodeHandover(
             settings,
             self.mode,
@@ -275,7 +277,7 @@ class World:
             resources=self.resources if resources else None,
             report=self._report,
             registry=self.registry,
-            records=self.records,
+            checkpoint=self.checkpoint,
         )
         self.api.show, self.api.show_node = self._show, lambda node: self.agent.pods.lock.put(NODE, node)
         for key, pod in self.api.fake.pods.items():

@@ -5,10 +5,10 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
+from tessera.host.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.health.roster import GONE, NOT_READ
-from tessera.node.inventory.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 from tests.support.logs import Logs, captured
@@ -179,7 +179,7 @@ async def test_a_card_that_vanishes_stays_listed_for_ten_minutes_and_a_new_one_c
 async def test_a_wait_that_fails_makes_all_cards_unhealthy_and_is_no_busy_loop() -> None:
     async with watching(A, B) as world:
         world.inventory.wait_error = InventoryError("unknown error")
-        await world.until(dict.fromkeys(("GPU-a", "GPU-b"), "events cannot be heard: unknown error"))
+        await world.until(dict.fromkeys(("GPU-a", "GPU-b"), "events cannot be received: unknown error"))
         begun = len(world.inventory.waits)
         await asyncio.sleep(3600)
         assert len(world.inventory.waits) - begun < 500
@@ -204,7 +204,7 @@ async def test_a_card_that_cannot_be_heard_is_listened_to_again_until_it_can() -
         world.inventory.cards = [A]
         await world.until({"GPU-a": "", "GPU-b": GONE})
         world.inventory.cards = [A, B]
-        await world.until({"GPU-a": "", "GPU-b": "its events cannot be heard: no memory"})
+        await world.until({"GPU-a": "", "GPU-b": "its events cannot be received: no memory"})
         await asyncio.sleep(300)
         assert world.problems["GPU-a"] == ""
         assert world.problems["GPU-b"]

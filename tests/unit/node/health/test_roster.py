@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.roster import GONE, KEPT_S, NOT_READ, Roster
-from tessera.node.inventory.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 
@@ -24,7 +24,7 @@ def settings(*, uuid: tuple[str, ...] = (), index: tuple[int, ...] = (), health_
 def roster(*found: Found, chosen: AgentSettings | None = None) -> Roster:
     """After one scan at moment 0."""
     made = Roster(chosen or settings())
-    made.scanned(found, now=0.0)
+    made.on_scan(found, now=0.0)
     return made
 
 
@@ -50,9 +50,9 @@ def test_cards_are_listed_in_order_of_index_and_healthy() -> None:
 def test_a_card_that_is_filtered_is_nowhere(chosen: AgentSettings) -> None:
     made = roster(A, B, chosen=chosen)
     assert problems(made) == {"GPU-b": ""}
-    assert made.to_hear == ("GPU-b",)
-    assert made.happened(CardEvent("GPU-a", xid=79), now=1.0) is False
-    made.scanned([UnreadableCard(0, "lost", "GPU-a"), B], now=2.0)
+    assert made.to_listen == ("GPU-b",)
+    assert made.on_event(CardEvent("GPU-a", xid=79), now=1.0) is False
+    made.on_scan([UnreadableCard(0, "lost", "GPU-a"), B], now=2.0)
     assert problems(made) == {"GPU-b": ""}
     assert made.is_well
 
@@ -64,22 +64,22 @@ def test_a_filtered_index_that_cannot_be_read_at_all_is_nowhere_too() -> None:
 
 def test_a_filter_by_index_keeps_its_card_when_the_driver_numbers_the_others_anew() -> None:
     made = roster(A, B, chosen=settings(index=(0,)))
-    made.scanned([replace(B, index=0)], now=30.0)
+    made.on_scan([replace(B, index=0)], now=30.0)
     assert problems(made) == {"GPU-b": ""}
 
 
 def test_one_unreadable_card_leaves_the_other_as_it_was() -> None:
     made = roster(A, B)
-    made.scanned([A, UnreadableCard(1, "GPU is lost", "GPU-b")], now=30.0)
+    made.on_scan([A, UnreadableCard(1, "GPU is lost", "GPU-b")], now=30.0)
     assert problems(made) == {"GPU-a": "", "GPU-b": "GPU is lost"}
     assert made.fleet.card("GPU-b") is not None
     assert [card.facts for card in made.fleet] == [A, B]
-    assert made.to_hear == ("GPU-a",)
+    assert made.to_listen == ("GPU-a",)
 
 
 def test_a_card_that_does_not_even_tell_its_uuid_is_known_by_its_index() -> None:
     made = roster(A, B)
-    made.scanned([UnreadableCard(1, "GPU is lost"), A], now=30.0)
+    made.on_scan([UnreadableCard(1, "GPU is lost"), A], now=30.0)
     assert problems(made) == {"GPU-a": "", "GPU-b": "GPU is lost"}
 
 
@@ -97,42 +97,42 @@ def test_a_card_of_which_nothing_is_known_is_left_out_and_named(found: Found, na
     assert problems(made) == {"GPU-a": ""}
     assert made.strangers == {name: why}
     assert not made.is_well
-    made.scanned([A, B], now=5.0)
+    made.on_scan([A, B], now=5.0)
     assert problems(made) == {"GPU-a": "", "GPU-b": ""}
     assert made.is_well
 
 
 def test_a_card_that_vanishes_is_unhealthy_for_ten_minutes_and_then_gone() -> None:
     made = roster(A, B)
-    made.scanned([A], now=KEPT_S - 1)
+    made.on_scan([A], now=KEPT_S - 1)
     assert problems(made) == {"GPU-a": "", "GPU-b": GONE}
-    made.scanned([A], now=KEPT_S)
+    made.on_scan([A], now=KEPT_S)
     assert problems(made) == {"GPU-a": ""}
 
 
 def test_a_vanished_card_that_comes_back_in_time_is_not_trusted_at_once() -> None:
     made = roster(A, B)
-    made.scanned([A], now=30.0)
-    made.scanned([A, B], now=35.0)
+    made.on_scan([A], now=30.0)
+    made.on_scan([A, B], now=35.0)
     assert problems(made)["GPU-b"] == GONE
     for now in (60.0, 89.0, 90.0):
-        made.scanned([A, B], now=now)
+        made.on_scan([A, B], now=now)
     assert problems(made) == {"GPU-a": "", "GPU-b": ""}
 
 
 def test_hardware_that_cannot_be_asked_keeps_its_cards_as_unhealthy() -> None:
     made = roster(A, B)
-    made.not_scanned("driver not loaded", now=30.0)
+    made.on_scan_failed("driver not loaded", now=30.0)
     assert problems(made) == {"GPU-a": "driver not loaded", "GPU-b": "driver not loaded"}
     assert made.fleet.problem == "driver not loaded"
-    made.scanned([A, B], now=35.0)
+    made.on_scan([A, B], now=35.0)
     assert made.fleet.problem == ""
     assert not made.is_well
 
 
 def test_facts_that_change_are_the_ones_that_are_shown() -> None:
     made = roster(A)
-    made.scanned([replace(A, mig_enabled=True)], now=30.0)
+    made.on_scan([replace(A, mig_enabled=True)], now=30.0)
     card = made.fleet.card("GPU-a")
     assert card is not None
     assert card.facts.mig_enabled
@@ -152,48 +152,48 @@ def test_facts_that_change_are_the_ones_that_are_shown() -> None:
 )
 def test_an_event_concerns_its_card_and_one_without_a_card_all_of_them(event: CardEvent, ill: set[str]) -> None:
     made = roster(A, B)
-    assert made.happened(event, now=1.0) is bool(ill)
+    assert made.on_event(event, now=1.0) is bool(ill)
     assert {uuid for uuid, problem in problems(made).items() if problem} == ill
     assert {uuid for uuid, faults in made.faults.items() if faults} == ill
 
 
 def test_without_health_checks_nobody_listens_and_nothing_counts() -> None:
     made = roster(A, chosen=settings(health_checks=False))
-    assert made.to_hear == ()
-    assert made.happened(CardEvent("GPU-a", xid=79), now=1.0) is False
+    assert made.to_listen == ()
+    assert made.on_event(CardEvent("GPU-a", xid=79), now=1.0) is False
 
 
 def test_a_card_that_cannot_be_heard_is_unhealthy_until_it_can() -> None:
     made = roster(A, B)
-    made.heard({"GPU-b": "no memory"}, now=1.0)
-    assert problems(made) == {"GPU-a": "", "GPU-b": "its events cannot be heard: no memory"}
+    made.on_listening({"GPU-b": "no memory"}, now=1.0)
+    assert problems(made) == {"GPU-a": "", "GPU-b": "its events cannot be received: no memory"}
     for now in (30.0, 60.0, 90.0, 120.0):
-        made.scanned([A, B], now=now)
+        made.on_scan([A, B], now=now)
     assert made.some_deaf
     assert problems(made)["GPU-b"]
-    made.heard({}, now=121.0)
+    made.on_listening({}, now=121.0)
     assert not made.some_deaf
     for now in (130.0, 150.0, 179.0, 180.0):
-        made.scanned([A, B], now=now)
+        made.on_scan([A, B], now=now)
     assert made.is_well
 
 
 def test_when_no_events_can_be_heard_all_cards_are_unhealthy() -> None:
     made = roster(A, B)
-    made.not_heard("unknown error", now=1.0)
-    assert set(problems(made).values()) == {"events cannot be heard: unknown error"}
+    made.on_listening_failed("unknown error", now=1.0)
+    assert set(problems(made).values()) == {"events cannot be received: unknown error"}
 
 
 def test_other_settings_take_cards_away_and_let_sick_ones_be_sick() -> None:
     made = roster(A, B, C)
-    made.happened(CardEvent("GPU-a", xid=79), now=1.0)
-    made.heard({"GPU-b": "no memory"}, now=1.0)
+    made.on_event(CardEvent("GPU-a", xid=79), now=1.0)
+    made.on_listening({"GPU-b": "no memory"}, now=1.0)
     made.use(settings(index=(2,), health_checks=False))
     assert list(problems(made)) == ["GPU-a", "GPU-b"]
     assert problems(made)["GPU-a"].startswith("XID 79")
     assert not made.some_deaf
     made.use(settings())
-    made.scanned([A, B, C], now=2.0)
+    made.on_scan([A, B, C], now=2.0)
     assert list(problems(made)) == ["GPU-a", "GPU-b", "GPU-c"]
 
 
@@ -201,14 +201,14 @@ Happening = Callable[[Roster, float], object]
 
 only_about_b: st.SearchStrategy[Happening] = st.sampled_from(
     [
-        lambda made, now: made.happened(CardEvent("GPU-b", xid=79), now=now),
-        lambda made, now: made.happened(CardEvent("GPU-b", uncorrectable=True), now=now),
-        lambda made, now: made.scanned([A, B, C], now=now),
-        lambda made, now: made.scanned([A, UnreadableCard(1, "lost", "GPU-b"), C], now=now),
-        lambda made, now: made.scanned([UnreadableCard(1, "lost"), C, A], now=now),
-        lambda made, now: made.scanned([C, A], now=now),
-        lambda made, now: made.heard({"GPU-b": "deaf"}, now=now),
-        lambda made, now: made.heard({}, now=now),
+        lambda made, now: made.on_event(CardEvent("GPU-b", xid=79), now=now),
+        lambda made, now: made.on_event(CardEvent("GPU-b", uncorrectable=True), now=now),
+        lambda made, now: made.on_scan([A, B, C], now=now),
+        lambda made, now: made.on_scan([A, UnreadableCard(1, "lost", "GPU-b"), C], now=now),
+        lambda made, now: made.on_scan([UnreadableCard(1, "lost"), C, A], now=now),
+        lambda made, now: made.on_scan([C, A], now=now),
+        lambda made, now: made.on_listening({"GPU-b": "deaf"}, now=now),
+        lambda made, now: made.on_listening({}, now=now),
     ]
 )
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.host.cards import CardEvent
 from tessera.node.health.xids import HARMLESS, HealthRules, read_rules, rules_of
-from tessera.node.inventory.cards import CardEvent
 from tessera.node.settings import AgentSettings
 
 USUAL = HealthRules()

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.kubelet import messages as encoding
+from tessera.node.kubelet import service
 from tessera.node.kubelet.endpoint import Endpoint, ServingError
 from tessera.node.kubelet.service import DevicePluginService
 from tessera.node.kubelet.socket_watch import file_id
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet
 from tests.support.kubelet.folders import plugins_folder, settings_in
@@ -28,7 +28,7 @@ def folder() -> Iterator[Path]:
 
 
 def make(folder: Path, name: str = "nvidia-gpu.sock") -> Endpoint:
-    service = DevicePluginService(settings_in(folder), Current(fleet(1)), ScriptedAllocator())
+    service = DevicePluginService(settings_in(folder), WatchedValue(fleet(1)), ScriptedAllocator())
     return Endpoint(folder / name, service)
 
 
@@ -92,7 +92,7 @@ async def test_a_socket_that_a_newer_agent_put_there_is_not_removed(folder: Path
 async def test_what_is_not_a_socket_is_left_alone(folder: Path) -> None:
     (folder / "nvidia-gpu.sock").write_text("precious")
     serving = make(folder)
-    with pytest.raises(ServingError, match="there is something that is not a socket"):
+    with pytest.raises(ServingError, match="the path exists and is not a socket"):
         await serving.serve()
     assert (folder / "nvidia-gpu.sock").read_text() == "precious"
     assert names(folder) == ["nvidia-gpu.sock"]
@@ -136,7 +136,7 @@ async def test_a_service_that_does_not_answer_itself_is_not_served(
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(encoding, "options", fail)
+    monkeypatch.setattr(service, "plugin_options", fail)
     serving = make(folder)
     with pytest.raises(ServingError, match="UNKNOWN"):
         await serving.serve()

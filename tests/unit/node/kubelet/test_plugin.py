@@ -14,10 +14,10 @@ import pytest
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.kubelet import plugin as plugin_module
-from tessera.node.kubelet.plugin import Pace, Plugin, socket_path
-from tessera.node.kubelet.socket_watch import Sight, Watching, file_id
+from tessera.node.kubelet.plugin import Plugin, PluginTiming, socket_path
+from tessera.node.kubelet.socket_watch import SocketState, SocketWatch, file_id
 from tessera.node.settings import AgentSettings, Paths
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings
 from tests.support.kubelet.allocators import ScriptedAllocator
 from tests.support.kubelet.cards import fleet, uuid
@@ -28,9 +28,9 @@ from tests.support.looping import on_uvloop
 from tests.support.serving import until
 
 NEVER_S = 3600.0
-AT_ONCE = Pace(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=NEVER_S, listen=NEVER_S)
+AT_ONCE = PluginTiming(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=NEVER_S, listen=NEVER_S)
 """no retry and no look in a test's life: whatever happens, an event brought it about"""
-PATIENT = Pace(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=NEVER_S)
+PATIENT = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=NEVER_S)
 """retries, hardly waiting"""
 
 
@@ -48,9 +48,9 @@ def logs() -> Iterator[Logs]:
 
 @asynccontextmanager
 async def running(
-    settings: AgentSettings, cards: Current[Fleet] | None = None, *, pace: Pace = AT_ONCE
+    settings: AgentSettings, cards: WatchedValue[Fleet] | None = None, *, timing: PluginTiming = AT_ONCE
 ) -> AsyncIterator[Plugin]:
-    plugin = Plugin(settings, cards or Current(fleet(2)), ScriptedAllocator(), pace=pace)
+    plugin = Plugin(settings, cards or WatchedValue(fleet(2)), ScriptedAllocator(), timing=timing)
     async with running_plugin(plugin):
         yield plugin
 
@@ -120,7 +120,7 @@ async def test_a_registered_plugin_is_of_use(folder: Path) -> None:
 
 @on_uvloop
 async def test_kubelet_hears_of_a_card_that_falls_ill_and_of_its_recovery(folder: Path) -> None:
-    cards = Current(fleet(2))
+    cards = WatchedValue(fleet(2))
     async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder, NodeSettings(split_count=1)), cards):
         await kubelet.listed()
         cards.set(fleet(2, sick={0}))
@@ -144,7 +144,7 @@ async def test_a_plugin_that_is_not_to_register_only_serves(folder: Path) -> Non
 @on_uvloop
 async def test_a_kubelet_that_was_absent_is_told_as_soon_as_it_comes(folder: Path) -> None:
     async with running(settings_in(folder)) as plugin:
-        await until(lambda: plugin.problem.startswith("kubelet is not there"))
+        await until(lambda: plugin.problem.startswith("kubelet is not running"))
         async with ScriptedKubelet(folder) as kubelet:
             await kubelet.listed()
 
@@ -176,9 +176,9 @@ async def test_that_kubelet_is_new_is_known_before_it_hears_of_the_plugin(folder
     async with ScriptedKubelet(folder) as kubelet:
         plugin = Plugin(
             settings_in(folder),
-            Current(fleet(2)),
+            WatchedValue(fleet(2)),
             ScriptedAllocator(),
-            pace=AT_ONCE,
+            timing=AT_ONCE,
             on_new_kubelet=lambda: heard.append(len(kubelet.registrations)),
         )
         async with running_plugin(plugin):
@@ -191,7 +191,7 @@ async def test_that_kubelet_is_new_is_known_before_it_hears_of_the_plugin(folder
 
 @on_uvloop
 async def test_a_kubelet_that_was_killed_is_told_when_it_is_back(folder: Path) -> None:
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), pace=PATIENT) as plugin:
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), timing=PATIENT) as plugin:
         await kubelet.listed()
         await kubelet.stop(leaving_socket=True)
         await until(lambda: "UNAVAILABLE" in plugin.problem)
@@ -204,7 +204,7 @@ async def test_a_kubelet_that_was_killed_is_told_when_it_is_back(folder: Path) -
 async def test_a_registration_that_kubelet_refuses_is_tried_again_and_complained_of_once(
     folder: Path, logs: Logs
 ) -> None:
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), pace=PATIENT):
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), timing=PATIENT):
         kubelet.refusals = ["not now"] * 7
         await kubelet.restart()
         await kubelet.registered(2 if kubelet.registrations else 1)
@@ -218,13 +218,13 @@ async def test_a_kubelet_that_listens_is_told_once_however_often_the_plugin_look
 ) -> None:
     looks = 0
 
-    class Restless(Watching):
-        async def other_than(self, seen: Sight, *, within: float) -> Sight:
+    class Restless(SocketWatch):
+        async def other_than(self, seen: SocketState, *, within: float) -> SocketState:
             nonlocal looks
             looks += 1
             return await self.look()
 
-    monkeypatch.setattr(plugin_module, "Watching", Restless)
+    monkeypatch.setattr(plugin_module, "SocketWatch", Restless)
     async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder)):
         await kubelet.listed()
         so_far = looks
@@ -234,8 +234,8 @@ async def test_a_kubelet_that_listens_is_told_once_however_often_the_plugin_look
 
 @on_uvloop
 async def test_a_kubelet_that_stops_listening_is_told_again(folder: Path) -> None:
-    pace = Pace(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=0.05)
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), pace=pace):
+    timing = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=0.05)
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), timing=timing):
         await kubelet.listed()
         lists = len(kubelet.lists)
         await kubelet.hang_up()
@@ -244,8 +244,8 @@ async def test_a_kubelet_that_stops_listening_is_told_again(folder: Path) -> Non
 
 @on_uvloop
 async def test_a_kubelet_that_never_listens_is_a_problem(folder: Path) -> None:
-    pace = Pace(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=0.01)
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), pace=pace) as plugin:
+    timing = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=0.01)
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), timing=timing) as plugin:
         kubelet.listens = False
         await kubelet.registered(3)
         await until(lambda: "kubelet does not listen" in plugin.problem)
@@ -292,7 +292,7 @@ async def test_of_two_agents_the_newer_serves_and_the_older_takes_over_when_it_i
 @on_uvloop
 async def test_a_folder_that_is_missing_at_first_is_waited_for(folder: Path) -> None:
     plugins = folder / "device-plugins"
-    async with running(settings_in(plugins), pace=PATIENT) as plugin:
+    async with running(settings_in(plugins), timing=PATIENT) as plugin:
         await until(lambda: plugin.problem.startswith("cannot serve on"))
         plugins.mkdir()
         async with ScriptedKubelet(plugins) as kubelet:
@@ -310,8 +310,8 @@ async def test_any_number_of_failures_to_serve_does_not_end_the_agent(folder: Pa
             failures = failed
             return 0.001
 
-    pace = Pace(backoff=Counted(), look_every=0.001, listen=NEVER_S)
-    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), pace=pace) as plugin:
+    timing = PluginTiming(backoff=Counted(), look_every=0.001, listen=NEVER_S)
+    async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder), timing=timing) as plugin:
         await until(lambda: failures > 6)
         assert plugin.problem.startswith("cannot serve on")
         own(folder).rmdir()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.json_format import ParseDict
 
-from tessera.node.kubelet.pod_resources import Holder, PodResources, PodResourcesError
+from tessera.node.kubelet.pod_resources import ContainerName, PodResourcesClient, PodResourcesError
 from tessera.wire.kubelet import pod_resources_pb2 as messages
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
@@ -23,8 +23,8 @@ def socket() -> Iterator[Path]:
         yield folder / "pod-resources.sock"
 
 
-def asking(socket: Path, *, deadline: float = 20.0) -> PodResources:
-    return PodResources(socket, "nvidia.com/gpu", deadline=deadline)
+def asking(socket: Path, *, deadline: float = 20.0) -> PodResourcesClient:
+    return PodResourcesClient(socket, "nvidia.com/gpu", deadline=deadline)
 
 
 @on_uvloop
@@ -33,8 +33,8 @@ async def test_a_real_kubelets_answer_names_the_devices_of_every_container(socke
     script.response = ParseDict(json.loads(SAMPLE.read_text())["List"], messages.ListPodResourcesResponse())
     async with serving_pod_resources(socket, script):
         assert await client.list() == {
-            Holder("default", "realgpu", "c1"): ("gpu-9", "gpu-8"),
-            Holder("default", "realgpu", "c2"): ("gpu-7",),
+            ContainerName("default", "realgpu", "c1"): ("gpu-9", "gpu-8"),
+            ContainerName("default", "realgpu", "c2"): ("gpu-7",),
         }
     await client.close()
 
@@ -46,7 +46,7 @@ async def test_other_resources_and_containers_without_devices_are_left_out(socke
     async with serving_pod_resources(socket, script):
         assert await client.list() == {}
         script.resource = "nvidia.com/gpu"
-        assert await client.list() == {Holder("default", "a", "c"): ("f-0",)}
+        assert await client.list() == {ContainerName("default", "a", "c"): ("f-0",)}
     await client.close()
 
 
@@ -61,7 +61,7 @@ async def test_a_container_that_is_told_twice_holds_every_device_once(socket: Pa
     script, client = ScriptedPodResources(), asking(socket)
     script.response = messages.ListPodResourcesResponse(pod_resources=pods)
     async with serving_pod_resources(socket, script):
-        assert await client.list() == {Holder("n", "p", "c"): ("a", "b", "c")}
+        assert await client.list() == {ContainerName("n", "p", "c"): ("a", "b", "c")}
     await client.close()
 
 
@@ -82,8 +82,8 @@ async def test_a_kubelet_that_is_absent_is_a_typed_error_and_is_found_when_it_co
         with pytest.raises(PodResourcesError, match="UNAVAILABLE"):
             await client.list()
         async with serving_pod_resources(socket, script):
-            assert await client.list() == {Holder("default", "a", "c"): ("g-0",)}
-            assert await client.list() == {Holder("default", "a", "c"): ("g-0",)}
+            assert await client.list() == {ContainerName("default", "a", "c"): ("g-0",)}
+            assert await client.list() == {ContainerName("default", "a", "c"): ("g-0",)}
     await client.close()
     await client.close()
 
@@ -104,7 +104,7 @@ async def test_two_may_ask_at_once_and_one_may_give_up(socket: Path) -> None:
     script.held = {("default", "a", "c"): ["g-0"]}
     async with serving_pod_resources(socket, script):
         first, second = await asyncio.gather(client.list(), client.list())
-        assert first == second == {Holder("default", "a", "c"): ("g-0",)}
+        assert first == second == {ContainerName("default", "a", "c"): ("g-0",)}
         script.silent = True
         given_up = asyncio.create_task(client.list())
         await asyncio.sleep(0)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.node.kubelet.device_ids import physical
-from tessera.node.kubelet.preferred_allocation import preferred
+from tessera.node.kubelet.device_ids import physical, preferred
 from tests.support.kubelet.cards import uuid
 
 A, B, C, D, E, F, G, H = EIGHT = tuple(uuid(number) for number in range(8))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.kubelet.registration import RegisteringError, register
+from tessera.node.kubelet.plugin import RegistrationError, register
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.scripted import ScriptedKubelet
@@ -41,7 +41,7 @@ async def test_kubelet_is_addressed_as_localhost(socket: Path) -> None:
         sent.set_result(data)
 
     async with await asyncio.start_unix_server(take, socket):
-        with pytest.raises(RegisteringError):
+        with pytest.raises(RegistrationError):
             await register(socket, REQUEST)
         data = await sent
     assert b"/v1beta1.Registration/Register" in data
@@ -53,13 +53,13 @@ async def test_a_kubelet_that_never_answers_is_given_up(socket: Path) -> None:
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(str(socket))
         silent.listen()
-        with pytest.raises(RegisteringError, match="DEADLINE_EXCEEDED"):
+        with pytest.raises(RegistrationError, match="DEADLINE_EXCEEDED"):
             await register(socket, REQUEST, deadline=0.05)
 
 
 @on_uvloop
 async def test_a_kubelet_that_is_not_there_is_a_typed_error(socket: Path) -> None:
-    with pytest.raises(RegisteringError, match=rf"kubelet at {socket}: UNAVAILABLE"):
+    with pytest.raises(RegistrationError, match=rf"kubelet at {socket}: UNAVAILABLE"):
         await register(socket, REQUEST)
 
 
@@ -67,5 +67,5 @@ async def test_a_kubelet_that_is_not_there_is_a_typed_error(socket: Path) -> Non
 async def test_a_refusal_says_why(socket: Path) -> None:
     async with ScriptedKubelet(socket.parent) as kubelet:
         kubelet.refusals = ["the endpoint is not supported"]
-        with pytest.raises(RegisteringError, match="UNKNOWN: the endpoint is not supported"):
+        with pytest.raises(RegistrationError, match="UNKNOWN: the endpoint is not supported"):
             await register(socket, REQUEST)

@@ -15,8 +15,8 @@ from tessera.node.fleet import Fleet
 from tessera.node.kubelet import channels, service
 from tessera.node.kubelet.endpoint import Endpoint
 from tessera.node.kubelet.service import DevicePluginService
-from tessera.node.modes.base import Answer, Refused
-from tessera.node.watched_value import Current
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.kubelet import methods
 from tessera.wire.node_config import NodeSettings
@@ -34,7 +34,7 @@ class Served:
     """A service that is being served, with a client."""
 
     def __init__(self, folder: Path, node: NodeSettings) -> None:
-        self.fleet = Current(fleet(2))
+        self.fleet = WatchedValue(fleet(2))
         self.allocator = ScriptedAllocator()
         self.service = DevicePluginService(settings_in(folder, node), self.fleet, self.allocator)
         self.endpoint = Endpoint(folder / "nvidia-gpu.sock", self.service)
@@ -199,7 +199,7 @@ async def test_a_fault_behind_a_preference_leaves_the_choice_to_kubelet() -> Non
         serving.allocator.fault = KeyError("gone")
         with captured() as logs:
             assert await preferences(serving, [f"{A}-0"]) == [[]]
-        assert logs.of("no preference because of a fault")
+        assert logs.of("preferred allocation failed")
 
 
 @on_uvloop
@@ -272,8 +272,8 @@ def test_a_request_for_what_was_never_listed_is_refused(containers: list[list[st
 async def test_the_reason_of_a_refusal_reaches_kubelet() -> None:
     async with served() as serving:
 
-        async def refuse(containers: Sequence[Sequence[str]]) -> list[Answer]:
-            raise Refused("device number not matched")
+        async def refuse(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+            raise AllocationRefused("device number not matched")
 
         serving.allocator.script = refuse
         with captured() as logs:
@@ -282,16 +282,16 @@ async def test_the_reason_of_a_refusal_reaches_kubelet() -> None:
         assert logs.of("allocation refused")[0]["reason"] == "device number not matched"
 
 
-async def fail(containers: Sequence[Sequence[str]]) -> list[Answer]:
+async def fail(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
     raise ZeroDivisionError("secret detail")
 
 
-async def answer_too_much(containers: Sequence[Sequence[str]]) -> list[Answer]:
-    return [Answer()] * (len(containers) + 1)
+async def answer_too_much(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+    return [ContainerResponse()] * (len(containers) + 1)
 
 
-async def answer_nonsense(containers: Sequence[Sequence[str]]) -> list[Answer]:
-    return [Answer(env={"A": "\ud800"}) for _ in containers]
+async def answer_nonsense(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
+    return [ContainerResponse(env={"A": "\ud800"}) for _ in containers]
 
 
 @pytest.mark.parametrize("script", [fail, answer_too_much, answer_nonsense])
@@ -316,7 +316,7 @@ async def test_an_allocator_that_never_answers_does_not_hold_up_kubelet_for_ever
     monkeypatch.setattr(service, "ALLOCATE_S", 0.001)
     async with served() as serving:
 
-        async def wait(containers: Sequence[Sequence[str]]) -> list[Answer]:
+        async def wait(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
             await asyncio.Event().wait()
             return []
 
@@ -341,10 +341,10 @@ async def test_a_running_allocate_may_end_when_the_service_stops() -> None:
     async with served() as serving:
         entered, may_go = asyncio.Event(), asyncio.Event()
 
-        async def slow(containers: Sequence[Sequence[str]]) -> list[Answer]:
+        async def slow(containers: Sequence[Sequence[str]]) -> list[ContainerResponse]:
             entered.set()
             await may_go.wait()
-            return [Answer(env={"LATE": "1"})]
+            return [ContainerResponse(env={"LATE": "1"})]
 
         serving.allocator.script = slow
         asked = asyncio.create_task(serving.allocate([f"{A}-0"]))

@@ -12,7 +12,7 @@ import asyncinotify
 import pytest
 
 from tessera.node.kubelet import socket_watch as watching
-from tessera.node.kubelet.socket_watch import Sight, Watching, file_id
+from tessera.node.kubelet.socket_watch import SocketState, SocketWatch, file_id
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.logs import captured
 from tests.support.looping import in_fake_time, on_uvloop
@@ -33,11 +33,11 @@ def bind(path: Path) -> None:
         made.bind(str(path))
 
 
-def watch(folder: Path, *, look_every: float = FAR_OFF_S) -> Watching:
-    return Watching(own=folder / "own.sock", kubelet=folder / "kubelet.sock", look_every=look_every)
+def watch(folder: Path, *, look_every: float = FAR_OFF_S) -> SocketWatch:
+    return SocketWatch(own=folder / "own.sock", kubelet=folder / "kubelet.sock", look_every=look_every)
 
 
-async def changed(watcher: Watching, seen: Sight) -> Sight:
+async def changed(watcher: SocketWatch, seen: SocketState) -> SocketState:
     async with asyncio.timeout(20):
         return await watcher.other_than(seen, within=FAR_OFF_S)
 
@@ -110,7 +110,7 @@ async def test_a_folder_that_is_not_there_yet_is_waited_for(folder: Path) -> Non
     missing = folder / "device-plugins"
     with watch(missing, look_every=3.0) as watcher:
         nothing = await watcher.look()
-        assert nothing == Sight(None, None, None)
+        assert nothing == SocketState(None, None, None)
         asyncio.get_running_loop().call_later(100.0, missing.mkdir)
         there = await watcher.other_than(nothing, within=FAR_OFF_S)
         assert there.folder is not None
@@ -140,7 +140,7 @@ async def test_a_folder_that_is_deleted_and_made_again_is_found_again(folder: Pa
         first = await watcher.look()
         plugins.rmdir()
         gone = await watcher.other_than(first, within=FAR_OFF_S)
-        assert gone == Sight(None, None, None)
+        assert gone == SocketState(None, None, None)
         plugins.mkdir()
         bind(plugins / "own.sock")
         assert (await watcher.other_than(gone, within=FAR_OFF_S)).own is not None
@@ -158,7 +158,7 @@ async def test_a_node_without_inotify_is_looked_at_from_time_to_time(
         nothing = await watcher.look()
         asyncio.get_running_loop().call_later(100.0, bind, folder / "kubelet.sock")
         assert (await watcher.other_than(nothing, within=FAR_OFF_S)).kubelet is not None
-    assert logs.of("no inotify; looking from time to time instead")
+    assert logs.of("no inotify; polling instead")
 
 
 @in_fake_time
@@ -179,11 +179,11 @@ async def test_a_node_without_free_watches_is_looked_at_from_time_to_time(
 async def test_kubelets_socket_may_be_elsewhere_or_nowhere(folder: Path) -> None:
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()
-    with Watching(own=folder / "own.sock", kubelet=elsewhere / "kubelet.sock", look_every=FAR_OFF_S) as watcher:
+    with SocketWatch(own=folder / "own.sock", kubelet=elsewhere / "kubelet.sock", look_every=FAR_OFF_S) as watcher:
         nothing = await watcher.look()
         bind(elsewhere / "kubelet.sock")
         assert (await changed(watcher, nothing)).kubelet is not None
-    with Watching(own=folder / "own.sock", kubelet=None) as watcher:
+    with SocketWatch(own=folder / "own.sock", kubelet=None) as watcher:
         assert (await watcher.look()).kubelet is None
 
 

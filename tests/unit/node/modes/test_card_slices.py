@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.card_slices import slices_by_card
 from tests.support.sharing import A, B, card, claim, fleet, slice_of
 
@@ -23,13 +23,13 @@ def test_two_slices_of_one_card_are_one_device_with_the_room_of_both(one: int, o
 
 @pytest.mark.parametrize("uuid", ["GPU-nowhere", "GPU-a[0-1]", "größe\n", "x" * 10_000])
 def test_a_card_that_is_not_here_is_refused_by_name(uuid: str) -> None:
-    with pytest.raises(Refused, match="is not among this node's cards") as refusal:
+    with pytest.raises(AllocationRefused, match="is not among this node's cards") as refusal:
         slices_by_card(claim(slice_of(A), slice_of(uuid)), fleet(A))
     assert len(str(refusal.value)) < 300
 
 
 def test_a_card_that_is_not_well_is_refused_with_what_it_has() -> None:
-    with pytest.raises(Refused, match=f"card {A} takes no work: XID 79"):
+    with pytest.raises(AllocationRefused, match=f"card {A} takes no work: XID 79"):
         slices_by_card(claim(slice_of(A)), Fleet((card(A, problem="XID 79"),)))
 
 

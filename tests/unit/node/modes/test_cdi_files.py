@@ -13,9 +13,8 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import Answer
-from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.cdi_mode import WithCdi
+from tessera.node.modes.base import ContainerResponse
+from tessera.node.modes.cdi_files import CdiFiles, WithCdi
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing import MIG, A, B, claim, fleet, instance, put_files, settings
@@ -139,23 +138,6 @@ async def test_a_write_that_fails_half_way_leaves_the_old_file(
     assert names(own.paths.cdi / GPU) == {A, "all"}
 
 
-async def test_retiring_removes_our_files_and_nobody_elses(files: CdiFiles, own: AgentSettings, tmp_path: Path) -> None:
-    put_files(tmp_path, ["/dev/gdrdrv", "/cdi/other.json"])
-    await files.refresh(fleet(A), ())
-    (own.paths.cdi / GDRCOPY).write_text("{}")
-    await files.retire()
-    assert sorted(os.listdir(own.paths.cdi)) == [GDRCOPY, "other.json"]
-    assert not files.offers("gpu", A)
-
-
-async def test_retiring_where_that_fails_is_no_fault(files: CdiFiles, own: AgentSettings) -> None:
-    await files.refresh(fleet(A), ())
-    (own.paths.cdi / GPU).unlink()
-    (own.paths.cdi / GPU).mkdir()
-    await files.retire()
-    assert (own.paths.cdi / GPU).is_dir()
-
-
 class Mode:
     """Remembers what it was told, and makes an instance at its start."""
 
@@ -167,13 +149,13 @@ class Mode:
         self.told.append(("start", fleet))
         self.instances = (instance(),)
 
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> Answer:
-        return Answer(env={"handed": f"{claim.pod.uid} {device_ids} {certain}"})
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        return ContainerResponse(env={"handed": f"{claim.pod.uid} {device_ids} {certain}"})
 
-    async def welcome(self, device_ids: Sequence[str]) -> Answer:
-        return Answer(env={"welcome": f"{device_ids}"})
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        return ContainerResponse(env={"welcome": f"{device_ids}"})
 
-    async def settle(self, live: Sequence[Claim], fleet: Fleet) -> None:
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         self.told.append(("settle", live, fleet))
 
     async def stop(self) -> None:
@@ -191,10 +173,10 @@ async def test_a_mode_with_cdi_is_the_mode_with_files_that_follow_it(
     mode.instances = ()
     await both.refresh()
     assert names(own.paths.cdi / GPU) == {A, "all"}
-    await both.settle([claim()], fleet(A, B))
+    await both.reconcile([claim()], fleet(A, B))
     assert names(own.paths.cdi / GPU) == {A, B, "all"}
     assert (await both.hand_over(claim(), ["x"], certain=False)).env == {"handed": "uid-1 ['x'] False"}
-    assert (await both.welcome(["x"])).env == {"welcome": "['x']"}
+    assert (await both.hand_over_downward_api(["x"])).env == {"welcome": "['x']"}
     await both.stop()
     assert mode.told == [("start", fleet(A)), ("settle", [claim()], fleet(A, B)), "stop"]
     assert (own.paths.cdi / GPU).exists(), "a container that restarts while the agent is away still finds its card"

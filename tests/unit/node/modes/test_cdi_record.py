@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.cdi_record import FILE, CdiRecord
+from tessera.node.modes.cdi_files import FILE, CdiFiles, CdiRecord
 from tessera.node.settings import DeviceListStrategy
 from tests.support.logs import captured
 from tests.support.sharing import fleet, put_files, settings
@@ -38,7 +37,7 @@ async def test_a_spec_that_somebody_changed_stays_and_that_is_said(tmp_path: Pat
     with captured() as logs:
         CdiRecord(tmp_path / "state").retire()
     assert spec.read_text() == "{}"
-    assert logs.of("a CDI spec stays: somebody changed it")
+    assert logs.of("a CDI spec stays: another program changed it")
 
 
 async def test_a_spec_that_is_gone_already_is_no_matter(tmp_path: Path) -> None:

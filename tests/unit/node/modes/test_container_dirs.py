@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from tessera.host.writable_dirs import WritableDirs, ids_dir_name
 from tessera.node.handover.claims import Claim
-from tessera.node.modes import container_dirs as container_folders
-from tessera.node.modes.base import Refused
-from tessera.node.modes.container_dirs import LOOK_EVERY_S, ContainerFolders
-from tessera.node.modes.dir_retention import GRACE_S
-from tessera.node.modes.host_dirs import Folders, folder_of_ids
+from tessera.node.modes import container_dirs
+from tessera.node.modes.base import AllocationRefused
+from tessera.node.modes.container_dirs import GRACE_S, LOOK_EVERY_S, ContainerDirs
 from tests.support.sharing import claim
 
 
@@ -27,7 +26,7 @@ class World:
         self.base = base
         self.time = 1000.0
         self.held: Collection[Collection[str]] | None = ()
-        self.folders = ContainerFolders(Folders(base), held=self._held, now=lambda: self.time)
+        self.folders = ContainerDirs(WritableDirs(base), held=self._held, now=lambda: self.time)
 
     async def _held(self) -> Collection[Collection[str]] | None:
         return self.held
@@ -41,7 +40,7 @@ class World:
         end = self.time + seconds
         while self.time < end:
             self.time += LOOK_EVERY_S
-            await self.folders.tidy(live)
+            await self.folders.remove_unused(live)
 
     @property
     def there(self) -> list[str]:
@@ -74,7 +73,7 @@ async def test_folders_of_a_name_that_is_not_ours_are_never_touched(world: World
 
 
 async def test_a_folder_of_ids_stays_while_its_init_container_counts_in_it(world: World) -> None:
-    path = await world.give(folder_of_ids(["a-0"]))
+    path = await world.give(ids_dir_name(["a-0"]))
     (path / "uid-1_init.cache").touch()
     alive = claim(uid="uid-1", container="init")
     await world.pass_time(3 * GRACE_S, live=[alive])
@@ -87,7 +86,7 @@ async def test_a_folder_that_is_given_again_is_a_new_one(world: World) -> None:
     old = await world.give("uid-1_main")
     (old / "x.cache").touch()
     assert os.listdir(await world.give("uid-1_main")) == []
-    await world.folders.tidy([])
+    await world.folders.remove_unused([])
     assert os.listdir(world.base / "discarded") == []
 
 
@@ -96,21 +95,21 @@ async def test_a_folder_given_while_the_old_one_is_let_go_survives(world: World)
     await world.pass_time(GRACE_S)
     world.time += LOOK_EVERY_S
     (path, _), _ = await asyncio.gather(
-        world.folders.give("uid-1_main", ["a-0"], after=lambda: None), world.folders.tidy([])
+        world.folders.give("uid-1_main", ["a-0"], after=lambda: None), world.folders.remove_unused([])
     )
     assert path.is_dir()
     await world.give("uid-2_main", "b-0")
     await world.pass_time(GRACE_S)
     world.time += LOOK_EVERY_S
-    _, path = await asyncio.gather(world.folders.tidy([]), world.give("uid-2_main", "b-0"))
+    _, path = await asyncio.gather(world.folders.remove_unused([]), world.give("uid-2_main", "b-0"))
     assert path.is_dir()
 
 
 async def test_what_has_to_succeed_first_decides_whether_there_is_a_folder(world: World) -> None:
     def fail() -> None:
-        raise Refused("not now")
+        raise AllocationRefused("not now")
 
-    with pytest.raises(Refused, match="not now"):
+    with pytest.raises(AllocationRefused, match="not now"):
         await world.folders.give("uid-1_main", ["a-0"], after=fail)
     assert not (world.base / "containers").exists()
     assert await world.folders.give("uid-1_main", ["a-0"], after=lambda: 7) == (
@@ -122,7 +121,7 @@ async def test_what_has_to_succeed_first_decides_whether_there_is_a_folder(world
 async def test_a_disk_that_cannot_be_written_refuses_the_container(tmp_path: Path) -> None:
     (tmp_path / "vgpu").write_text("a file where the folder should be")
     world = World(tmp_path / "vgpu")
-    with pytest.raises(Refused, match="cannot be made"):
+    with pytest.raises(AllocationRefused, match="cannot be made"):
         await world.give("uid-1_main")
     with structlog.testing.capture_logs() as logs:
         await world.pass_time(5 * LOOK_EVERY_S)
@@ -142,18 +141,18 @@ async def test_a_link_in_the_place_of_all_folders_is_a_complaint(world: World) -
 async def test_a_disk_that_hangs_refuses_the_container_and_delays_nobody_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(container_folders, "DEADLINE_S", 0.01)
+    monkeypatch.setattr(container_dirs, "DEADLINE_S", 0.01)
     released = threading.Event()
 
-    class Hanging(Folders):
+    class Hanging(WritableDirs):
         def recreate(self, name: str) -> Path:
             released.wait()
             return super().recreate(name)
 
-    folders = ContainerFolders(Hanging(tmp_path / "vgpu"))
+    folders = ContainerDirs(Hanging(tmp_path / "vgpu"))
     try:
         for _ in range(3):
-            with pytest.raises(Refused, match="no answer within"):
+            with pytest.raises(AllocationRefused, match="no answer within"):
                 await folders.give("uid-1_main", ["a-0"], after=lambda: None)
     finally:
         released.set()
@@ -162,7 +161,7 @@ async def test_a_disk_that_hangs_refuses_the_container_and_delays_nobody_for_lon
 
 async def test_without_kubelets_word_folders_stay_while_pods_live(tmp_path: Path) -> None:
     world = World(tmp_path / "vgpu")
-    world.folders = ContainerFolders(Folders(world.base), now=lambda: world.time)
+    world.folders = ContainerDirs(WritableDirs(world.base), now=lambda: world.time)
     await world.give("uid-1_main")
     await world.pass_time(3 * GRACE_S, live=[claim(uid="uid-2")])
     assert world.there == ["uid-1_main"]
@@ -179,9 +178,9 @@ async def test_looking_is_not_done_more_often_than_needed(world: World) -> None:
         asked += 1
         return ()
 
-    folders = ContainerFolders(Folders(world.base), held=held, now=lambda: world.time)
+    folders = ContainerDirs(WritableDirs(world.base), held=held, now=lambda: world.time)
     for _ in range(100):
         world.time += 1.0
-        await folders.tidy([])
+        await folders.remove_unused([])
     assert asked == 2
     await folders.stop()

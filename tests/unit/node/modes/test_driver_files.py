@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.base import Mount
-from tessera.node.modes.driver_files import DriverFiles, find_driver_files
+from tessera.node.modes.base import HostMount
+from tessera.node.modes.cdi_spec import DriverFiles, find_driver_files
 from tests.support.sharing import paths_below, put_files
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -31,7 +31,7 @@ def test_libraries_and_programs_of_the_drivers_version_are_mounted_where_they_ar
     put_files(tmp_path / "driver", INSTALLED)
     files = found(tmp_path, driver_root=Path("/run/nvidia"))
     assert files.mounts == tuple(
-        Mount(f"/{path}", f"/run/nvidia/{path}")
+        HostMount(f"/{path}", f"/run/nvidia/{path}")
         for path in (*INSTALLED[:3], "usr/bin/nvidia-debugdump", "usr/bin/nvidia-smi")
     )
     assert files.library_folders == (f"/{LIBRARIES}",)
@@ -46,7 +46,7 @@ def test_nothing_is_invented_where_there_is_no_driver(tmp_path: Path) -> None:
 def test_without_cuda_the_version_is_that_of_the_management_library(tmp_path: Path) -> None:
     put_files(tmp_path / "driver", ["usr/lib64/libnvidia-ml.so.550.90.07"])
     assert found(tmp_path).mounts == (
-        Mount("/usr/lib64/libnvidia-ml.so.550.90.07", "/usr/lib64/libnvidia-ml.so.550.90.07"),
+        HostMount("/usr/lib64/libnvidia-ml.so.550.90.07", "/usr/lib64/libnvidia-ml.so.550.90.07"),
     )
 
 

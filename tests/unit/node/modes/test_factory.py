@@ -9,14 +9,14 @@ from typing import cast
 
 import pytest
 
+from tessera.host.cards import Hardware
 from tessera.node.handover.claims import PodKey
-from tessera.node.inventory.cards import Hardware
-from tessera.node.modes.cdi_mode import WithCdi
+from tessera.node.modes.cdi_files import WithCdi
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.hami_core import HamiCore
-from tessera.node.modes.mig import Mig
-from tessera.node.modes.mps import Mps
-from tessera.node.modes.none import Whole
+from tessera.node.modes.mig.mode import Mig
+from tessera.node.modes.mps.mode import Mps
+from tessera.node.modes.whole_cards import WholeCards
 from tessera.node.settings import DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import Mode, NodeSettings
@@ -24,7 +24,7 @@ from tests.support.mig_cards import BOTH, ONE, ModelHardware, claim, ids
 from tests.support.sharing import settings
 
 NO_HARDWARE = cast(Hardware, None)
-MODES: list[tuple[Mode, type]] = [("hami-core", HamiCore), ("mig", Mig), ("mps", Mps), ("none", Whole)]
+MODES: list[tuple[Mode, type]] = [("hami-core", HamiCore), ("mig", Mig), ("mps", Mps), ("none", WholeCards)]
 
 
 CAPABILITIES = "gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n"

@@ -12,14 +12,13 @@ import pytest
 import structlog
 
 from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.writable_dirs import ids_dir_name
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import Answer, Refused
+from tessera.node.modes.base import AllocationRefused, ContainerResponse
 from tessera.node.modes.card_slices import slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.hami_core import HamiCore
-from tessera.node.modes.hami_library import MAX_CARDS, common_variables, limits_of
-from tessera.node.modes.host_dirs import folder_of_ids
+from tessera.node.modes.hami_core import MAX_CARDS, HamiCore, common_variables, limits_of
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
@@ -39,13 +38,13 @@ class Node:
         put_files(self.home, LIBRARY)
         self.mode = HamiCore(self.settings, DeviceLists(self.settings), new_cache=lambda: "random")
 
-    async def answer(self, of: Claim, *, cards: Fleet | None = None, **more: Any) -> Answer:
+    async def answer(self, of: Claim, *, cards: Fleet | None = None, **more: Any) -> ContainerResponse:
         await self.mode.start(cards or fleet(A, B))
         answer = await self.mode.hand_over(of, IDS, **more)
         await self.mode.stop()
         return answer
 
-    def sources(self, answer: Answer) -> dict[str, str]:
+    def sources(self, answer: ContainerResponse) -> dict[str, str]:
         """Mounts by path in the container, with our own folder as `~`."""
         home = str(self.home)
         return {
@@ -143,7 +142,7 @@ async def test_a_container_that_asked_to_be_free_misses_only_the_preload(node: N
 async def test_where_another_container_may_be_meant_nobody_is_free(node: Node) -> None:
     answer = await node.answer(claim(uncontrolled=True), certain=False)
     assert "/etc/ld.so.preload" in node.sources(answer)
-    assert node.sources(answer)["~"] == f"~/containers/{folder_of_ids(IDS)} rw"
+    assert node.sources(answer)["~"] == f"~/containers/{ids_dir_name(IDS)} rw"
 
 
 async def test_the_folder_is_empty_for_every_handover(node: Node) -> None:
@@ -175,10 +174,10 @@ async def test_without_the_library_nobody_starts_without_limits(node: Node, miss
     with structlog.testing.capture_logs() as logs:
         await node.mode.start(fleet(A))
     assert [each["log_level"] for each in logs] == ["error"]
-    with pytest.raises(Refused, match="nothing would limit the container"):
+    with pytest.raises(AllocationRefused, match="nothing would limit the container"):
         await node.mode.hand_over(claim(), IDS)
-    with pytest.raises(Refused, match="nothing would limit the container"):
-        await node.mode.welcome(IDS)
+    with pytest.raises(AllocationRefused, match="nothing would limit the container"):
+        await node.mode.hand_over_downward_api(IDS)
     assert not (node.home / "containers").exists()
 
 
@@ -192,14 +191,14 @@ async def test_without_the_library_nobody_starts_without_limits(node: Node, miss
         (claim(slice_of(A)), Fleet(), "is not among this node's cards"),
         (claim(slice_of(A)), Fleet((card(A, problem="XID 79"),)), "XID 79"),
         (claim(slice_of(A), mig=(RESERVED,)), fleet(A), "MIG"),
-        (claim(uid="../../etc"), fleet(A), "cannot be the name of a folder"),
-        (claim(container="a/b"), fleet(A), "cannot be the name of a folder"),
+        (claim(uid="../../etc"), fleet(A), "cannot be the name of a directory"),
+        (claim(container="a/b"), fleet(A), "cannot be the name of a directory"),
     ],
 )
 async def test_what_cannot_be_limited_is_refused_before_anything_is_made(
     node: Node, of: Claim, cards: Fleet, reason: str
 ) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(AllocationRefused, match=reason):
         await node.answer(of, cards=cards)
     assert not (node.home / "containers").exists()
 
@@ -208,7 +207,7 @@ def test_no_more_cards_than_the_library_limits() -> None:
     uuids = [f"GPU-{number:02}" for number in range(MAX_CARDS + 1)]
     many = fleet(*uuids)
     slices = tuple(slice_of(uuid) for uuid in uuids)
-    with pytest.raises(Refused, match="no more than 16"):
+    with pytest.raises(AllocationRefused, match="no more than 16"):
         limits_of(claim(*slices), slices_by_card(claim(*slices), many))
     fitting = claim(*slices[:MAX_CARDS])
     assert limits_of(fitting, slices_by_card(fitting, many))["CUDA_DEVICE_MEMORY_LIMIT_15"] == "3000m"
@@ -217,14 +216,14 @@ def test_no_more_cards_than_the_library_limits() -> None:
 async def test_a_container_that_carries_its_slice_gets_what_is_the_same_for_all_and_no_card(tmp_path: Path) -> None:
     node = Node(tmp_path, gdrcopy=True, disable_core_limit=True)
     await node.mode.start(fleet(A))
-    answer = await node.mode.welcome([f"{A}-3", f"{B}-1"])
+    answer = await node.mode.hand_over_downward_api([f"{A}-3", f"{B}-1"])
     assert answer.env == {
         "NVIDIA_VISIBLE_DEVICES": "void",
         "NVIDIA_GDRCOPY": "enabled",
         "CUDA_REDIRECT": f"{node.home}/libvgpu.so",
         "GPU_CORE_UTILIZATION_POLICY": "disable",
     }
-    folder = folder_of_ids([f"{B}-1", f"{A}-3"])
+    folder = ids_dir_name([f"{B}-1", f"{A}-3"])
     assert node.sources(answer) == {
         "~": f"~/containers/{folder} rw",
         "~/libvgpu.so": "~/libvgpu.so",
@@ -236,16 +235,16 @@ async def test_a_container_that_carries_its_slice_gets_what_is_the_same_for_all_
 
 async def test_two_containers_that_carry_their_slices_never_share_a_folder(node: Node) -> None:
     await node.mode.start(fleet(A))
-    answers = [await node.mode.welcome([f"{A}-{number}"]) for number in range(10)]
+    answers = [await node.mode.hand_over_downward_api([f"{A}-{number}"]) for number in range(10)]
     assert len({answer.mounts[0].host_path for answer in answers}) == 10
 
 
 async def test_cards_are_judged_as_they_are_at_the_handover(node: Node) -> None:
     await node.mode.start(fleet(A))
-    await node.mode.settle([], Fleet((card(A, problem="XID 79"),)))
-    with pytest.raises(Refused, match="XID 79"):
+    await node.mode.reconcile([], Fleet((card(A, problem="XID 79"),)))
+    with pytest.raises(AllocationRefused, match="XID 79"):
         await node.mode.hand_over(claim(), IDS)
-    await node.mode.settle([], fleet(A))
+    await node.mode.reconcile([], fleet(A))
     assert (await node.mode.hand_over(claim(), IDS)).env["NVIDIA_VISIBLE_DEVICES"] == A
 
 
@@ -263,6 +262,6 @@ async def test_a_link_where_the_shared_folder_should_be_is_refused(node: Node, t
     node.settings.paths.lock.parent.mkdir(parents=True)
     node.settings.paths.lock.symlink_to(tmp_path)
     mode = stat.S_IMODE(tmp_path.stat().st_mode)
-    with pytest.raises(Refused, match="is a link"):
+    with pytest.raises(AllocationRefused, match="is a link"):
         await node.answer(claim())
     assert stat.S_IMODE(tmp_path.stat().st_mode) == mode

@@ -17,7 +17,7 @@ from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.faults import Drop, Fail, Fault, Hold, LoseAnswer
 from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.handover.claims import PodKey
-from tessera.node.modes.mig_annotations import TRIES, MigAnnotations, NotWritten
+from tessera.node.modes.mig.annotations import TRIES, MigAnnotations, NotWritten
 from tessera.wire.keys import MIG_ALLOCATIONS
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
 from tests.support.looping import in_fake_time
@@ -150,10 +150,10 @@ async def test_a_pod_that_is_gone_or_another_is_not_written_to() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "does not reserve this MIG instance any more"),
+        ("", "no longer reserves this MIG instance"),
         (encode_mig_allocations([OTHER]), "container 0, device 0"),
-        (encode_mig_allocations([replace(ONE, uuid="GPU-other")]), "does not reserve"),
-        (encode_mig_allocations([replace(ONE, slot=HALF.slot)]), "does not reserve"),
+        (encode_mig_allocations([replace(ONE, uuid="GPU-other")]), "no longer reserves"),
+        (encode_mig_allocations([replace(ONE, slot=HALF.slot)]), "no longer reserves"),
         ("{", "not valid JSON"),
         ("[{}]", "incomplete"),
     ],

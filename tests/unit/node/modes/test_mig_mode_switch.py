@@ -10,7 +10,7 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import Refused
+from tessera.node.modes.base import AllocationRefused
 from tests.support.logs import captured
 from tests.support.mig_cards import BOTH, ONE, A, B, ModelCard, Node, card, claim
 
@@ -59,7 +59,7 @@ async def test_a_card_that_cannot_be_switched_is_refused_with_the_reason(
     spoil(node.hardware.cards[A])
     with captured() as logs:
         mig = await node.started()
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(AllocationRefused) as refused:
             await mig.hand_over(claim(ONE), ["x"])
     assert str(refused.value) == f"card {A} cannot be used for MIG: {problem}"
     assert [each["problem"] for each in logs.of(NOT_USABLE)] == [problem]
@@ -71,10 +71,10 @@ async def test_a_busy_card_is_switched_when_it_is_idle_but_not_asked_all_the_tim
     mig = await node.started()
     node.hardware.cards[A].busy = False
     node.now = 29.0
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert modes(node) == (False, True)
     node.now = 30.0
-    await mig.settle([], BOTH)
+    await mig.reconcile([], BOTH)
     assert modes(node) == (True, True)
 
 
@@ -104,8 +104,8 @@ async def test_a_card_that_is_in_mig_mode_is_not_asked(node: Node) -> None:
 async def test_idle_pods_that_share_a_card_without_mig_keep_it(node: Node, live: Claim) -> None:
     mig = await node.started(known=lambda: [live])
     assert modes(node) == (False, True)
-    await mig.settle([live], BOTH)
-    with pytest.raises(Refused, match="drain the node"):
+    await mig.reconcile([live], BOTH)
+    with pytest.raises(AllocationRefused, match="drain the node"):
         await mig.hand_over(claim(ONE), ["x"])
     assert modes(node) == (False, True)
 
@@ -113,7 +113,7 @@ async def test_idle_pods_that_share_a_card_without_mig_keep_it(node: Node, live:
 async def test_cards_wait_until_the_pods_are_known(node: Node) -> None:
     mig = await node.started(known=lambda: None)
     assert modes(node) == (False, False)
-    await mig.settle([PLAIN], BOTH)
+    await mig.reconcile([PLAIN], BOTH)
     assert modes(node) == (False, True)
 
 
@@ -131,7 +131,7 @@ async def test_a_card_in_use_keeps_mig_mode_and_is_restored_later_even_by_anothe
     await mig.retire()
     assert modes(node) == (True, True)
     again = await node.started(Fleet((card(enabled=True), card(B, index=1, enabled=True))))
-    await again.settle([], BOTH)
+    await again.reconcile([], BOTH)
     node.hardware.cards[B].busy = False
     await again.retire()
     assert modes(node) == (False, False)

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.cards import ComputeMode, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import ComputeMode
-from tessera.node.modes.base import Answer, Mount, Refused, SharingMode
-from tessera.node.modes.mps import Mps
-from tessera.node.modes.mps_cleanup import retire_all
-from tessera.node.modes.mps_control import MpsProgram
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
+from tessera.node.modes.mps.control import MpsProgram
+from tessera.node.modes.mps.mode import Mps, retire_mps
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.node_config import NodeSettings
@@ -33,8 +32,8 @@ ONLY_A = Fleet((CARD_A,))
 class Visible:
     """Lists of cards as plain as they can be."""
 
-    def answer(self, ids: Sequence[str], fleet: Fleet) -> Answer:
-        return Answer(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
+    def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
+        return ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
 
 
 class Node:
@@ -49,7 +48,7 @@ class Node:
     def agent(self, *, program: MpsProgram | None = None, settings: AgentSettings | None = None) -> Mps:
         made = Mps(
             settings or self.settings,
-            lists=Visible(),
+            device_lists=Visible(),
             modes=self.hardware,
             program=program or self.fake.program,
             hand_over_s=PATIENT_S,
@@ -75,12 +74,12 @@ def claim(*slices: tuple[str, int, int], pod: str = "pod", uncontrolled: bool = 
     return Claim(PodKey("ns", pod, f"uid-{pod}"), 0, "main", entries, uncontrolled=uncontrolled)
 
 
-async def given(agent: SharingMode, wanted: Claim) -> Answer:
+async def given(agent: SharingMode, wanted: Claim) -> ContainerResponse:
     return await agent.hand_over(wanted, [f"{each.uuid}-0" for each in wanted.slices])
 
 
 async def refused(agent: SharingMode, wanted: Claim) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(AllocationRefused) as caught:
         await given(agent, wanted)
     return str(caught.value)
 
@@ -88,7 +87,7 @@ async def refused(agent: SharingMode, wanted: Claim) -> str:
 async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_modes(node: Node) -> None:
     agent = node.agent()
     await agent.start(BOTH)
-    assert await given(agent, claim((A, 3000, 30))) == Answer(
+    assert await given(agent, claim((A, 3000, 30))) == ContainerResponse(
         env={
             "NVIDIA_VISIBLE_DEVICES": A,
             "CUDA_MPS_PIPE_DIRECTORY": "/tessera/mps/pipe",
@@ -96,8 +95,8 @@ async def test_a_container_gets_its_limits_the_pipes_and_nothing_of_the_other_mo
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
         },
         mounts=(
-            Mount("/tessera/mps/pipe", f"{node.fake.root}/{A}/pipe", read_only=True),
-            Mount("/dev/shm", "/dev/shm", read_only=False),
+            HostMount("/tessera/mps/pipe", f"{node.fake.root}/{A}/pipe", read_only=True),
+            HostMount("/dev/shm", "/dev/shm", read_only=False),
         ),
     )
     assert node.fake.default(A) == ("3000M", 30)
@@ -157,21 +156,21 @@ async def test_what_mps_cannot_keep_is_refused_with_the_reason(
 
 
 async def test_no_container_is_welcomed_without_a_claim(node: Node) -> None:
-    with pytest.raises(Refused, match="through MPS"):
-        await node.agent().welcome([f"{A}-0"])
+    with pytest.raises(AllocationRefused, match="through MPS"):
+        await node.agent().hand_over_downward_api([f"{A}-0"])
 
 
 async def test_a_guess_is_refused(node: Node) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
-    with pytest.raises(Refused, match="not certain"):
+    with pytest.raises(AllocationRefused, match="not certain"):
         await agent.hand_over(claim((A, 3000, 30)), [f"{A}-0"], certain=False)
 
 
 async def test_a_card_is_refused_before_the_agent_looks_after_it(node: Node) -> None:
     agent = node.agent()
     agent._fleet = ONLY_A
-    assert "not looked after yet" in await refused(agent, claim((A, 3000, 30)))
+    assert "not served yet" in await refused(agent, claim((A, 3000, 30)))
 
 
 async def test_many_at_once_get_their_own_limits_and_one_ceiling(node: Node) -> None:
@@ -208,7 +207,7 @@ async def test_one_broken_card_does_not_take_the_others_away(node: Node) -> None
 async def test_cards_that_are_left_out_are_never_touched(node: Node) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
-    await agent.settle([], ONLY_A)
+    await agent.reconcile([], ONLY_A)
     assert node.hardware.modes == {A: EXCLUSIVE, B: DEFAULT}
     assert not (node.fake.root / B).exists()
 
@@ -224,9 +223,9 @@ async def test_running_containers_do_not_notice_a_restart_of_the_agent(node: Nod
     second = node.agent()
     await second.start(ONLY_A)
     await given(second, claim((A, 1000, 10), pod="new"))
-    await second.settle([held, claim((A, 1000, 10), pod="new")], ONLY_A)
-    assert (node.fake.server_limits(), len(node.fake.begun())) == (("8000M", 80), 1)
-    assert second.begun == {A: 0}
+    await second.reconcile([held, claim((A, 1000, 10), pod="new")], ONLY_A)
+    assert (node.fake.server_limits(), len(node.fake.started())) == (("8000M", 80), 1)
+    assert second.started == {A: 0}
     assert node.hardware.changes == [(A, PROHIBITED), (A, EXCLUSIVE)]
 
 
@@ -235,7 +234,7 @@ async def test_a_daemon_that_died_is_followed_by_one_with_the_same_ceiling(node:
     await agent.start(ONLY_A)
     await given(agent, claim((A, 3000, 30)))
     node.fake.kill()
-    await until(lambda: agent.begun == {A: 2} and not agent.problems)
+    await until(lambda: agent.started == {A: 2} and not agent.problems)
     assert await given(agent, claim((A, 3000, 30)))
     assert (node.fake.default(), len(node.fake.running())) == (("3000M", 30), 1)
 
@@ -252,28 +251,28 @@ async def test_a_card_that_leaves_the_configuration_is_given_back_when_nobody_ne
     await agent.start(BOTH)
     held = claim((B, 3000, 30), pod="held")
     await given(agent, held)
-    await agent.settle([held], ONLY_A)
-    assert len(agent.begun) == 2
-    await agent.settle([], ONLY_A)
-    await until(lambda: agent.problems == {B: "it is no card of this node any more"})
-    await agent.settle([], ONLY_A)
-    assert (list(agent.begun), node.hardware.modes) == ([A], {A: EXCLUSIVE, B: DEFAULT})
+    await agent.reconcile([held], ONLY_A)
+    assert len(agent.started) == 2
+    await agent.reconcile([], ONLY_A)
+    await until(lambda: agent.problems == {B: "it is no longer a card of this node"})
+    await agent.reconcile([], ONLY_A)
+    assert (list(agent.started), node.hardware.modes) == ([A], {A: EXCLUSIVE, B: DEFAULT})
     assert len(node.fake.running()) == 1
-    await agent.settle([], BOTH)
+    await agent.reconcile([], BOTH)
     await given(agent, held)
 
 
 async def test_cards_that_cannot_be_asked_are_kept(node: Node) -> None:
     agent = node.agent()
     await agent.start(BOTH)
-    await agent.settle([], Fleet(problem="the driver is gone"))
-    assert len(agent.begun) == 2
+    await agent.reconcile([], Fleet(problem="the driver is gone"))
+    assert len(agent.started) == 2
 
 
 async def test_a_claim_that_mps_would_refuse_does_not_disturb_the_others(node: Node) -> None:
     agent = node.agent()
     await agent.start(ONLY_A)
-    await agent.settle([claim((A, 0, 0), pod="none"), claim((B, 9, 9), pod="elsewhere")], ONLY_A)
+    await agent.reconcile([claim((A, 0, 0), pod="none"), claim((B, 9, 9), pod="elsewhere")], ONLY_A)
     await given(agent, claim((A, 3000, 30)))
     assert node.fake.default() == ("3000M", 30)
 
@@ -293,8 +292,8 @@ async def test_a_node_in_another_mode_gets_its_cards_back(node: Node) -> None:
     agent = node.agent()
     await agent.start(BOTH)
     await agent.stop()
-    left = await retire_all(node.fake.root, node.hardware, program=node.fake.program, keep={B})
-    assert left == {B: "a container still has a right to the card"}
+    left = await retire_mps(node.fake.root, node.hardware, program=node.fake.program, keep={B})
+    assert left == {B: "a container may still use the card"}
     assert (node.hardware.modes, len(node.fake.running())) == ({A: DEFAULT, B: EXCLUSIVE}, 1)
 
 
@@ -303,11 +302,11 @@ async def test_a_daemon_with_clients_is_left_alone_when_the_node_is_cleaned_up(n
     await agent.start(ONLY_A)
     await agent.stop()
     node.fake.serve(7)
-    left = await retire_all(node.fake.root, node.hardware, program=node.fake.program)
+    left = await retire_mps(node.fake.root, node.hardware, program=node.fake.program)
     assert left == {A: "1 processes still use it through MPS"}
     node.fake.serve()
-    assert await retire_all(node.fake.root, node.hardware, program=node.fake.program) == {}
-    assert await retire_all(node.fake.root / "nowhere", node.hardware, program=node.fake.program) == {}
+    assert await retire_mps(node.fake.root, node.hardware, program=node.fake.program) == {}
+    assert await retire_mps(node.fake.root / "nowhere", node.hardware, program=node.fake.program) == {}
 
 
 @on_uvloop
@@ -317,12 +316,12 @@ async def test_daemons_are_begun_heard_and_left_running_on_the_services_own_loop
     await agent.start(ONLY_A)
     await given(agent, claim((A, 3000, 30)))
     node.fake.kill()
-    await until(lambda: agent.begun == {A: 2} and not agent.problems)
+    await until(lambda: agent.started == {A: 2} and not agent.problems)
     await agent.stop()
     assert len(node.fake.running()) == 1
     node.fake.close()
 
 
 def test_the_program_is_nvidias_where_none_is_named(node: Node) -> None:
-    made = Mps(node.settings, lists=Visible(), modes=node.hardware)
+    made = Mps(node.settings, device_lists=Visible(), modes=node.hardware)
     assert made._program == MpsProgram(("nvidia-cuda-mps-control",), {"PATH": "/bin"})

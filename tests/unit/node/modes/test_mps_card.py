@@ -7,18 +7,17 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from tessera.host.cards import CardError, CardFacts
 from tessera.node.handover.claims import PodKey
-from tessera.node.inventory.cards import CardError, CardFacts
-from tessera.node.modes.mps_card import LOOK_EVERY_S, STEADY_S, Holder, MpsCard, unfit
-from tessera.node.modes.mps_control import ControlError, MpsControl
-from tessera.node.modes.mps_daemon import MpsDaemon
-from tessera.node.modes.mps_limits import Limits
+from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, ContainerKey, MpsCard, why_unfit
+from tessera.node.modes.mps.control import ControlError, Limits, MpsControl
+from tessera.node.modes.mps.daemon import MpsDaemon
 from tests.support.fake_mps import A, card, limits
 
 pytestmark = pytest.mark.looptime
 
-ONE: Holder = (PodKey("ns", "one", "1"), 0)
-TWO: Holder = (PodKey("ns", "two", "2"), 0)
+ONE: ContainerKey = (PodKey("ns", "one", "1"), 0)
+TWO: ContainerKey = (PodKey("ns", "two", "2"), 0)
 WITHIN_S = 1000.0
 
 
@@ -75,7 +74,7 @@ class ScriptedDaemon(MpsDaemon):
     async def find(self) -> bool:
         return self.running
 
-    async def begin(self) -> bool:
+    async def start(self) -> bool:
         self._note("begin")
         if self.fault:
             raise self.fault
@@ -83,10 +82,10 @@ class ScriptedDaemon(MpsDaemon):
         self._alive, self.deaf = True, False
         return not self.earlier
 
-    async def shut(self) -> None:
+    async def close_card(self) -> None:
         self._note("shut")
 
-    async def open(self) -> None:
+    async def open_card(self) -> None:
         self._note("open")
 
     async def set_ceiling(self, limits: Limits) -> None:
@@ -122,14 +121,14 @@ class World:
     def start(self) -> None:
         self._task = asyncio.create_task(self.card.run())
 
-    async def needs(self, holder: Holder, wanted: Limits) -> str:
+    async def needs(self, holder: ContainerKey, wanted: Limits) -> str:
         """What a container that comes is told."""
         self.card.need(holder, wanted)
         return (await self.card.ready(wanted, within=WITHIN_S)).problem
 
-    async def settled(self, needs: dict[Holder, Limits]) -> Limits | None:
+    async def settled(self, needs: dict[ContainerKey, Limits]) -> Limits | None:
         """The ceiling after everybody who is there is known."""
-        self.card.settle(needs)
+        self.card.reconcile(needs)
         await self.card.ready(within=WITHIN_S)
         return self.daemon.ceiling
 
@@ -161,7 +160,7 @@ async def test_the_first_container_gets_a_ceiling_before_its_answer(world: World
     assert await world.needs(ONE, limits(3000, 30)) == ""
     assert world.daemon.ceiling == limits(3000, 30)
     assert [what for _, what in world.daemon.life[:2]] == ["begin", "ceiling"]
-    assert world.card.state.begun == 1
+    assert world.card.state.started == 1
 
 
 async def test_a_larger_grant_raises_the_ceiling_while_others_run(world: World) -> None:
@@ -195,7 +194,7 @@ async def test_nothing_is_lowered_before_everybody_is_known(world: World) -> Non
     assert await world.needs(ONE, limits(1000, 10)) == ""
     assert world.daemon.ceiling == limits(9000, 90)
     assert await world.settled({ONE: limits(1000, 10)}) == limits(1000, 10)
-    assert world.card.state.begun == 0
+    assert world.card.state.started == 0
 
 
 async def test_an_empty_card_keeps_its_ceiling(world: World) -> None:
@@ -208,7 +207,7 @@ async def test_who_comes_while_the_ceiling_is_lowered_is_not_cut(world: World) -
     world.start()
     await world.needs(ONE, limits(9000, 90))
     world.daemon.gate.clear()
-    world.card.settle({TWO: limits(1000, 10)})
+    world.card.reconcile({TWO: limits(1000, 10)})
     await asyncio.sleep(1)
     coming = asyncio.create_task(world.needs(ONE, limits(9000, 90)))
     await asyncio.sleep(1)
@@ -237,7 +236,7 @@ async def test_a_daemon_that_lived_long_is_begun_again_at_once(world: World) -> 
     assert (await world.card.ready(within=WITHIN_S)).problem == ""
     assert world.daemon.happened("begin") == [0.0, STEADY_S + 1]
     assert world.daemon.happened("shut") == [STEADY_S + 1]
-    assert world.card.state.begun == 2
+    assert world.card.state.started == 2
 
 
 async def test_a_daemon_that_keeps_dying_is_begun_less_and_less_often(world: World) -> None:
@@ -247,7 +246,7 @@ async def test_a_daemon_that_keeps_dying_is_begun_less_and_less_often(world: Wor
         while not world.daemon.running:
             await asyncio.sleep(0.5)
         world.daemon.die()
-        assert "ended soon after it had begun" in await world.needs(ONE, limits(3000))
+        assert "ended soon after it had started" in await world.needs(ONE, limits(3000))
     assert world.daemon.happened("begin") == [0.0, 1.0, 3.0, 7.0]
 
 
@@ -256,8 +255,8 @@ async def test_a_daemon_that_cannot_begin_is_tried_again_ever_later(world: World
     world.start()
     assert await world.needs(ONE, limits(3000)) == "the MPS control daemon ended at once"
     await asyncio.sleep(200)
-    begun = world.daemon.happened("begin")
-    assert begun == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0]
+    started = world.daemon.happened("begin")
+    assert started == [0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0, 123.0, 183.0]
     world.daemon.fault = None
     await asyncio.sleep(60)
     assert await world.needs(ONE, limits(3000)) == ""
@@ -327,7 +326,7 @@ async def test_who_waits_too_long_hears_that(world: World) -> None:
 
 async def test_a_card_that_nobody_looks_after_yet_says_so(world: World) -> None:
     state = await world.card.ready(limits(3000), within=3)
-    assert state.problem == "its MPS control daemon has not begun yet"
+    assert state.problem == "its MPS control daemon has not started yet"
 
 
 # -- retiring
@@ -337,22 +336,22 @@ async def test_a_card_is_retired_once_its_last_client_ended(world: World) -> Non
     world.start()
     await world.needs(ONE, limits(3000))
     world.daemon.clients = 2
-    world.card.settle({}, retire=True)
+    world.card.reconcile({}, retire=True)
     assert (await world.card.ready(within=WITHIN_S)).problem == "2 processes still use it through MPS"
     world.daemon.clients = 0
     assert await world.ended()
     assert world.daemon.happened("retire") == [LOOK_EVERY_S]
     assert world.card.state.retired
-    assert (await world.card.ready(within=WITHIN_S)).problem == "it is no card of this node any more"
+    assert (await world.card.ready(within=WITHIN_S)).problem == "it is no longer a card of this node"
 
 
 async def test_a_card_that_comes_back_before_it_is_retired_serves_on(world: World) -> None:
     world.start()
     await world.card.ready(within=WITHIN_S)
     world.daemon.clients = 1
-    world.card.settle({}, retire=True)
+    world.card.reconcile({}, retire=True)
     await world.card.ready(within=WITHIN_S)
-    world.card.settle({})
+    world.card.reconcile({})
     assert await world.needs(ONE, limits(3000)) == ""
 
 
@@ -360,7 +359,7 @@ async def test_a_card_whose_daemon_is_gone_is_retired_too(world: World) -> None:
     world.daemon.fault = ControlError("no")
     world.start()
     await world.card.ready(within=WITHIN_S)
-    world.card.settle({}, retire=True)
+    world.card.reconcile({}, retire=True)
     assert await world.ended()
     assert len(world.daemon.happened("retire")) == 1
 
@@ -379,8 +378,8 @@ async def test_a_card_whose_daemon_is_gone_is_retired_too(world: World) -> None:
     ],
 )
 def test_a_card_that_cannot_keep_limits_is_told_by_its_facts(facts: CardFacts, reason: str) -> None:
-    assert reason in unfit(facts)
-    assert bool(unfit(facts)) == bool(reason)
+    assert reason in why_unfit(facts)
+    assert bool(why_unfit(facts)) == bool(reason)
 
 
 async def test_a_card_that_cannot_keep_limits_is_never_touched() -> None:

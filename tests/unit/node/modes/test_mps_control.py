@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.compute_modes import AskedModes
-from tessera.node.modes.mps_control import ControlError, MpsControl, MpsProgram
-from tessera.node.modes.mps_daemon import MpsDaemon
-from tessera.node.modes.mps_record import CardFolder
+from tessera.host.async_hardware import AsyncComputeModes
+from tessera.node.modes.mps.control import ControlError, MpsControl, MpsProgram
+from tessera.node.modes.mps.daemon import CardDir, MpsDaemon
 from tests.support.fake_mps import A, FakeModes, FakeMps, limits
 
 
@@ -25,9 +24,9 @@ def fake(tmp_path: Path) -> Iterator[FakeMps]:
 
 async def begin(fake: FakeMps) -> MpsControl:
     """A daemon that runs; nobody listens for its end."""
-    modes = AskedModes(FakeModes())
-    daemon = MpsDaemon(CardFolder(fake.root, A), A, program=fake.program, modes=modes)
-    await daemon.begin()
+    modes = AsyncComputeModes(FakeModes())
+    daemon = MpsDaemon(CardDir(fake.root, A), A, program=fake.program, modes=modes)
+    await daemon.start()
     daemon.close()
     await modes.close()
     return daemon.control
@@ -106,20 +105,20 @@ async def test_a_list_of_clients_that_is_none_is_an_error(fake: FakeMps) -> None
 
 
 async def test_without_a_daemon_the_program_says_so(fake: FakeMps) -> None:
-    CardFolder(fake.root, A).prepare()
+    CardDir(fake.root, A).prepare()
     with pytest.raises(ControlError, match=r"Cannot find MPS control daemon process.*exit status 1"):
         await control(fake).servers()
 
 
 async def test_a_program_that_hangs_is_given_up_and_ended(fake: FakeMps) -> None:
-    CardFolder(fake.root, A).prepare()
+    CardDir(fake.root, A).prepare()
     fake.script("deaf")
     with pytest.raises(ControlError, match=r"get_server_list: no answer within 0\.05 s"):
         await control(fake, replace(fake.program, answer_s=0.05)).servers()
 
 
 async def test_who_gives_up_asking_ends_the_program(fake: FakeMps) -> None:
-    CardFolder(fake.root, A).prepare()
+    CardDir(fake.root, A).prepare()
     fake.script("deaf")
     asking = asyncio.create_task(control(fake).servers())
     await asyncio.sleep(0)

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.inventory.cards import CardError, ComputeMode
-from tessera.node.modes.compute_modes import AskedModes
-from tessera.node.modes.mps_control import ControlError, MpsProgram
-from tessera.node.modes.mps_daemon import MpsDaemon
-from tessera.node.modes.mps_process import Identity
-from tessera.node.modes.mps_record import CardFolder, Record
+from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.cards import CardError, ComputeMode
+from tessera.node.modes.mps.control import ControlError, MpsProgram
+from tessera.node.modes.mps.daemon import CardDir, DaemonRecord, MpsDaemon
+from tessera.node.modes.mps.process import ProcessIdentity
 from tests.support.fake_mps import PATIENT_S, A, FakeModes, FakeMps, limits
 
 DEFAULT, PROHIBITED, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.PROHIBITED, ComputeMode.EXCLUSIVE_PROCESS
@@ -27,8 +26,8 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.fake = FakeMps(folder, folder / "mps")
         self.hardware = FakeModes(A)
-        self.modes = AskedModes(self.hardware)
-        self.folder = CardFolder(self.fake.root, A)
+        self.modes = AsyncComputeModes(self.hardware)
+        self.folder = CardDir(self.fake.root, A)
         self.agents: list[MpsDaemon] = []
         self._ended = asyncio.Event()
 
@@ -58,7 +57,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 async def test_a_daemon_serves_its_card_alone_and_the_card_is_shut_until_it_has_a_ceiling(node: Node) -> None:
     daemon = node.agent()
-    assert await daemon.begin() is True
+    assert await daemon.start() is True
     assert daemon.running
     assert node.fake.state()["environ"] == {
         "CUDA_VISIBLE_DEVICES": A,
@@ -67,63 +66,63 @@ async def test_a_daemon_serves_its_card_alone_and_the_card_is_shut_until_it_has_
     }
     assert node.hardware.modes[A] is PROHIBITED
     await daemon.set_ceiling(limits(3000, 30))
-    await daemon.open()
+    await daemon.open_card()
     assert (node.hardware.modes[A], node.fake.default()) == (EXCLUSIVE, ("3000M", 30))
 
 
 async def test_an_agent_that_ends_leaves_its_daemon_and_the_next_one_takes_it_over(node: Node) -> None:
     first = node.agent()
-    await first.begin()
+    await first.start()
     await first.set_ceiling(limits(3000, 30))
-    await first.open()
+    await first.open_card()
     first.close()
     second = node.agent()
-    assert await second.begin() is False
+    assert await second.start() is False
     assert second.running
     assert second.remembered == limits(3000, 30)
-    assert len(node.fake.begun()) == 1
+    assert len(node.fake.started()) == 1
     assert node.hardware.modes[A] is EXCLUSIVE
 
 
 async def test_a_daemon_that_was_begun_and_not_written_down_is_found(node: Node) -> None:
     first = node.agent()
-    await first.begin()
+    await first.start()
     first.close()
-    node.folder.save(Record(DEFAULT))
+    node.folder.save(DaemonRecord(DEFAULT))
     second = node.agent()
-    assert await second.begin() is False
+    assert await second.start() is False
     record = node.folder.load()
     assert record is not None
     assert record.process is not None
-    assert record.process.pid == node.fake.begun()[0]
+    assert record.process.pid == node.fake.started()[0]
 
 
 async def test_a_recorded_process_that_is_another_one_now_is_not_touched(node: Node) -> None:
-    node.folder.save(Record(DEFAULT, Identity(os.getpid(), 1), limits(3000)))
+    node.folder.save(DaemonRecord(DEFAULT, ProcessIdentity(os.getpid(), 1), limits(3000)))
     daemon = node.agent()
-    assert await daemon.begin() is True
+    assert await daemon.start() is True
     assert daemon.remembered == limits(3000)
 
 
 async def test_the_compute_mode_before_is_remembered_over_restarts(node: Node) -> None:
     daemon = node.agent()
-    await daemon.begin()
-    await daemon.open()
+    await daemon.start()
+    await daemon.open_card()
     node.fake.kill()
     await node.until_ended()
     later = node.agent()
-    assert await later.begin() is True
+    assert await later.start() is True
     await later.retire()
     assert node.hardware.modes[A] is DEFAULT
 
 
 async def test_a_dead_daemon_is_followed_by_a_new_one(node: Node) -> None:
     daemon = node.agent()
-    await daemon.begin()
+    await daemon.start()
     node.fake.kill()
     await node.until_ended()
     assert not daemon.running
-    assert await daemon.begin() is True
+    assert await daemon.start() is True
     assert len(node.fake.running()) == 1
 
 
@@ -131,7 +130,7 @@ async def test_a_daemon_that_ends_at_once_says_why_and_the_card_stays_shut(node:
     node.fake.script("no-start")
     daemon = node.agent()
     with pytest.raises(ControlError, match="ended at once: no CUDA-capable device is detected"):
-        await daemon.begin()
+        await daemon.start()
     assert (daemon.running, daemon.ended, node.hardware.modes[A]) == (False, False, PROHIBITED)
 
 
@@ -140,34 +139,34 @@ async def test_a_program_that_says_nothing_and_ends_is_an_error(
     node: Node, gone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if gone != "later":
-        monkeypatch.setattr("tessera.node.modes.mps_process.identity", lambda pid: None)
-    with pytest.raises(ControlError, match="ended at once: it said nothing"):
-        await node.agent(program=MpsProgram(("false",))).begin()
+        monkeypatch.setattr("tessera.node.modes.mps.process.identify", lambda pid: None)
+    with pytest.raises(ControlError, match="ended at once: no output"):
+        await node.agent(program=MpsProgram(("false",))).start()
 
 
 async def test_a_program_that_is_not_there_is_an_error(node: Node) -> None:
     with pytest.raises(OSError, match="nowhere"):
-        await node.agent(program=MpsProgram(("/nowhere/mps",))).begin()
+        await node.agent(program=MpsProgram(("/nowhere/mps",))).start()
 
 
 async def test_a_daemon_that_never_answers_is_not_left_behind(node: Node) -> None:
     node.fake.script("deaf")
     with pytest.raises(ControlError, match="does not answer"):
-        await node.agent(program=replace(node.fake.program, answer_s=0.05), start_s=0.5).begin()
+        await node.agent(program=replace(node.fake.program, answer_s=0.05), start_s=0.5).start()
     assert node.fake.running() == []
 
 
 async def test_a_card_that_is_lost_is_an_error_and_nothing_begins(node: Node) -> None:
     node.hardware.broken.add(A)
     with pytest.raises(CardError, match="GPU is lost"):
-        await node.agent().begin()
-    assert node.fake.begun() == []
+        await node.agent().start()
+    assert node.fake.started() == []
 
 
 async def test_a_retired_card_is_as_it_was_before(node: Node) -> None:
     daemon = node.agent()
-    await daemon.begin()
-    await daemon.open()
+    await daemon.start()
+    await daemon.open_card()
     await daemon.retire()
     assert (node.fake.running(), node.folder.path.exists(), node.hardware.modes[A]) == ([], False, DEFAULT)
     await daemon.retire()
@@ -175,7 +174,7 @@ async def test_a_retired_card_is_as_it_was_before(node: Node) -> None:
 
 async def test_a_daemon_with_clients_is_not_retired(node: Node) -> None:
     daemon = node.agent()
-    await daemon.begin()
+    await daemon.start()
     node.fake.serve(7, 8)
     with pytest.raises(ControlError, match="2 processes still use it through MPS"):
         await daemon.retire()
@@ -185,7 +184,7 @@ async def test_a_daemon_with_clients_is_not_retired(node: Node) -> None:
 
 async def test_a_daemon_that_answers_nobody_is_killed_when_it_is_retired(node: Node) -> None:
     first = node.agent()
-    await first.begin()
+    await first.start()
     first.close()
     node.fake.script("deaf")
     later = node.agent(program=replace(node.fake.program, answer_s=0.05))
@@ -195,9 +194,9 @@ async def test_a_daemon_that_answers_nobody_is_killed_when_it_is_retired(node: N
 
 
 async def test_a_daemon_that_does_not_quit_is_killed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tessera.node.modes.mps_daemon.END_S", 0.05)
+    monkeypatch.setattr("tessera.node.modes.mps.daemon.END_S", 0.05)
     daemon = node.agent()
-    await daemon.begin()
+    await daemon.start()
     node.fake.script("stubborn")
     await daemon.retire()
     await node.until_ended()
@@ -205,7 +204,7 @@ async def test_a_daemon_that_does_not_quit_is_killed(node: Node, monkeypatch: py
 
 
 async def test_a_card_without_a_daemon_is_retired_too(node: Node) -> None:
-    node.folder.save(Record(DEFAULT))
+    node.folder.save(DaemonRecord(DEFAULT))
     node.hardware.modes[A] = EXCLUSIVE
     daemon = node.agent()
     assert not await daemon.find()
@@ -216,6 +215,6 @@ async def test_a_card_without_a_daemon_is_retired_too(node: Node) -> None:
 
 async def test_logs_are_kept_short(node: Node) -> None:
     daemon = node.agent()
-    await daemon.begin()
+    await daemon.start()
     await daemon.trim_logs()
     assert node.folder.console.exists()

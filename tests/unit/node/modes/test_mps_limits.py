@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.host.cards import CardFacts
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.inventory.cards import CardFacts
-from tessera.node.modes.mps_limits import Limits, largest, limits_on
+from tessera.node.modes.mps.control import Limits, largest, limits_on
 from tessera.wire.integers import INT32_MAX
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.fake_mps import A, B, card

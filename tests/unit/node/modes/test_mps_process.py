@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.modes.mps_process import PID_FILE, PIPES, Identity, identity, spawn, stray, watch
+from tessera.node.modes.mps.process import PID_FILE, PIPES, ProcessIdentity, find_stray, identify, spawn, watch_process
 
 WAIT = (sys.executable, "-ISc", "import signal, sys; print('here', flush=True); signal.pause()")
 OVER_S = 60.0
 
 
 @pytest.fixture
-def begun(tmp_path: Path) -> Iterator[Identity]:
+def started(tmp_path: Path) -> Iterator[ProcessIdentity]:
     os.mkfifo(tmp_path / "console")
     heard = os.open(tmp_path / "console", os.O_RDONLY | os.O_NONBLOCK)
     who = spawn(WAIT, environ={PIPES: str(tmp_path)}, console=tmp_path / "console")
@@ -36,9 +36,9 @@ def begun(tmp_path: Path) -> Iterator[Identity]:
         os.waitpid(who.pid, 0)
 
 
-async def ended(who: Identity) -> list[str]:
+async def ended(who: ProcessIdentity) -> list[str]:
     told: list[str] = []
-    process = watch(who, lambda: told.append("ended"))
+    process = watch_process(who, lambda: told.append("ended"))
     assert process is not None
     os.kill(who.pid, signal.SIGKILL)
     async with asyncio.timeout(OVER_S):
@@ -48,14 +48,14 @@ async def ended(who: Identity) -> list[str]:
     return told
 
 
-async def test_a_process_has_a_session_of_its_own_and_no_input(begun: Identity) -> None:
-    assert os.getsid(begun.pid) == begun.pid
-    assert os.readlink(f"/proc/{begun.pid}/fd/0") == os.devnull
+async def test_a_process_has_a_session_of_its_own_and_no_input(started: ProcessIdentity) -> None:
+    assert os.getsid(started.pid) == started.pid
+    assert os.readlink(f"/proc/{started.pid}/fd/0") == os.devnull
 
 
-async def test_the_end_of_a_child_is_heard_and_it_is_collected(begun: Identity) -> None:
-    assert await ended(begun) == ["ended"]
-    assert not Path(f"/proc/{begun.pid}").exists()
+async def test_the_end_of_a_child_is_heard_and_it_is_collected(started: ProcessIdentity) -> None:
+    assert await ended(started) == ["ended"]
+    assert not Path(f"/proc/{started.pid}").exists()
 
 
 async def test_a_process_that_is_no_child_is_heard_of_too() -> None:
@@ -66,45 +66,45 @@ async def test_a_process_that_is_no_child_is_heard_of_too() -> None:
     )
     parent = await asyncio.create_subprocess_exec(sys.executable, "-ISc", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await parent.communicate()
-    who = identity(int(output))
+    who = identify(int(output))
     assert who is not None
     assert await ended(who) == ["ended"]
 
 
-async def test_another_process_with_the_same_id_is_not_taken_for_it(begun: Identity) -> None:
-    assert watch(Identity(begun.pid, begun.began - 1), lambda: None) is None
-    assert identity(begun.pid) == begun
+async def test_another_process_with_the_same_id_is_not_taken_for_it(started: ProcessIdentity) -> None:
+    assert watch_process(ProcessIdentity(started.pid, started.began - 1), lambda: None) is None
+    assert identify(started.pid) == started
 
 
 async def test_a_process_that_is_gone_is_not_found() -> None:
     gone = await asyncio.create_subprocess_exec(sys.executable, "-ISc", "")
     await gone.wait()
-    assert identity(gone.pid) is None
-    assert watch(Identity(gone.pid, 1), lambda: None) is None
+    assert identify(gone.pid) is None
+    assert watch_process(ProcessIdentity(gone.pid, 1), lambda: None) is None
 
 
-async def test_letting_go_of_a_process_leaves_it_running(begun: Identity) -> None:
-    process = watch(begun, lambda: None)
+async def test_letting_go_of_a_process_leaves_it_running(started: ProcessIdentity) -> None:
+    process = watch_process(started, lambda: None)
     assert process is not None
     process.close()
     process.close()
-    assert identity(begun.pid) == begun
+    assert identify(started.pid) == started
 
 
-async def test_a_process_can_be_killed_and_nobody_else(begun: Identity) -> None:
-    process = watch(begun, lambda: None)
+async def test_a_process_can_be_killed_and_nobody_else(started: ProcessIdentity) -> None:
+    process = watch_process(started, lambda: None)
     assert process is not None
     process.kill()
     async with asyncio.timeout(OVER_S):
         await process.ended.wait()
-    assert identity(begun.pid) is None
+    assert identify(started.pid) is None
 
 
 def test_a_process_that_is_over_when_it_is_looked_for_is_collected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    monkeypatch.setattr("tessera.node.modes.mps_process.identity", asked.append)
+    monkeypatch.setattr("tessera.node.modes.mps.process.identify", asked.append)
     assert spawn(("true",), environ={}, console=tmp_path / "console") is None
     with pytest.raises(ChildProcessError):
         os.waitpid(asked[0], os.WNOHANG)
@@ -115,12 +115,12 @@ def test_a_program_that_does_not_exist_cannot_be_begun(tmp_path: Path) -> None:
         spawn(("/nowhere/mps",), environ={}, console=tmp_path / "console")
 
 
-def test_the_daemon_of_a_folder_is_found_by_its_own_environment(tmp_path: Path, begun: Identity) -> None:
-    (tmp_path / PID_FILE).write_text(f"{begun.pid}")
-    assert stray(tmp_path) == begun
+def test_the_daemon_of_a_folder_is_found_by_its_own_environment(tmp_path: Path, started: ProcessIdentity) -> None:
+    (tmp_path / PID_FILE).write_text(f"{started.pid}")
+    assert find_stray(tmp_path) == started
 
 
 @pytest.mark.parametrize("text", ["", "abc", "-1", "0", "999999999", "1", "{own}", "\u0661"])
 def test_a_pid_file_that_names_somebody_else_is_not_believed(tmp_path: Path, text: str) -> None:
     (tmp_path / PID_FILE).write_text(text.format(own=os.getpid()))
-    assert stray(tmp_path) is None
+    assert find_stray(tmp_path) is None

@@ -8,34 +8,34 @@ from pathlib import Path
 
 import pytest
 
-from tessera.node.inventory.cards import ComputeMode
-from tessera.node.modes.mps_process import Identity
-from tessera.node.modes.mps_record import LOG_LIMIT_BYTES, CardFolder, Record, folders
+from tessera.host.cards import ComputeMode
+from tessera.node.modes.mps.daemon import LOG_LIMIT_BYTES, CardDir, DaemonRecord, card_dirs
+from tessera.node.modes.mps.process import ProcessIdentity
 from tests.support.fake_mps import A, B, limits
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        Record(ComputeMode.DEFAULT),
-        Record(ComputeMode.EXCLUSIVE_PROCESS, Identity(7, 9), limits(3000, 30)),
-        Record(ComputeMode.PROHIBITED, None, limits(1, 1)),
+        DaemonRecord(ComputeMode.DEFAULT),
+        DaemonRecord(ComputeMode.EXCLUSIVE_PROCESS, ProcessIdentity(7, 9), limits(3000, 30)),
+        DaemonRecord(ComputeMode.PROHIBITED, None, limits(1, 1)),
     ],
 )
-def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: Record) -> None:
-    folder = CardFolder(tmp_path, A)
+def test_a_record_is_read_as_it_was_written(tmp_path: Path, record: DaemonRecord) -> None:
+    folder = CardDir(tmp_path, A)
     folder.save(record)
     assert folder.load() == record
     assert sorted(each.name for each in folder.path.iterdir()) == ["daemon.json"]
 
 
 def test_there_is_no_record_before_one_is_written(tmp_path: Path) -> None:
-    assert CardFolder(tmp_path, A).load() is None
+    assert CardDir(tmp_path, A).load() is None
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff", b'{"compute_mode": 9}', b'{"compute_mode": 0, "x": 1}'])
 def test_a_record_that_cannot_be_read_is_as_good_as_none(tmp_path: Path, text: bytes) -> None:
-    folder = CardFolder(tmp_path, A)
+    folder = CardDir(tmp_path, A)
     folder.prepare()
     (folder.path / "daemon.json").write_bytes(text)
     assert folder.load() is None
@@ -43,11 +43,11 @@ def test_a_record_that_cannot_be_read_is_as_good_as_none(tmp_path: Path, text: b
 
 def test_a_record_that_is_a_folder_is_as_good_as_none(tmp_path: Path) -> None:
     (tmp_path / A / "daemon.json").mkdir(parents=True)
-    assert CardFolder(tmp_path, A).load() is None
+    assert CardDir(tmp_path, A).load() is None
 
 
 def test_clients_of_any_user_reach_the_pipes_whatever_the_umask(tmp_path: Path) -> None:
-    folder = CardFolder(tmp_path / "mps", A)
+    folder = CardDir(tmp_path / "mps", A)
     before = os.umask(0o077)
     try:
         folder.prepare()
@@ -59,7 +59,7 @@ def test_clients_of_any_user_reach_the_pipes_whatever_the_umask(tmp_path: Path) 
 
 
 def test_logs_do_not_grow_for_ever(tmp_path: Path) -> None:
-    folder = CardFolder(tmp_path, A)
+    folder = CardDir(tmp_path, A)
     folder.prepare()
     (folder.log / "control.log").touch()
     os.truncate(folder.log / "control.log", LOG_LIMIT_BYTES + 1)
@@ -70,8 +70,8 @@ def test_logs_do_not_grow_for_ever(tmp_path: Path) -> None:
 
 
 def test_only_cards_with_a_record_are_the_agents(tmp_path: Path) -> None:
-    CardFolder(tmp_path, B).save(Record(ComputeMode.DEFAULT))
+    CardDir(tmp_path, B).save(DaemonRecord(ComputeMode.DEFAULT))
     (tmp_path / A).mkdir()
     (tmp_path / "file").touch()
-    assert [each.path.name for each in folders(tmp_path)] == [B]
-    assert folders(tmp_path / "nowhere") == []
+    assert [each.path.name for each in card_dirs(tmp_path)] == [B]
+    assert card_dirs(tmp_path / "nowhere") == []

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tessera.core.devices import MigPlacement
+from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.inventory.cards import CardFacts, MigOffer
 from tessera.node.registration.devices import MIB, registrable, registration_text
 from tessera.node.settings import AgentSettings, MigAllowance
 from tessera.vendors.nvidia.mig import CHART_ALLOWLIST
@@ -122,8 +122,8 @@ def test_a_card_that_does_not_report_its_memory_gets_the_configured_one() -> Non
         pytest.param({}, {"split_count": 2**31}, "cannot be registered", id="too-many-shares"),
         pytest.param({}, {"memory_scaling": 0.0}, "no memory", id="no-memory"),
         pytest.param({}, {"memory_scaling": 1e9}, "cannot be registered", id="too-much-memory"),
-        pytest.param({}, {"memory_scaling": float("inf")}, "no number", id="endless-memory"),
-        pytest.param({}, {"core_scaling": float("nan")}, "no number", id="not-a-number"),
+        pytest.param({}, {"memory_scaling": float("inf")}, "not a number", id="endless-memory"),
+        pytest.param({}, {"core_scaling": float("nan")}, "not a number", id="not-a-number"),
         pytest.param({"uuid": "GPU-a,b"}, {}, "cannot be registered", id="separator-in-the-uuid"),
         pytest.param({"name": "NVIDIA \ud800"}, {}, "cannot be registered", id="text-that-is-no-text"),
         pytest.param({"index": -1}, {}, "cannot be registered", id="negative-index"),
@@ -153,12 +153,12 @@ def test_a_card_with_mig_enabled_is_registered_where_no_strategy_forbids_it() ->
 # -- MIG
 
 
-def offer(name: str, profile_id: int, sms: int, instances: int, memory: int) -> MigOffer:
+def offer(name: str, profile_id: int, sms: int, instances: int, memory: int) -> GpuInstanceProfile:
     slices = int(name.partition("g")[0])
     size = max(slices, 1)
     places = tuple(MigPlacement(start, size) for start in range(instances))
     media = name.endswith("+me")
-    return MigOffer(name, profile_id, slices, memory, sms, instances, places, media)
+    return GpuInstanceProfile(name, profile_id, slices, memory, sms, instances, places, media)
 
 
 H200_OFFERS = (
@@ -170,7 +170,7 @@ H200_OFFERS = (
     offer("4g.71gb", 5, 64, 1, 71424),
     offer("7g.141gb", 0, 132, 1, 141824),
 )
-H200 = {"name": "NVIDIA H200", "memory_bytes": 143771 * MIB, "mig_capable": True, "mig_offers": H200_OFFERS}
+H200 = {"name": "NVIDIA H200", "memory_bytes": 143771 * MIB, "mig_capable": True, "mig_profiles": H200_OFFERS}
 H100_OFFERS = (
     offer("1g.10gb", 19, 16, 7, 9856),
     offer("1g.20gb", 15, 26, 4, 19968),
@@ -179,10 +179,10 @@ H100_OFFERS = (
     offer("4g.40gb", 5, 64, 1, 40192),
     offer("7g.80gb", 0, 132, 1, 80384),
 )
-H100 = {"name": "NVIDIA H100 80GB HBM3", "mig_capable": True, "mig_offers": H100_OFFERS}
+H100 = {"name": "NVIDIA H100 80GB HBM3", "mig_capable": True, "mig_profiles": H100_OFFERS}
 A100 = {
     "name": "NVIDIA A100 80GB PCIe",
-    "mig_offers": (
+    "mig_profiles": (
         offer("1g.10gb", 19, 14, 7, 9728),
         offer("2g.20gb", 14, 28, 3, 19968),
         offer("3g.40gb", 9, 42, 2, 40192),
@@ -286,8 +286,8 @@ def test_profiles_are_found_by_what_the_card_offers(
 @pytest.mark.parametrize(
     ("card", "allowances", "reason"),
     [
-        pytest.param({}, (), "offers no MIG profiles", id="cannot-be-cut"),
-        pytest.param(H200, (MigAllowance(("A100",), ("1g.18gb",)),), "it offers 1g.18gb, ", id="another-model"),
+        pytest.param({}, (), "supports no MIG profiles", id="cannot-be-cut"),
+        pytest.param(H200, (MigAllowance(("A100",), ("1g.18gb",)),), "it supports 1g.18gb, ", id="another-model"),
         pytest.param(H200, (MigAllowance(("H200",), ("5g.90gb",)),), "none of its MIG profiles", id="another-profile"),
         # The same family, but not the same cuts.
         pytest.param(
@@ -295,7 +295,7 @@ def test_profiles_are_found_by_what_the_card_offers(
         ),
         pytest.param(H100, (MigAllowance(("NVIDIA X",), ("1g.10gb",)),), "none of its MIG profiles", id="no-family"),
         pytest.param(
-            {"mig_offers": (MigOffer("1g.5gb", 19, 1, 4864, 14, 7, ()),)},
+            {"mig_profiles": (GpuInstanceProfile("1g.5gb", 19, 1, 4864, 14, 7, ()),)},
             (),
             "none of its MIG profiles",
             id="nowhere-to-put-it",
@@ -309,8 +309,8 @@ def test_a_card_without_a_usable_profile_is_left_out(
 
 
 def test_a_card_that_does_not_count_its_processors_gives_whole_shares() -> None:
-    offers = (MigOffer("1g.5gb", 19, 1, 4864, 0, 7, (MigPlacement(0, 1),)),)
-    assert mig({"mig_offers": offers})["migProfiles"][0]["core"] == 100
+    offers = (GpuInstanceProfile("1g.5gb", 19, 1, 4864, 0, 7, (MigPlacement(0, 1),)),)
+    assert mig({"mig_profiles": offers})["migProfiles"][0]["core"] == 100
 
 
 def test_what_is_registered_is_what_the_scheduler_reads() -> None:

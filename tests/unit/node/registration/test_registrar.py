@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tessera.host.cards import CardError, CardFacts, InventoryError, Links, TopologyLevel
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import ObjectRef
@@ -20,10 +21,9 @@ from tessera.lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
 from tessera.lab.sandbox.api.server import ApiServer
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.roster import NOT_READ
-from tessera.node.inventory.cards import CardError, CardFacts, Connection, InventoryError, Links
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings, DeviceListStrategy
-from tessera.node.watched_value import Current
+from tessera.node.watched_value import WatchedValue
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.pair_scores import decode_pair_scores
 from tests.support.logs import Logs, captured
@@ -66,7 +66,7 @@ class ScriptedLinks:
         self.asked.append(tuple(uuids))
         if self.errors:
             raise self.errors.pop(0)
-        plain = Links(Connection.NODE)
+        plain = Links(TopologyLevel.NODE)
         return {(i, j): self.links.get((i, j), plain) for i in uuids for j in uuids if i != j}
 
 
@@ -81,7 +81,7 @@ class RecordedEvents:
 class World:
     """A node on an API server, and the registrar of that node."""
 
-    def __init__(self, server: ApiServer, client: KubeClient, fleet: Current[Fleet], logs: Logs) -> None:
+    def __init__(self, server: ApiServer, client: KubeClient, fleet: WatchedValue[Fleet], logs: Logs) -> None:
         self.server, self.fleet, self.logs = server, fleet, logs
         self._client = client
         self.links, self.events = ScriptedLinks(), RecordedEvents()
@@ -133,7 +133,7 @@ async def world(
             KubeClient(Access(server.url), user_agent=OURS) as own,
         ):
             await client.create(NODES.path(), {"metadata": {"name": "n1", "annotations": before or {}}})
-            made = World(server, client, Current(start), logs)
+            made = World(server, client, WatchedValue(start), logs)
             registrar = NodeRegistrar(
                 own,
                 made.fleet,
@@ -361,7 +361,7 @@ async def test_scores_are_written_and_asked_for_only_when_the_cards_change() -> 
 @in_fake_time
 async def test_cards_that_disagree_on_their_links_score_nothing_and_are_reported_once() -> None:
     async with world(NOT_READ, topology_scores=True) as node:
-        node.links.links["GPU-a", "GPU-b"] = Links(Connection.NODE, direct=4)
+        node.links.links["GPU-a", "GPU-b"] = Links(TopologyLevel.NODE, direct=4)
         node.fleet.set(fleet(A, B, C))
         await asyncio.sleep(100)
         scores = decode_pair_scores(node.annotations()[SCORES])

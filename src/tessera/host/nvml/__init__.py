@@ -1,0 +1,1 @@
+"""NVIDIA GPUs, read and changed through NVIDIA's management library (NVML)."""

@@ -1,0 +1,1 @@
+"""GPUs that exist only in a file: for development, demonstrations and tests."""

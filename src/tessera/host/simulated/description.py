@@ -1,0 +1,221 @@
+"""The file that describes simulated cards, YAML or JSON: see docs/simulated-cards.md.
+
+Decoding is strict: all mistakes are reported at once, with file, line and path. Card numbers are indexes over all
+groups. If the file changes and is wrong, the error is logged once and the last valid description stays in effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import structlog
+from msgspec import UNSET, UnsetType
+
+from tessera.host.cards import MAX_NVLINKS, TopologyLevel
+from tessera.host.simulated.models import MODELS
+from tessera.wire.documents import ConfigError, Report
+from tessera.wire.expectations import nearest
+from tessera.wire.json_source import read_json
+from tessera.wire.quotes import quoted
+from tessera.wire.strict import decode
+from tessera.wire.yaml_source import read_yaml
+
+log = structlog.get_logger(__name__)
+
+MAX_CARDS = 64
+"""of one node; the largest machines have sixteen"""
+
+Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CARDS)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Uuid = Annotated[str, msgspec.Meta(pattern=r"^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
+Pcie = Literal["internal", "single", "multiple", "host-bridge", "node", "system"]
+
+CONNECTIONS: dict[str, TopologyLevel] = {each.name.lower().replace("_", "-"): each for each in TopologyLevel}
+
+_Stamp = tuple[int, int, int]
+
+
+class CardGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Equal cards."""
+
+    model: str
+    count: Annotated[int, msgspec.Meta(ge=1, le=MAX_CARDS)] = 1
+    uuid: Uuid | UnsetType = UNSET
+    name: Annotated[str, msgspec.Meta(min_length=1)] | UnsetType = UNSET
+    """instead of the model's product name"""
+    memory: int | UnsetType = UNSET
+    """MiB; 0 = the card does not report it"""
+    numa: int | tuple[int, ...] | UnsetType = UNSET
+    """of all cards, or of each"""
+    mig: bool = False
+    """whether MIG mode is on initially"""
+    resetless: bool = True
+    """whether MIG mode can be switched without a reset"""
+    busy: bool = False
+    """whether unknown processes run on the cards"""
+    problem: str = ""
+    """why the cards cannot be read"""
+    deaf: str = ""
+    """why the cards cannot be listened to"""
+
+    def __post_init__(self) -> None:
+        if self.uuid is not UNSET and self.count != 1:
+            raise ValueError('"uuid" names one card; write one group for each card that has its own')
+        if isinstance(self.numa, tuple) and len(self.numa) != self.count:
+            raise ValueError(f'"numa" has {len(self.numa)} numbers for {self.count} cards')
+        if self.mig and not MODELS[self.model].mig_capable:
+            raise ValueError(f"{self.model} cannot do MIG")
+
+
+class LinkGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """How some cards are linked; a later group overrides an earlier one."""
+
+    cards: tuple[Index, ...]
+    nvlinks: Annotated[int, msgspec.Meta(ge=0, le=MAX_NVLINKS)] = 0
+    through: Literal["cards", "switch"] = "switch"
+    """whether the links end at the other cards or at a switch"""
+    pcie: Pcie | UnsetType = UNSET
+    one_way: bool = False
+    """whether only the cards that come first see the links to those that come later"""
+
+    def __post_init__(self) -> None:
+        if len(set(self.cards)) != len(self.cards) or len(self.cards) < 2:
+            raise ValueError('"cards" must name at least two different cards')
+
+
+class ScriptedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that the driver reports."""
+
+    card: Index | UnsetType = UNSET
+    """unset: the driver does not say which"""
+    at: Seconds = 0.0
+    """after the event was first read in the file"""
+    xid: int | UnsetType = UNSET
+    ecc: Literal["single-bit", "double-bit"] | UnsetType = UNSET
+    lost: str = ""
+    """why the card cannot be read from then on"""
+
+    def __post_init__(self) -> None:
+        if (self.xid is UNSET) == (self.ecc is UNSET):
+            raise ValueError('an event has either "xid" or "ecc"')
+        if self.lost and self.card is UNSET:
+            raise ValueError('"lost" needs a "card"')
+
+
+class ScriptedProblem(msgspec.Struct, frozen=True, kw_only=True):
+    """A period in which a card cannot be read."""
+
+    card: Index
+    problem: Annotated[str, msgspec.Meta(min_length=1)]
+    after: Seconds = 0.0
+    """seconds since the simulation began"""
+    until: Seconds | UnsetType = UNSET
+
+    def __post_init__(self) -> None:
+        if self.until is not UNSET and self.until <= self.after:
+            raise ValueError('"until" must be later than "after"')
+
+    def is_at(self, passed: float) -> bool:
+        return self.after <= passed and (self.until is UNSET or passed < self.until)
+
+
+class SimulationDescription(msgspec.Struct, frozen=True, kw_only=True):
+    """The cards of one node."""
+
+    cards: tuple[CardGroup, ...]
+    links: tuple[LinkGroup, ...] = ()
+    events: tuple[ScriptedEvent, ...] = ()
+    problems: tuple[ScriptedProblem, ...] = ()
+    problem: str = ""
+    """why the hardware cannot be queried at all"""
+    state: str = ""
+    """file for the state of the hardware; relative to this file"""
+
+    def __post_init__(self) -> None:
+        count = sum(group.count for group in self.cards)
+        if count > MAX_CARDS:
+            raise ValueError(f"{count} cards; at most {MAX_CARDS} are simulated")
+        beyond = [index for index in self._mentioned() if index >= count]
+        if beyond:
+            there = (
+                f"the cards are 0 to {count - 1}"
+                if count > 1
+                else "the only card is 0"
+                if count
+                else "the node has none"
+            )
+            raise ValueError(f"there is no card {beyond[0]}; {there}")
+        given = [group.uuid for group in self.cards if group.uuid is not UNSET]
+        if len(set(given)) != len(given):
+            raise ValueError("two cards have the same uuid")
+
+    def _mentioned(self) -> Iterable[int]:
+        for group in self.links:
+            yield from group.cards
+        yield from (event.card for event in self.events if event.card is not UNSET)
+        yield from (problem.card for problem in self.problems)
+
+
+def parse_description(text: str, *, file: str) -> SimulationDescription:
+    """Reads JSON if the file name ends in `.json`, otherwise YAML. Raises ConfigError."""
+    report = Report(file)
+    tree = (read_json if file.endswith(".json") else read_yaml)(text, report)
+    description: SimulationDescription = decode(tree, SimulationDescription, report=report, check=_known_model)
+    report.check()
+    return description
+
+
+def load_description(path: Path) -> SimulationDescription:
+    """Raises ConfigError."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from error
+    except UnicodeError as error:
+        raise _unreadable(path, "it is not UTF-8 text") from error
+    return parse_description(text, file=str(path))
+
+
+def _unreadable(path: Path, why: str) -> ConfigError:
+    return Report(str(path)).fatal(f"cannot be read: {why}")
+
+
+def _known_model(key: str, text: str) -> str | None:
+    if key != "model" or text in MODELS:
+        return None
+    return f"unknown model {quoted(text)}{nearest(text, MODELS, what='models')}"
+
+
+Source = Callable[[], SimulationDescription]
+"""returns the current description; called from several threads"""
+
+
+class WatchedFile:
+    """A `Source` that reads the file again when it changes."""
+
+    def __init__(self, path: Path, first: SimulationDescription) -> None:
+        self._path = path
+        self._known: tuple[_Stamp | None, SimulationDescription] = (_stamp(path), first)
+
+    def __call__(self) -> SimulationDescription:
+        stamp, description = self._known
+        now = _stamp(self._path)
+        if now == stamp:
+            return description
+        try:
+            description = load_description(self._path)
+        except ConfigError as error:
+            log.warning("the simulated cards stay as they were", problem=str(error))
+        self._known = (now, description)
+        return description
+
+
+def _stamp(path: Path) -> _Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

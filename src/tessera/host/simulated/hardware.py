@@ -1,0 +1,229 @@
+"""Simulated cards that behave like real ones.
+
+Scanning, listening and changing cards may each run in a thread. Tests and demonstrations can interfere at run time
+(`lose`, `bring_back`, `push`, ...) from any thread; this overrides the file.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tessera.core.devices import MigPlacement
+from tessera.host.cards import (
+    CardError,
+    CardEvent,
+    ComputeMode,
+    Found,
+    GpuInstanceProfile,
+    InventoryError,
+    Links,
+    MigInstance,
+    UnreadableCard,
+)
+from tessera.host.simulated.cards import Script, SimulatedCard, cards_of, links_of, script_of
+from tessera.host.simulated.description import SimulationDescription, Source, WatchedFile, load_description
+from tessera.host.simulated.state import Board, Boards, with_instance, without_instance
+
+NOT_FOUND = "there is no such card"
+IN_USE = "in use by another client"
+
+
+class SimulatedHardware:
+    """A `Hardware`."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        node_name: str,
+        state: Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`source` returns the current description; `state` is a file that keeps MIG instances across restarts."""
+        self._source = source
+        self._node_name = node_name
+        self._boards = Boards(state)
+        self._clock = clock
+        self._began = clock()
+        self._script = Script()
+        self._scripted: SimulationDescription | None = None
+        self._listened: frozenset[str] = frozenset()
+        self._overrides: dict[str, str] = {}
+        self._used: frozenset[str] = frozenset()
+        self._broken: str | None = None
+
+    def scan(self) -> list[Found]:
+        description = self._described()
+        return [self._found(card, description) for card in self._cards(description)]
+
+    def links(self, uuids: Sequence[str]) -> dict[tuple[str, str], Links]:
+        description = self._described()
+        cards = self._cards(description)
+        for uuid in uuids:
+            self._reachable(uuid)
+        wanted = set(uuids)
+        return {pair: links for pair, links in links_of(description, cards).items() if wanted.issuperset(pair)}
+
+    def listen(self, uuids: Sequence[str]) -> dict[str, str]:
+        self._described()
+        problems = {}
+        for uuid in uuids:
+            try:
+                deaf = self._reachable(uuid).group.deaf
+            except CardError as error:
+                deaf = error.problem
+            if deaf:
+                problems[uuid] = deaf
+        self._listened = frozenset(uuids) - problems.keys()
+        return problems
+
+    def wait(self, timeout: float) -> CardEvent | None:
+        description = self._described()
+        if description != self._scripted:
+            # Only the listener reads scripts, so no event happens twice.
+            self._scripted = description
+            self._script.read(script_of(description, self._cards(description)), now=self._clock())
+        due = self._script.next(self._listened, now=self._clock())
+        if due is None:
+            self._script.sleep(timeout, self._listened, now=self._clock())
+            due = self._script.next(self._listened, now=self._clock())
+        if due is None:
+            return None
+        if due.lost and due.event.uuid is not None:
+            self._overrides[due.event.uuid] = due.lost
+        return due.event
+
+    def close(self) -> None:
+        self._script.wake()
+
+    def mig_enabled(self, uuid: str) -> bool:
+        return self._board(self._reachable(uuid)).mig
+
+    def enable_mig(self, uuid: str) -> None:
+        self._switch(uuid, on=True)
+
+    def disable_mig(self, uuid: str) -> None:
+        self._switch(uuid, on=False)
+
+    def _switch(self, uuid: str, *, on: bool) -> None:
+        card = self._reachable(uuid)
+        board = self._board(card)
+        word = "enable" if on else "disable"
+        if not card.facts.mig_capable:
+            raise CardError(uuid, "mig mode: Not Supported")
+        if board.mig == on:
+            return
+        if board.instances:
+            raise CardError(uuid, "mig mode cannot be disabled while GPU instances exist")
+        if self.is_busy(uuid) or not card.group.resetless:
+            raise CardError(uuid, f"mig mode {word} would need a GPU reset ({IN_USE})")
+        self._boards.put(uuid, replace(board, mig=on))
+
+    def instances(self, uuid: str) -> list[MigInstance]:
+        return sorted(self._board(self._reachable(uuid)).instances, key=lambda each: each.placement)
+
+    def create(self, uuid: str, profile: GpuInstanceProfile, placement: MigPlacement) -> MigInstance:
+        card = self._reachable(uuid)
+        if profile not in card.facts.mig_profiles:
+            raise CardError(uuid, f"{profile.name} is no profile of this card")
+        board, made = with_instance(self._board(card), uuid=uuid, profile=profile, placement=placement)
+        self._boards.put(uuid, board)
+        return made
+
+    def destroy(self, instance: MigInstance) -> None:
+        board = self._board(self._reachable(instance.uuid))
+        left = without_instance(board, instance)
+        if instance.mig_uuid in self._used:
+            raise CardError(instance.uuid, f"destroying GPU instance {instance.gpu_instance}: {IN_USE}")
+        if left != board:
+            self._boards.put(instance.uuid, left)
+
+    def is_busy(self, uuid: str) -> bool:
+        try:
+            card = self._reachable(uuid)
+        except InventoryError:
+            return True
+        users = {uuid, *(each.mig_uuid for each in self._board(card).instances)}
+        return card.group.busy or not self._used.isdisjoint(users)
+
+    def compute_mode(self, uuid: str) -> ComputeMode:
+        return self._board(self._reachable(uuid)).mode
+
+    def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
+        self._boards.put(uuid, replace(self._board(self._reachable(uuid)), mode=mode))
+
+    # Faults and load, caused by tests and demonstrations.
+
+    def lose(self, uuid: str, problem: str = "GPU is lost") -> None:
+        self._overrides[uuid] = problem
+
+    def bring_back(self, uuid: str) -> None:
+        """Makes a card readable, whatever the file says."""
+        self._overrides[uuid] = ""
+
+    def push(self, event: CardEvent) -> None:
+        """Adds an event, reported once its card is listened to."""
+        self._script.push(event, now=self._clock())
+
+    def break_down(self, problem: str) -> None:
+        """Makes all hardware unreadable until `repair`."""
+        self._broken = problem
+        self._script.wake()
+
+    def repair(self) -> None:
+        """Makes the hardware readable, whatever the file says."""
+        self._broken = ""
+
+    def use(self, uuid: str) -> None:
+        """Starts a process on a card or a MIG device."""
+        self._used |= {uuid}
+
+    def leave(self, uuid: str) -> None:
+        self._used -= {uuid}
+
+    def _described(self) -> SimulationDescription:
+        description = self._source()
+        broken = description.problem if self._broken is None else self._broken
+        if broken:
+            raise InventoryError(broken)
+        return description
+
+    def _cards(self, description: SimulationDescription) -> tuple[SimulatedCard, ...]:
+        return cards_of(description, node_name=self._node_name)
+
+    def _found(self, card: SimulatedCard, description: SimulationDescription) -> Found:
+        problem = self._problem(card, description)
+        if problem:
+            return UnreadableCard(card.facts.index, problem, card.facts.uuid)
+        return replace(card.facts, mig_enabled=self._board(card).mig)
+
+    def _problem(self, card: SimulatedCard, description: SimulationDescription) -> str:
+        override = self._overrides.get(card.facts.uuid)
+        if override is not None:
+            return override
+        passed = self._clock() - self._began
+        scripted = (each for each in description.problems if each.card == card.facts.index and each.is_at(passed))
+        return card.group.problem or next((each.problem for each in scripted), "")
+
+    def _reachable(self, uuid: str) -> SimulatedCard:
+        description = self._described()
+        for card in self._cards(description):
+            if card.facts.uuid == uuid:
+                problem = self._problem(card, description)
+                if problem:
+                    raise CardError(uuid, problem)
+                return card
+        raise CardError(uuid, NOT_FOUND)
+
+    def _board(self, card: SimulatedCard) -> Board:
+        return self._boards.board(card.facts.uuid, mig=card.group.mig)
+
+
+def simulated_hardware(path: Path, *, node_name: str) -> SimulatedHardware:
+    """Simulates the cards of a file, which is read again when it changes. Raises ConfigError."""
+    description = load_description(path)
+    state = path.parent / description.state if description.state else None
+    return SimulatedHardware(WatchedFile(path, description), node_name=node_name, state=state)

@@ -1,0 +1,318 @@
+"""What this agent has answered, which containers have their devices, and which container an Allocate can be for. Pure.
+
+kubelet does not say which container asks, but it asks for the containers of a pod in their order, and the scheduler
+lets one pod that depends on Allocate at a time be between bind and its last Allocate. So a container goes
+
+    outstanding --answered--> settled                                     the rule: one container can have asked
+        |  \\--answered--> unsettled --kubelet shows its devices--> settled     several can have asked, or a restart
+        |                     \\--kubelet has not got them--> outstanding       came in between
+        +--kubelet shows devices that an earlier process answered--> settled
+
+An unsettled answer never counts as anyone's. Different slices are never chosen between: `find` says that it cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tessera.node.handover.bound_pod import BoundPod
+from tessera.node.handover.claims import Claim, ContainerKey, PodKey
+
+Held = Mapping[tuple[str, str, str], tuple[str, ...]]
+"""namespace, pod and container -> device ids, as kubelet's PodResources API says"""
+
+MOST_LOOKS = 5
+"""questions to PodResources about one answer: some containers are never shown there"""
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """The answer for one container."""
+
+    ids: frozenset[str]
+    askers: frozenset[ContainerKey]
+    """the containers that can have asked"""
+    claim: Claim | None = None
+    """whose slice was answered; None where the answer was the same as for every container"""
+    doubted: bool = False
+    """whether kubelet or the agent restarted since, so that kubelet may not have stored it"""
+    holder: ContainerKey | None = None
+    """who holds the devices, once kubelet has said so"""
+    verified: bool = False
+    looks: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        return len(self.askers) == 1 and not self.doubted
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The Allocate is for this container."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Every container that can be meant is right with this slice, but it is not known which of them asks."""
+
+    claim: Claim
+    askers: tuple[Claim, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DownwardApi:
+    """Only containers that read their slices from their own pods can be meant."""
+
+    claim: Claim
+    """the first of them"""
+
+
+@dataclass(frozen=True, slots=True)
+class WrongCount:
+    """The pod that the node lock names is to get another number of devices, and no other pod this one."""
+
+    claim: Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguous:
+    """Different slices are possible."""
+
+    pods: tuple[PodKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """No container waits for this number of devices."""
+
+
+Match = Found | Shared | DownwardApi | WrongCount | Ambiguous | NotFound
+
+
+class AllocationState:
+    """The containers of one node. Used from the event loop only."""
+
+    def __init__(self, *, downward_api: bool = True) -> None:
+        self.downward_api = downward_api
+        """whether slices can reach containers through the downward API on this node; may be changed"""
+        self.failed: set[str] = set()
+        """uids of pods that get nothing more"""
+        self._allocations: list[Allocation] = []
+        self._held: dict[str, int] = {}
+        """uid -> the last position that kubelet has shown to hold devices; it asks in order, so all before it do too"""
+        self._lost: set[ContainerKey] = set()
+        """containers that were answered, but kubelet has not got it: they wait again, whatever the API says"""
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(tuple(self._allocations))
+
+    def uids(self) -> set[str]:
+        """The pods that something was answered for."""
+        return {uid for each in self._allocations for uid, _ in each.askers}
+
+    # -- which containers have their devices
+
+    def depends_on_allocate(self, pod: BoundPod) -> bool:
+        return not (self.downward_api and pod.uses_downward_api)
+
+    @property
+    def is_unsettled(self) -> bool:
+        return any(not each.is_settled for each in self._allocations)
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether kubelet has not said yet who holds the devices of some answer."""
+        return any(each.holder is None for each in self._allocations)
+
+    @property
+    def awaits_holder(self) -> bool:
+        """Whether it is worth asking kubelet."""
+        return any(each.holder is None and each.looks < MOST_LOOKS for each in self._allocations)
+
+    def done(self, pod: BoundPod) -> frozenset[int]:
+        """The positions that certainly have their devices, so that this can be written."""
+        # An answer may have been for any pod that uses the downward API: only kubelet knows for which.
+        depends = self.depends_on_allocate(pod)
+        return frozenset(range((self._last_done(pod) if depends else self._held.get(pod.key.uid, -1)) + 1))
+
+    def _last_done(self, pod: BoundPod) -> int:
+        uid, left = pod.key.uid, {claim.position for claim in pod.left}
+        open_ = {at for each in self._allocations if not each.is_settled for owner, at in each.askers if owner == uid}
+        open_ |= {at for owner, at in self._lost if owner == uid}
+        settled = [at for each in self._allocations if each.is_settled for owner, at in each.askers if owner == uid]
+        written = [each.position for each in pod.claims if each.position not in left | open_]
+        return max([self._held.get(uid, -1), *settled, *written])
+
+    # -- which container asks
+
+    def find(
+        self,
+        pods: Iterable[BoundPod],
+        count: int,
+        *,
+        reused: Collection[str] = (),
+        lock_owner: tuple[str, str] | None = None,
+    ) -> Match:
+        """`pods` in the order of binding. `reused`: those of the asked devices that kubelet takes over from init
+        containers of the same pod. `lock_owner`: the pod that HAMi's node lock names."""
+        waiting = [pod for pod in pods if self._is_waiting(pod)]
+        owner = next((pod for pod in waiting if pod.key[:2] == lock_owner), None)
+        reused = self._init_ids(waiting).intersection(reused)
+        dependent = [pod for pod in waiting if self.depends_on_allocate(pod)]
+        asked = [claim for pod in dependent for claim in self._next_claims(pod, reused) if len(claim.slices) == count]
+        others = [
+            claim
+            for pod in waiting
+            if not self.depends_on_allocate(pod)
+            for claim in pod.every_claim()
+            if len(claim.slices) == count and claim.position > self._held.get(pod.key.uid, -1)
+        ]
+        if owner is not None:
+            if not asked and not others:
+                return WrongCount((owner.left or owner.every_claim())[0])
+            mine = [claim for claim in asked if claim.pod == owner.key]
+            asked, others = (mine, []) if mine else (asked, others)
+        if asked:
+            return _same_slice(asked, others)
+        return DownwardApi(others[0]) if others else NotFound()
+
+    def _is_waiting(self, pod: BoundPod) -> bool:
+        if pod.problem or pod.started or pod.terminal or pod.key.uid in self.failed or not pod.every_claim():
+            return False
+        return pod.in_handover or pod.key.uid in self._asked_again()
+
+    def _asked_again(self) -> set[str]:
+        """Pods that kubelet may ask for once more, also if their handover has ended."""
+        doubted = {uid for each in self._allocations if each.doubted for uid, _ in each.askers}
+        return doubted | {uid for uid, _ in self._lost}
+
+    def _next_claims(self, pod: BoundPod, reused: Collection[str]) -> Iterator[Claim]:
+        """The first container of a dependent pod that has no devices; beyond it, while an unsettled answer may have
+        been for it, the next one too. Then the devices tell: kubelet gives those of init containers on within a pod."""
+        last, uid = self._last_done(pod), pod.key.uid
+        unsettled = {at for each in self for owner, at in each.askers if owner == uid and not each.is_settled}
+        for claim in pod.every_claim():
+            if claim.position <= last:
+                continue
+            pool = self._reusable(pod, claim.position)
+            if not unsettled or (not pool.isdisjoint(reused) if pool else not reused):
+                yield claim
+            if claim.position not in unsettled:
+                return
+
+    def _reusable(self, pod: BoundPod, position: int) -> set[str]:
+        """Devices that init containers before this container have had, as far as no other container has them."""
+        pool: set[str] = set()
+        for each in self._allocations:
+            mine = {at for uid, at in each.askers if uid == pod.key.uid and at < position}
+            pool = pool | each.ids if mine & pod.unlisted else pool - each.ids if mine else pool
+        return pool
+
+    def _init_ids(self, pods: Iterable[BoundPod]) -> set[str]:
+        inits = {(pod.key.uid, at) for pod in pods for at in pod.unlisted}
+        return {each for known in self._allocations if not inits.isdisjoint(known.askers) for each in known.ids}
+
+    # -- what happens
+
+    def add(self, allocation: Allocation) -> None:
+        """It was answered. Devices of pods that cannot have asked were free again."""
+        pods = {uid for uid, _ in allocation.askers}
+        self._allocations = [
+            each
+            for each in self._allocations
+            if each.ids.isdisjoint(allocation.ids) or not pods.isdisjoint(uid for uid, _ in each.askers)
+        ]
+        self._allocations.append(allocation)
+        self._lost -= allocation.askers
+
+    def take_back(self, allocation: Allocation) -> None:
+        """The answer never left this process, though it may have been written already that it did."""
+        self._remove(allocation)
+        if allocation.claim is not None:
+            self._lost.add(allocation.claim.key)
+
+    def _remove(self, allocation: Allocation) -> None:
+        self._allocations = [each for each in self._allocations if each is not allocation]
+
+    def doubt(self) -> None:
+        """kubelet or the agent restarted: the last answer may be lost. kubelet had stored those before it asked on."""
+        for each in self._allocations[-1:]:
+            each.doubted = each.holder is None
+
+    def confirm(
+        self,
+        held: Held,
+        pods: Collection[BoundPod],
+        *,
+        inherited: Collection[str],
+        undelivered: Collection[Allocation] | None = None,
+    ) -> None:
+        """kubelet says which container holds which devices. `inherited` are uids of pods that an earlier process may
+        have answered. `undelivered`, where kubelet waits in a call: it has stored all answers but these of the call."""
+        named = {pod.key[:2]: pod for pod in pods}
+        shown: set[frozenset[str]] = set()
+        for (namespace, name, container), ids in held.items():
+            pod = named.get((namespace, name))
+            position = pod.position(container) if pod is not None else None
+            if pod is None or position is None:
+                continue
+            shown.add(frozenset(ids))
+            known = self._answer_for(frozenset(ids), pod, position)
+            if known is not None and known.holder is None:
+                known.holder, known.doubted = (pod.key.uid, position), False
+                known.askers = frozenset({known.holder})
+            if (known is not None and known.holder == (pod.key.uid, position)) or pod.key.uid in inherited:
+                # Another pod of the same name may have held them, if this one came after the agent.
+                self._held[pod.key.uid] = max(position, self._held.get(pod.key.uid, -1))
+        for each in self:
+            each.looks += each.holder is None
+            if undelivered is not None and not each.is_settled and each not in undelivered and each.ids not in shown:
+                self._narrow(each, {pod.key.uid: pod.unlisted for pod in pods})
+
+    def _answer_for(self, ids: frozenset[str], pod: BoundPod, position: int) -> Allocation | None:
+        """The latest answer for these devices, unless an init container of the same pod got it and gave them on."""
+        inits = {(pod.key.uid, at) for at in pod.unlisted if at < position}
+        found = (each for each in reversed(self._allocations) if each.ids == ids and inits.isdisjoint(each.askers))
+        return next(found, None)
+
+    def _narrow(self, allocation: Allocation, unlisted: Mapping[str, Collection[int]]) -> None:
+        """kubelet does not show the devices, so no container that it would show has got them."""
+        hidden = frozenset((uid, at) for uid, at in allocation.askers if at in unlisted.get(uid, ()))
+        self._lost |= allocation.askers - hidden
+        self._keep_askers(allocation, hidden)
+
+    def _keep_askers(self, allocation: Allocation, askers: frozenset[ContainerKey]) -> None:
+        """That the others did not ask, or are gone, does not settle that the last one did."""
+        allocation.doubted |= askers != allocation.askers
+        allocation.askers = askers
+        if not askers:
+            self._remove(allocation)
+
+    def forget(self, uid: str) -> None:
+        """The pod is gone."""
+        self.failed.discard(uid)
+        self._held.pop(uid, None)
+        self._lost = {key for key in self._lost if key[0] != uid}
+        for each in self:
+            self._keep_askers(each, frozenset(key for key in each.askers if key[0] != uid))
+
+    def forget_verified(self, pods: Iterable[BoundPod]) -> None:
+        """Answers of pods that run say nothing more once they were compared with what kubelet shows."""
+        over = {pod.key.uid for pod in pods if pod.started or pod.terminal}
+        self._allocations = [
+            each
+            for each in self._allocations
+            if not (each.verified or each.looks >= MOST_LOOKS) or not over.issuperset(uid for uid, _ in each.askers)
+        ]
+
+
+def _same_slice(asked: Sequence[Claim], others: Sequence[Claim]) -> Match:
+    """Containers that use the downward API are right with any slice."""
+    if any(claim.what != asked[0].what for claim in asked):
+        return Ambiguous(tuple(dict.fromkeys(claim.pod for claim in asked)))
+    if len(asked) == 1 and not others:
+        return Found(asked[0])
+    return Shared(asked[0], (*asked, *others))

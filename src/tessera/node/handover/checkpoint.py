@@ -1,0 +1,120 @@
+"""The answers of this agent on disk, so that a restarted agent knows them.
+
+One JSON object per line. An answer is appended before kubelet gets it; kubelet never shows what an init container got,
+so only this file can tell. Lines of pods that are gone are dropped by rewriting the file. The file is not forced to the
+disk, so that no answer waits for one. What cannot be read or written is logged and costs only this knowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from tessera.node.handover.claims import Claim, ContainerKey
+
+log = structlog.get_logger(__name__)
+
+FILE = "allocations.jsonl"
+MOST_RECORDS = 2048
+"""a few hundred bytes each; a node has a few hundred containers at most"""
+MOST_BYTES = 16 * 1024 * 1024
+"""of a file that is read at start"""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One answer with a slice."""
+
+    ids: tuple[str, ...]
+    claim: Claim
+    askers: tuple[ContainerKey, ...]
+    """the containers that can have asked"""
+
+
+class Checkpoint:
+    """In memory, and in a file below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self._records: list[Record] = []
+        # One thread: a line is never lost to a rewrite that began before it.
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(tuple(self._records))
+
+    async def load(self) -> Sequence[Record]:
+        """The answers of an earlier process, oldest first."""
+        self._records = (await asyncio.to_thread(_read, self._path))[-MOST_RECORDS:]
+        if self._records:
+            # A line that is not whole would spoil the next one.
+            await self._rewrite()
+        return tuple(self._records)
+
+    async def add(self, record: Record) -> None:
+        """A later process knows the answer as soon as this returns; never raises."""
+        self._records.append(record)
+        await self._write(_append, msgspec.json.encode(record) + b"\n")
+
+    async def prune(self, is_there: Callable[[str], bool]) -> None:
+        """Forget answers that concern no pod that exists, by uid; never raises."""
+        kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
+        if kept != self._records:
+            self._records = kept
+            await self._rewrite()
+
+    def close(self) -> None:
+        self._disk.shutdown(wait=False)
+
+    async def _rewrite(self) -> None:
+        await self._write(_replace, b"".join(msgspec.json.encode(each) + b"\n" for each in self._records))
+
+    async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._disk, how, self._path, data)
+        except OSError as error:
+            log.warning("allocation checkpoint cannot be written", path=str(self._path), error=str(error))
+
+
+def _read(path: Path) -> list[Record]:
+    """Up to the first line that is not whole."""
+    found: list[Record] = []
+    try:
+        with path.open("rb") as file:
+            lines = file.read(MOST_BYTES).split(b"\n")
+        for line in lines[:-1]:
+            found.append(msgspec.json.decode(line, type=Record))
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("allocation checkpoint cannot be read", path=str(path), error=str(error))
+    return found
+
+
+def _append(path: Path, data: bytes) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, flags, 0o600)
+    try:
+        os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    new = path.with_suffix(".new")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+    new.replace(path)

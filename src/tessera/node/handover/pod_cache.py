@@ -1,0 +1,227 @@
+"""This node's pods and its lock, kept true to the API by two watches. Nothing is written here.
+
+Where the watch may be behind, `is_in_handover` and `read_all` ask the API itself; that changes nothing here. Readers
+that wait for news await `changed`. A pod that cannot be read is kept with its problem and logged once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+import structlog
+
+from tessera.kube.errors import KubeError
+from tessera.kube.reflector import ListerWatcher, Reflector
+from tessera.kube.resources import NODES, PODS
+from tessera.node.handover.bound_pod import BoundPod, read_pod
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.handover.kube_api import Cluster
+from tessera.wire.errors import WireError
+from tessera.wire.keys import NODE_LOCK
+from tessera.wire.node_lock import decode_node_lock
+from tessera.wire.objects import Node, Pod
+
+log = structlog.get_logger(__name__)
+
+READ_S = 3.0
+"""deadline of a read from the API while kubelet waits"""
+
+Owner = tuple[str, str]
+"""namespace and name"""
+
+
+class PodCache:
+    """Sink of the pods of one node, and of its node object through `lock`."""
+
+    def __init__(
+        self, node: str, cluster: Cluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
+    ) -> None:
+        """`on_gone` is called with the uid of a pod that does not exist any more."""
+        self.node = node
+        self._cluster = cluster
+        self._time = time
+        self._on_gone = on_gone
+        self.lock = LockView(self._notify)
+        self.ready = asyncio.Event()
+        """set when all pods are known"""
+        self.inherited: frozenset[str] = frozenset()
+        """uids of the pods of the first list: an earlier process may have answered for them"""
+        self._pods: dict[str, BoundPod] = {}
+        """by key of the reflector, namespace/name"""
+        self._since: dict[str, float] = {}
+        """uid -> when it was shown first"""
+        self._keys: dict[str, str] = {}
+        """uid -> key"""
+        self._logged: dict[str, str] = {}
+        """uid -> problem"""
+        self._ordered: list[BoundPod] | None = None
+        """None where it has to be sorted again"""
+        self._changed = asyncio.Event()
+        self.version = 0
+        """of everything that is known here"""
+
+    # -- the sink
+
+    def put(self, key: str, pod: Pod) -> None:
+        found = read_pod(pod, self.node)
+        known = self._pods.get(key)
+        if known is not None and (found is None or found.key.uid != known.key.uid):
+            self.drop(key)
+            known = None
+        if found is None:
+            return
+        self._pods[key] = found
+        self._keys[found.key.uid] = key
+        # How long the pods of the first list have been there is not known.
+        self._since.setdefault(found.key.uid, self._time() if self.ready.is_set() else -inf)
+        self._log_problem(found)
+        if found != known:
+            self._notify()
+
+    def drop(self, key: str) -> None:
+        pod = self._pods.pop(key, None)
+        if pod is not None:
+            for memory in (self._keys, self._since, self._logged):
+                memory.pop(pod.key.uid, None)
+            self._on_gone(pod.key.uid)
+            self._notify()
+
+    def synced(self) -> None:
+        if not self.ready.is_set():
+            self.inherited = frozenset(self._keys)
+        self.ready.set()
+        self._notify()
+
+    # -- what is there
+
+    def all(self) -> list[BoundPod]:
+        """In the order of binding."""
+        if self._ordered is None:
+            self._ordered = sorted(self._pods.values(), key=lambda pod: pod.order)
+        return self._ordered
+
+    def get(self, uid: str) -> BoundPod | None:
+        key = self._keys.get(uid)
+        return None if key is None else self._pods.get(key)
+
+    def named(self, namespace: str, name: str) -> BoundPod | None:
+        return self._pods.get(f"{namespace}/{name}")
+
+    def age(self, uid: str) -> float:
+        """Seconds since the pod was shown first."""
+        return self._time() - self._since.get(uid, -inf)
+
+    def live_claims(self) -> list[Claim] | None:
+        """Of all pods that have not ended, terminating ones included; None where one of them cannot be read, so that
+        nothing may be released."""
+        live = [pod for pod in self.all() if not pod.terminal]
+        if any(pod.claims_problem for pod in live):
+            return None
+        return [claim for pod in live for claim in pod.claims]
+
+    # -- what the API says now
+
+    async def is_in_handover(self, key: PodKey) -> bool:
+        """Whether the API shows this very pod in handover; False where it cannot be asked."""
+        try:
+            async with asyncio.timeout(READ_S):
+                pod = await self._cluster.get_pod(key.namespace, key.name)
+        except (KubeError, TimeoutError):
+            return False
+        found = read_pod(pod, self.node)
+        return found is not None and found.key == key and found.in_handover
+
+    async def read_all(self) -> list[BoundPod] | None:
+        """All pods as the API shows them, in the order of binding; None where it cannot be asked."""
+        try:
+            async with asyncio.timeout(READ_S):
+                pods = await self._cluster.list_pods(self.node)
+        except (KubeError, TimeoutError) as error:
+            log.warning("pods of this node cannot be read", error=str(error) or type(error).__name__)
+            return None
+        found = (read_pod(pod, self.node) for pod in pods)
+        return sorted((pod for pod in found if pod is not None), key=lambda pod: pod.order)
+
+    # -- news
+
+    async def changed(self, *, since: int) -> None:
+        """Wait until a pod or the lock differs from this version."""
+        if self.version == since:
+            await self._changed.wait()
+
+    def _notify(self) -> None:
+        self.version += 1
+        self._ordered = None
+        # Every waiting reader holds the old event; the next one gets a new event.
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _log_problem(self, pod: BoundPod) -> None:
+        problem = pod.problem if pod.in_handover else pod.claims_problem if not pod.terminal else ""
+        if problem and self._logged.get(pod.key.uid) != problem:
+            self._logged[pod.key.uid] = problem
+            log.warning("pod cannot be handed its devices", pod=str(pod.key), problem=problem)
+
+
+class LockView:
+    """Sink of the one node object: the pod that holds the node's lock."""
+
+    def __init__(self, notify: Callable[[], None]) -> None:
+        self._notify = notify
+        self.text: str | None = None
+        """of the annotation; None where there is no lock"""
+
+    def put(self, key: str, node: Node) -> None:
+        text = node.annotations.get(NODE_LOCK)
+        if text != self.text:
+            self.text = text
+            self._notify()
+
+    def drop(self, key: str) -> None:
+        self.text = None
+        self._notify()
+
+    def synced(self) -> None:
+        """Nothing waits for it: a node without a lock is the rule."""
+
+    @property
+    def owner(self) -> Owner | None:
+        """The pod that the lock names."""
+        try:
+            return decode_node_lock(self.text).owner if self.text is not None else None
+        except WireError:
+            return None
+
+    def concerns(self, owner: Owner) -> bool:
+        """Whether the pod's handover has to end with the release of the lock: it is the pod's, or names no pod."""
+        return self.text is not None and (self.owner == owner or "," not in self.text)
+
+
+def pod_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Pod]:
+    """Keeps `pods` true to the API while it runs."""
+    return Reflector(
+        client,
+        PODS.path(),
+        Pod,
+        pods,
+        key=lambda pod: f"{pod.metadata.namespace}/{pod.metadata.name}",
+        uid=lambda pod: pod.metadata.uid,
+        version=lambda pod: pod.metadata.resource_version,
+        field_selector=f"spec.nodeName={pods.node}",
+    )
+
+
+def lock_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Node]:
+    """Keeps the view of the node's lock true to the API while it runs."""
+    return Reflector(
+        client,
+        NODES.path(),
+        Node,
+        pods.lock,
+        key=lambda node: node.name,
+        uid=lambda node: node.metadata.uid,
+        version=lambda node: node.metadata.resource_version,
+        field_selector=f"metadata.name={pods.node}",
+    )

@@ -1,0 +1,1 @@
+"""The sharing mode `mig`: the agent creates and destroys GPU instances as pods come and go."""

@@ -1,0 +1,241 @@
+"""The sharing mode `mig`: a reservation becomes exactly that GPU instance, which goes when its pod ends.
+
+    hand_over: check -> create -> CDI -> identity into the pod's annotation -> response   (a failure undoes everything)
+    reconcile: adopt what live pods have -> release what no live pod has -> enable MIG on idle cards
+
+Everything that touches hardware or records runs in one thread, one job at a time, so no intermediate state is visible.
+Only cards of the fleet and instances of the agent are touched. Static MIG (`--mig-strategy`) is in `static_mig`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Protocol, TypeVar
+
+import structlog
+
+from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.cards import InventoryError, MigHardware, MigInstance
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Claim
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister
+from tessera.node.modes.mig.annotations import NotWritten, Write
+from tessera.node.modes.mig.instances import ClaimInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
+from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
+from tessera.node.modes.mig.records import MigRecords, boot_id
+from tessera.node.modes.mig.request import InstanceRequest, requests_of
+from tessera.node.settings import AgentSettings
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+HARDWARE_S = 60.0
+"""for one job; an instance takes about a second, a card that hangs takes forever"""
+WRITE_S = 20.0
+"""for the annotation; kubelet waits for the response meanwhile"""
+STOP_S = 10.0
+"""for a job in progress when the agent ends"""
+LEAVING_S = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""pauses while the instance of a pod that just ended still has the place"""
+
+
+class Calls(Protocol):
+    """A thread that runs jobs one after the other. `call` raises CallTimeout."""
+
+    async def call(self, work: Callable[[], T], *, deadline: float) -> T: ...
+
+    async def close(self, *, patience: float) -> None: ...
+
+
+class CdiSpecs(Protocol):
+    """The CDI specs of the node (`cdi_files`)."""
+
+    async def refresh(self, fleet: Fleet, instances: Sequence[MigInstance]) -> None: ...
+
+
+class Mig:
+    """A `SharingMode`."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        hardware: MigHardware,
+        *,
+        device_lists: DeviceLister,
+        write: Write,
+        cdi: CdiSpecs | None = None,
+        known: Callable[[], Sequence[Claim] | None] = lambda: (),
+        calls: Calls | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        boot: str | None = None,
+    ) -> None:
+        """`known` returns the live claims at start, None if they are unknown: a card that pods share without MIG must
+        not be switched. `cdi` must list an instance before a container gets it. `clock` is in seconds."""
+        self._settings = settings
+        self._device_lists = device_lists
+        self._write = write
+        self._cdi = cdi
+        self._known = known
+        self._calls = calls or CallThread("mig")
+        self._clock = clock
+        self._records = MigRecords(settings.paths.state, boot=boot_id() if boot is None else boot)
+        self._instances = GpuInstances(hardware, self._records)
+        self._switch = ModeSwitch(hardware, self._records)
+        self._fleet = Fleet()
+        self._shared: frozenset[str] = frozenset()
+        """cards on which live pods have slices without MIG"""
+        self._holders = InstanceHolders(pods=None)
+        self._in_progress: Counter[str] = Counter()
+        """uids of pods whose instances are being created: they count as live in any case"""
+        self._reconciled = asyncio.Event()
+        self._current: tuple[MigInstance, ...] = ()
+
+    def current_instances(self) -> tuple[MigInstance, ...]:
+        """Returns the instances of the agent that exist now."""
+        return self._current
+
+    async def start(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        claims = self._known()
+        if claims is None:
+            # The first reconcile knows the claims and enables MIG.
+            cards, shared = Fleet(), self._shared
+        else:
+            cards, shared = fleet, shared_without_mig(claims)
+        await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
+
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        requests = requests_of(claim, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
+        with self._handing_over(claim.pod.uid):
+            found = await self._create_instances(requests)
+            try:
+                return await self._respond(claim, found)
+            except (AllocationRefused, NotWritten, OSError) as error:
+                await self._try_job("MIG instances cannot be undone", lambda: self._instances.undo(found.created))
+                if isinstance(error, AllocationRefused):
+                    raise
+                raise AllocationRefused(
+                    f"the MIG instance was not handed over: {str(error) or 'no answer in time'}"
+                ) from error
+
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        raise AllocationRefused("a MIG instance is created for one container, which cannot get it by the downward API")
+
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        """`live` must be current: an instance handed over after it was read would be destroyed."""
+        claims = tuple(live)
+        self._fleet = fleet
+        self._shared = shared = shared_without_mig(claims)
+        self._holders = holders = holders_of(claims, besides=self._in_progress)
+        if fleet.problem:
+            return
+        now = self._clock()
+
+        def job() -> None:
+            self._records.catch_up()
+            self._instances.adopt(claims, fleet)
+            self._instances.release(holders, cards=_uuids(fleet), now=now)
+            self._enable_mig(fleet, shared, now)
+
+        await self._try_job("MIG instances are not reconciled", job)
+        self._reconciled.set()
+        self._reconciled = asyncio.Event()
+
+    async def retire(self) -> None:
+        """Disables MIG where the agent enabled it and the card is idle: the node does not use MIG any more."""
+        cards = _uuids(self._fleet)
+        await self._try_job("MIG mode is not restored", lambda: self._switch.restore(cards))
+
+    async def stop(self) -> None:
+        await self._calls.close(patience=STOP_S)
+
+    @contextmanager
+    def _handing_over(self, uid: str) -> Iterator[None]:
+        if self._holders.pods is not None:
+            self._holders = replace(self._holders, pods=self._holders.pods | {uid})
+        self._in_progress[uid] += 1
+        try:
+            yield
+        finally:
+            self._in_progress[uid] -= 1
+            if not self._in_progress[uid]:
+                del self._in_progress[uid]
+
+    async def _create_instances(self, requests: Sequence[InstanceRequest]) -> ClaimInstances:
+        """Waits briefly for a place that is about to become free. Raises AllocationRefused."""
+        pauses = iter(LEAVING_S)
+        while True:
+            reconciled = self._reconciled
+            job = partial(self._create, requests, fleet=self._fleet, shared=self._shared, holders=self._holders)
+            try:
+                return await self._job(job)
+            except PlacementTaken as error:
+                pause = next(pauses, None)
+                if pause is None:
+                    raise AllocationRefused(str(error)) from error
+            except (InventoryError, CallTimeout, OSError) as error:
+                raise AllocationRefused(f"the MIG instance cannot be created: {error}") from error
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await reconciled.wait()
+
+    async def _respond(self, claim: Claim, found: ClaimInstances) -> ContainerResponse:
+        """Updates the CDI specs and the pod's annotation before the container gets its response."""
+        if self._cdi is not None:
+            await self._cdi.refresh(self._fleet, self._current)
+        allocations = [each.allocation for each in found.instances]
+        if any(each not in claim.mig for each in allocations):
+            async with asyncio.timeout(WRITE_S):
+                await self._write(claim.pod, allocations)
+        uuids = [each.mig_uuid for each in allocations if each.mig_uuid]
+        return self._device_lists.response(uuids, self._fleet, self._current)
+
+    async def _try_job(self, complaint: str, work: Callable[[], None]) -> None:
+        """Logs a failure; a later reconcile tries again."""
+        try:
+            await self._job(work)
+        except (CallTimeout, OSError) as error:
+            log.error(complaint, error=str(error))
+
+    async def _job(self, work: Callable[[], T]) -> T:
+        def job() -> T:
+            self._records.load()
+            try:
+                return work()
+            finally:
+                self._current = tuple(each for record in self._records.all() if (each := record.instance))
+
+        return await self._calls.call(job, deadline=HARDWARE_S)
+
+    # -- in the thread
+
+    def _create(
+        self,
+        requests: Sequence[InstanceRequest],
+        *,
+        fleet: Fleet,
+        shared: Collection[str],
+        holders: InstanceHolders,
+    ) -> ClaimInstances:
+        for card in fleet:
+            uuid = card.facts.uuid
+            if any(each.allocation.uuid == uuid for each in requests):
+                problem = self._switch.enable(card, shared=shared)
+                if problem:
+                    raise AllocationRefused(f"card {uuid} cannot be used for MIG: {problem}")
+        return self._instances.create_all(requests, holders)
+
+    def _enable_mig(self, fleet: Fleet, shared: Collection[str], now: float) -> None:
+        for card in fleet:
+            self._switch.keep_enabled(card, shared=shared, now=now)
+
+
+def _uuids(fleet: Fleet) -> frozenset[str]:
+    return frozenset(card.facts.uuid for card in fleet)

@@ -1,0 +1,256 @@
+"""The GPU instances that belong to the agent, recorded in a file so that a restart knows them.
+
+A record is written before its instance is created and completed afterwards, so a crash in between leaves no instance
+without an owner. An instance without a record is foreign. The file is replaced as a whole. An entry that cannot be read
+is skipped, so its instance becomes foreign; it is never destroyed. Used only from the thread that changes the hardware.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import structlog
+
+from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.cards import MigInstance
+from tessera.node.handover.claims import PodKey
+from tessera.wire.mig import MigAllocation
+
+log = structlog.get_logger(__name__)
+
+FILE = "mig.json"
+UNREADABLE = "mig.json.unreadable"
+"""where a file that is not JSON is kept for inspection"""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class RecordKey(NamedTuple):
+    """What an instance is for: one device of one container."""
+
+    pod: str
+    """uid"""
+    container: int
+    device: int
+    card: str
+    slot: MigSlot
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRecord:
+    """One GPU instance. Its three ids are all known, or all None while it is only intended."""
+
+    pod: PodKey
+    container: int
+    device: int
+    card: str
+    slot: MigSlot
+    profile_id: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    mig_uuid: str | None = None
+
+    def __post_init__(self) -> None:
+        identity = (self.gpu_instance, self.compute_instance, self.mig_uuid)
+        if identity.count(None) not in (0, len(identity)) or self.mig_uuid == "":
+            raise ValueError("an instance has all of its three ids or none")
+
+    @property
+    def key(self) -> RecordKey:
+        return RecordKey(self.pod.uid, self.container, self.device, self.card, self.slot)
+
+    @property
+    def is_intended(self) -> bool:
+        return self.mig_uuid is None
+
+    def is_whole(self, instance: MigInstance) -> bool:
+        """Whether this is the recorded instance, complete. An intended record matches any at its place."""
+        known = (self.gpu_instance, self.compute_instance, self.mig_uuid)
+        seen = (instance.gpu_instance, instance.compute_instance, instance.mig_uuid)
+        return self._is_there(instance) and None not in seen and (self.is_intended or seen == known)
+
+    def is_rest(self, instance: MigInstance) -> bool:
+        """Whether this is what an unfinished creation or destruction left of it."""
+        bare = instance.compute_instance is None and instance.mig_uuid is None
+        return self._is_there(instance) and bare and (self.is_intended or instance.gpu_instance == self.gpu_instance)
+
+    def is_at(self, instance: MigInstance) -> bool:
+        return self.is_whole(instance) or self.is_rest(instance)
+
+    def overlaps(self, card: str, place: MigPlacement) -> bool:
+        return self.card == card and self.slot.placement.overlaps(place)
+
+    def _is_there(self, instance: MigInstance) -> bool:
+        here = (self.card, self.slot.placement, self.profile_id)
+        return here == (instance.uuid, instance.placement, instance.profile_id)
+
+    @property
+    def instance(self) -> MigInstance | None:
+        """The instance as the hardware reports it; None while it is only intended."""
+        if self.gpu_instance is None:
+            return None
+        return MigInstance(
+            uuid=self.card,
+            gpu_instance=self.gpu_instance,
+            profile_id=self.profile_id,
+            placement=self.slot.placement,
+            compute_instance=self.compute_instance,
+            mig_uuid=self.mig_uuid,
+        )
+
+    @property
+    def allocation(self) -> MigAllocation:
+        return MigAllocation(
+            container=self.container,
+            device=self.device,
+            uuid=self.card,
+            slot=self.slot,
+            mig_uuid=self.mig_uuid,
+            gpu_instance=self.gpu_instance,
+            compute_instance=self.compute_instance,
+        )
+
+
+def intended_record(pod: PodKey, allocation: MigAllocation, profile_id: int) -> InstanceRecord:
+    """Returns a record of the instance that is about to be created for a reservation."""
+    return InstanceRecord(
+        pod=pod,
+        container=allocation.container,
+        device=allocation.device,
+        card=allocation.uuid,
+        slot=allocation.slot,
+        profile_id=profile_id,
+    )
+
+
+def completed_record(pod: PodKey, allocation: MigAllocation, instance: MigInstance) -> InstanceRecord:
+    """Returns a record of this instance for the reservation."""
+    return replace(
+        intended_record(pod, allocation, instance.profile_id),
+        gpu_instance=instance.gpu_instance,
+        compute_instance=instance.compute_instance,
+        mig_uuid=instance.mig_uuid,
+    )
+
+
+def boot_id() -> str:
+    """Returns an id that changes with every boot; empty if the machine has none."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeError):
+        return ""
+
+
+class _RecordsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    boot: str
+    switched: list[str]
+    instances: list[Any]
+
+
+class MigRecords:
+    """All records, and the cards whose MIG mode the agent enabled. Nothing is added that is not in the file."""
+
+    def __init__(self, folder: Path, *, boot: str) -> None:
+        """`boot` changes with every boot, and no instance survives one."""
+        self._path = folder / FILE
+        self._boot = boot
+        self._records: dict[RecordKey, InstanceRecord] = {}
+        self._switched: frozenset[str] = frozenset()
+        self._loaded = False
+        self._behind = False
+        """whether the file still has records that were dropped"""
+
+    def all(self) -> tuple[InstanceRecord, ...]:
+        return tuple(self._records.values())
+
+    @property
+    def switched(self) -> frozenset[str]:
+        return self._switched
+
+    def get(self, purpose: RecordKey) -> InstanceRecord | None:
+        return self._records.get(purpose)
+
+    def put(self, record: InstanceRecord) -> None:
+        """Raises OSError if the file cannot be written; then the record is not added."""
+        before = self._records
+        self._records = {**before, record.key: record}
+        try:
+            self._save()
+        except OSError:
+            self._records = before
+            raise
+
+    def drop(self, record: InstanceRecord) -> None:
+        """Removes a record whose instance is gone, even if the file cannot be written now."""
+        self._records.pop(record.key, None)
+        self._behind = True
+        self.catch_up()
+
+    def switch(self, card: str, *, on: bool) -> None:
+        """Records whether the agent enabled MIG on a card. Raises OSError like `put`."""
+        before = self._switched
+        self._switched = before | {card} if on else before - {card}
+        try:
+            if self._switched != before:
+                self._save()
+        except OSError:
+            self._switched = before
+            raise
+
+    def catch_up(self) -> None:
+        """Writes what could not be written before."""
+        if self._behind:
+            try:
+                self._save()
+            except OSError as error:
+                log.warning("cannot write the record of MIG instances", file=str(self._path), error=str(error))
+
+    def load(self) -> None:
+        """Reads the file once. Raises OSError if it exists and cannot be read; then it must not be overwritten."""
+        if self._loaded:
+            return
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            self._loaded = True
+            return
+        try:
+            found = msgspec.json.decode(data, type=_RecordsFile)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            aside = self._path.with_name(UNREADABLE)
+            os.replace(self._path, aside)
+            log.error("the record of MIG instances is unreadable", moved_to=str(aside), error=str(error))
+        else:
+            self._switched = frozenset(found.switched)
+            # After a reboot, an instance at the same place was made by another program.
+            for raw in found.instances if found.boot == self._boot else ():
+                self._take(raw)
+        self._loaded = True
+
+    def _take(self, raw: Any) -> None:
+        try:
+            record = msgspec.convert(raw, InstanceRecord)
+        except msgspec.MsgspecError as error:
+            log.error("a record of a MIG instance is unreadable and left out", record=str(raw), error=str(error))
+        else:
+            self._records[record.key] = record
+
+    def _save(self) -> None:
+        state = _RecordsFile(boot=self._boot, switched=sorted(self._switched), instances=list(self._records.values()))
+        data = msgspec.json.encode(state)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._path.with_suffix(".draft")
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._behind = False

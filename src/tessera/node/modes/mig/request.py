@@ -1,0 +1,114 @@
+"""The GPU instances that a claim asks for, checked before any hardware is touched.
+
+Each reservation must be for the card of its slice, with a profile and placement that the card supports. Profile names
+are the driver's, `+me` included. Names that older allow lists made up (`7g.79gb`) are matched by slices and memory, if
+exactly one profile fits. The older geometry notation (HAMi v2.5 to v2.9) names neither profile nor placement: such a
+pod keeps what it has, but its instances cannot be created again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from tessera.core.devices import MigSlot
+from tessera.host.cards import CardFacts, GpuInstanceProfile
+from tessera.host.mig_profile_names import parse_profile_name
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Claim, PodKey
+from tessera.node.modes.base import AllocationRefused
+from tessera.node.modes.mig.records import InstanceRecord, intended_record
+from tessera.node.settings import AgentSettings
+from tessera.wire.mig import MigAllocation, split_legacy_uuid
+from tessera.wire.quotes import quoted
+
+NAMED_ALIKE_MIB = 1024
+"""between a made-up name and the driver's: 79 and 80 GiB for a whole A100 80GB"""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceRequest:
+    """One reservation of a claim, with the profile that it means."""
+
+    pod: PodKey
+    allocation: MigAllocation
+    profile: GpuInstanceProfile
+
+    @property
+    def intended_record(self) -> InstanceRecord:
+        return intended_record(self.pod, self.allocation, self.profile.profile_id)
+
+
+def requests_of(
+    claim: Claim, device_ids: Sequence[str], *, fleet: Fleet, settings: AgentSettings, certain: bool
+) -> tuple[InstanceRequest, ...]:
+    """Returns the instances to create, in order of devices. Raises AllocationRefused."""
+    if not certain:
+        raise AllocationRefused("a MIG instance is created only if it is certain which container it is for")
+    if claim.uses_downward_api and not any(strategy.is_cdi for strategy in settings.strategies):
+        raise AllocationRefused(
+            f"container {quoted(claim.container)} takes its devices from its pod's annotations, which would hide a MIG"
+            " instance; annotate the pod with nvidia.com/vgpu-mode: mig before it is created"
+        )
+    if len(device_ids) != len(claim.slices):
+        raise AllocationRefused(f"device number not matched: {len(device_ids)} asked for, {len(claim.slices)} granted")
+    for entry in claim.slices:
+        if split_legacy_uuid(entry.uuid)[1] is not None:
+            raise AllocationRefused(
+                f"{quoted(entry.uuid)} is a MIG geometry of HAMi v2.9 or older, which cannot be created any more:"
+                " drain the node, so that its pods are scheduled again"
+            )
+    reserved = sorted(claim.mig, key=lambda each: each.device)
+    if len(reserved) != len(claim.slices):
+        raise AllocationRefused(f"pod {claim.pod} has {len(reserved)} MIG reservations for {len(claim.slices)} devices")
+    for entry, each in zip(claim.slices, reserved, strict=True):
+        if entry.uuid != each.uuid:
+            raise AllocationRefused(
+                f"the slice is of card {quoted(entry.uuid)}, its MIG reservation of card {quoted(each.uuid)}"
+            )
+    for one, other in combinations(reserved, 2):
+        if one.uuid == other.uuid and one.slot.placement.overlaps(other.slot.placement):
+            raise AllocationRefused(f"two MIG reservations of one container overlap on card {one.uuid}")
+    return tuple(_request(claim, each, fleet) for each in reserved)
+
+
+def _request(claim: Claim, reserved: MigAllocation, fleet: Fleet) -> InstanceRequest:
+    card = fleet.card(reserved.uuid)
+    if card is None:
+        raise AllocationRefused(f"card {quoted(reserved.uuid)} is not among this node's cards")
+    if fleet.problem or not card.healthy:
+        raise AllocationRefused(f"card {reserved.uuid} takes no work: {fleet.problem or card.problem}")
+    return InstanceRequest(claim.pod, reserved, profile_for(card.facts, reserved.slot))
+
+
+def profile_for(facts: CardFacts, slot: MigSlot) -> GpuInstanceProfile:
+    """Returns the profile to create for a reservation. Raises AllocationRefused if the card does not support it."""
+    profile = _find_profile(facts, slot.profile)
+    if profile is None:
+        known = ", ".join(each.name for each in facts.mig_profiles) or "none"
+        raise AllocationRefused(
+            f"card {facts.uuid} offers no MIG profile {quoted(slot.profile)}; its profiles: {known}"
+        )
+    if slot.placement not in profile.placements:
+        raise AllocationRefused(
+            f"card {facts.uuid} has no place for MIG profile {profile.name} at slice {slot.placement.start}"
+            f" over {slot.placement.size} slices"
+        )
+    return profile
+
+
+def _find_profile(facts: CardFacts, name: str) -> GpuInstanceProfile | None:
+    exact = [each for each in facts.mig_profiles if each.name == name]
+    if exact:
+        return exact[0]
+    shape = parse_profile_name(name)
+    if shape is None:
+        return None
+    alike = [
+        each
+        for each in facts.mig_profiles
+        if (each.slices, each.media_extensions) == (shape.slices, shape.media_extensions)
+        and abs(each.memory_mib - shape.memory_mib) <= NAMED_ALIKE_MIB
+    ]
+    return alike[0] if len(alike) == 1 else None

@@ -1,0 +1,52 @@
+"""The sharing mode `none`: whole cards only, because nothing limits a container."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tessera.node.fleet import Fleet
+from tessera.node.handover.claims import Claim
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister
+from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.settings import AgentSettings
+
+MIB = 1024 * 1024
+WHOLE_CORES = 100
+"""percent"""
+
+
+class WholeCards:
+    """A `SharingMode`."""
+
+    def __init__(self, settings: AgentSettings, device_lists: DeviceLister) -> None:
+        self._settings = settings
+        self._device_lists = device_lists
+        self._fleet = Fleet()
+
+    async def start(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
+        slices = slices_by_card(claim, self._fleet)
+        for each in slices:
+            if claim.mig or not self._is_whole(each):
+                raise AllocationRefused(
+                    f"{each.memory} MiB and {each.cores} cores of card {each.uuid}: this node hands over whole cards"
+                    f" only; ask for {self._settings.resource} alone, without memory and cores"
+                )
+        return self._device_lists.response([each.uuid for each in slices], self._fleet)
+
+    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
+        raise AllocationRefused("this node hands over whole cards by Allocate, not by the downward API")
+
+    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def stop(self) -> None:
+        return None
+
+    def _is_whole(self, each: CardSlice) -> bool:
+        """Cards are registered unscaled in this mode, so a slice is a whole card or less."""
+        reported = each.card.facts.memory_bytes
+        memory = self._settings.node.preconfigured_memory if reported is None else reported // MIB
+        return each.memory >= memory and (not each.cores or each.cores >= WHOLE_CORES)

@@ -1,0 +1,127 @@
+"""What the scheduling pipeline reports to the rest of the process: one typed interface, no callbacks.
+
+Observers never raise and never block. Nothing that they do changes a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+
+from tessera.core.audit import AuditFinding
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Refused
+from tessera.wire.objects import Pod
+
+
+class PlacedEvent(msgspec.Struct, frozen=True):
+    """A filter call reserved a placement."""
+
+    request: PodRequest
+    describe: Callable[[], str]
+    """compares all candidates; call it soon, because nodes change"""
+    describe_briefly: Callable[[], str]
+    """names the chosen node alone; can be called at any time"""
+
+
+class RefusedEvent(msgspec.Struct, frozen=True):
+    """A filter call found no node."""
+
+    request: PodRequest
+    refused: Refused
+    is_first: bool
+    """the pod was not refused before"""
+    describe: Callable[[], Sequence[str]]
+    """the reasons, and the nearest card; call it soon, because nodes change"""
+
+
+class BindEvent(msgspec.Struct, frozen=True):
+    """A bind call ended."""
+
+    namespace: str
+    name: str
+    uid: str
+    error: str
+    """empty if the pod is bound"""
+    node: str
+
+    @property
+    def text(self) -> str:
+        return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
+
+
+class SchedulerObserver(Protocol):
+    """The interface. `NullObserver` is the base of implementations that need only a part of it."""
+
+    def on_placed(self, event: PlacedEvent) -> None: ...
+
+    def on_refused(self, event: RefusedEvent) -> None: ...
+
+    def on_bind(self, event: BindEvent) -> None: ...
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
+        """The API shows a pod that holds devices, or no longer does (None)."""
+        ...
+
+    def on_write(self, verb: str) -> None:
+        """A write is about to be sent to the apiserver."""
+        ...
+
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
+        """A node's accounting was checked."""
+        ...
+
+
+class NullObserver:
+    """Ignores everything."""
+
+    def on_placed(self, event: PlacedEvent) -> None:
+        pass
+
+    def on_refused(self, event: RefusedEvent) -> None:
+        pass
+
+    def on_bind(self, event: BindEvent) -> None:
+        pass
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
+        pass
+
+    def on_write(self, verb: str) -> None:
+        pass
+
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
+        pass
+
+
+class ObserverGroup:
+    """Passes everything on to each of its members, in their order."""
+
+    def __init__(self, *members: SchedulerObserver) -> None:
+        self._members = members
+
+    def on_placed(self, event: PlacedEvent) -> None:
+        for member in self._members:
+            member.on_placed(event)
+
+    def on_refused(self, event: RefusedEvent) -> None:
+        for member in self._members:
+            member.on_refused(event)
+
+    def on_bind(self, event: BindEvent) -> None:
+        for member in self._members:
+            member.on_bind(event)
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
+        for member in self._members:
+            member.on_pod(uid, pod)
+
+    def on_write(self, verb: str) -> None:
+        for member in self._members:
+            member.on_write(verb)
+
+    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
+        for member in self._members:
+            member.on_audit(node, findings)

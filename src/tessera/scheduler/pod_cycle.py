@@ -1,0 +1,390 @@
+"""One record per pod from filter to the end of its handover, and the only place where its state changes.
+
+    (absent)
+       | the API shows the pod, or filter meets it
+       v       refuse
+    PENDING <----------> REFUSED
+       |  ^    forget       |
+       |  |                 |
+       |  '-- give_up, expire (RESERVED, UNCERTAIN), void (BINDING, UNCERTAIN, BOUND)
+       | reserve            | reserve
+       v                    |
+    RESERVED <--------------'
+       |  ^
+       |  | put_back: not written
+       v  |
+    BINDING --- put_back: the write may have taken effect ---> UNCERTAIN
+       |    <----------------- start_bind -----------------------  |
+       | confirm                                                   | confirm: looked up
+       v                                                           |
+    BOUND <--------------------------------------------------------'
+       | the API shows the binding, from any state
+       v
+    HANDING_OVER
+       | Allocate is over, the pod ended, or it is gone, from any state
+       v
+    SETTLED --> (absent)
+
+What the API shows wins over every decision of this process, so observations are legal in every state. All other
+transitions are legal only where `Transition` says so, and raise elsewhere. `PodCycles` is the only caller of the
+ledger's reserve, bind, unbind, give_up, expire and release, so that record and ledger cannot disagree:
+
+    RESERVED, UNCERTAIN    the ledger has a reservation, which expires
+    BINDING, BOUND         the ledger holds the grants for good; the API does not show them yet
+    HANDING_OVER           the ledger holds what the API shows
+    PENDING, REFUSED       the ledger holds nothing
+
+A pod that is settled has no record: the ledger alone knows it until it ends. This module writes nothing to the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+
+from tessera.core.grants import Placement
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates
+from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.unschedulable_pods import UnschedulablePods
+
+log = structlog.get_logger(__name__)
+
+LANDED_S = 65.0
+"""seconds: an apiserver gives a request up after 60, so an unanswered write has taken effect by then or never will"""
+UNSEEN_TICKS = 22
+"""ticks, 15 s apart, that a refused pod may be missing from the API: longer than kube-scheduler lets a pod sleep"""
+
+
+class CycleState(Enum):
+    """Where a pod is between filter and the end of its handover."""
+
+    PENDING = "pending"
+    REFUSED = "refused"
+    RESERVED = "reserved"
+    BINDING = "binding"
+    UNCERTAIN = "uncertain"
+    BOUND = "bound"
+    HANDING_OVER = "handing over"
+    SETTLED = "settled"
+
+
+PENDING, REFUSED, RESERVED = CycleState.PENDING, CycleState.REFUSED, CycleState.RESERVED
+BINDING, UNCERTAIN, BOUND = CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND
+HANDING_OVER, SETTLED = CycleState.HANDING_OVER, CycleState.SETTLED
+
+
+class Transition(Enum):
+    """Everything that can happen to a record: the states in which it is legal, and the state it leads to."""
+
+    RESERVE = ({PENDING, REFUSED}, RESERVED)
+    REFUSE = ({PENDING}, REFUSED)
+    FORGET = ({REFUSED}, PENDING)
+    GIVE_UP = ({RESERVED}, PENDING)
+    EXPIRE = ({RESERVED, UNCERTAIN}, PENDING)
+    START_BIND = ({RESERVED, UNCERTAIN}, BINDING)
+    CONFIRM = ({BINDING, UNCERTAIN}, BOUND)
+    PUT_BACK = ({BINDING}, RESERVED)
+    LOSE_TRACK = ({BINDING}, UNCERTAIN)
+    VOID = ({BINDING, UNCERTAIN, BOUND}, PENDING)
+    OBSERVE_BOUND = (set(CycleState) - {HANDING_OVER}, HANDING_OVER)
+    SETTLE = (set(CycleState) - {SETTLED}, SETTLED)
+    OBSERVE_AGAIN = ({SETTLED}, PENDING)
+    """by a list that is older than the last watch event"""
+
+    def __init__(self, sources: set[CycleState], target: CycleState) -> None:
+        self.sources = frozenset(sources)
+        self.target = target
+
+
+HOLDS_RESERVATION = (RESERVED, BINDING, UNCERTAIN)
+"""states in which a pod has a placement that the API does not show"""
+
+
+class IllegalTransition(Exception):
+    """A fault of this program: a pod was about to skip a part of its cycle."""
+
+
+@dataclass(slots=True, eq=False)
+class PodCycle:
+    """Everything that the scheduler knows about one pod until it is handed over. Changed by `PodCycles` only."""
+
+    uid: str
+    state: CycleState = PENDING
+    prepared: PreparedRequest | None = None
+    """as filter read it; from RESERVED until the API shows the binding"""
+    placement: Placement | None = None
+    """from RESERVED to BOUND"""
+    ticket: Ticket | None = None
+    """place in the allocation queue of its node, from BINDING until it is handed over"""
+    written_at: float | None = None
+    """when a binding was last sent that has, or may have, taken effect; until the API shows it"""
+    is_claimed: bool = False
+    """a bind or a look-up works on it: no other may, and filter decides nothing"""
+    is_shown: bool = False
+    """the API shows the pod, not bound"""
+    unseen_ticks: int = 0
+    """of a refused pod that the API does not show"""
+
+
+class PodCycles:
+    """The records by uid. Used from the event loop only."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: AllocationQueue,
+        unschedulable: UnschedulablePods,
+        *,
+        clock: Clock,
+        reservation_seconds: float,
+    ) -> None:
+        self.ledger = ledger
+        self.queue = queue
+        self.unschedulable = unschedulable
+        self.clock = clock
+        self._reservation_seconds = reservation_seconds
+        self._cycles: dict[str, PodCycle] = {}
+
+    def __iter__(self) -> Iterator[PodCycle]:
+        return iter(list(self._cycles.values()))
+
+    def get(self, uid: str) -> PodCycle | None:
+        return self._cycles.get(uid)
+
+    def count(self, *states: CycleState) -> int:
+        return sum(1 for cycle in self._cycles.values() if cycle.state in states)
+
+    @property
+    def claimed(self) -> int:
+        """Binds and look-ups that run now."""
+        return sum(1 for cycle in self._cycles.values() if cycle.is_claimed)
+
+    # -- filter
+
+    def reserve(self, prepared: PreparedRequest, placement: Placement) -> PodCycle:
+        """PENDING, REFUSED -> RESERVED"""
+        cycle = self._get_or_add(prepared.request.uid)
+        self._apply(Transition.RESERVE, cycle)
+        self.ledger.reserve(prepared.request, placement, deadline=self._deadline())
+        cycle.prepared, cycle.placement = prepared, placement
+        return cycle
+
+    def refuse(self, request: PodRequest, candidates: Candidates) -> bool:
+        """PENDING -> REFUSED; whether it is the pod's first refusal."""
+        cycle = self._get_or_add(request.uid)
+        if cycle.state is not REFUSED:
+            self._apply(Transition.REFUSE, cycle)
+        cycle.unseen_ticks = 0
+        return self.unschedulable.add(request, candidates)
+
+    def give_up(self, cycle: PodCycle) -> None:
+        """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
+        self._apply(Transition.GIVE_UP, cycle)
+        self._release(cycle)
+
+    def forget(self, cycle: PodCycle) -> None:
+        """REFUSED -> PENDING: the API does not know the pod any more."""
+        self._apply(Transition.FORGET, cycle)
+
+    # -- bind
+
+    def claim(self, uid: str) -> PodCycle | None:
+        """The record for a bind or a look-up alone; None if another one works on it."""
+        cycle = self._get_or_add(uid)
+        if cycle.is_claimed:
+            return None
+        cycle.is_claimed = True
+        return cycle
+
+    def unclaim(self, cycle: PodCycle) -> None:
+        cycle.is_claimed = False
+        self._drop_if_over(cycle)
+
+    def start_bind(self, cycle: PodCycle) -> None:
+        """RESERVED, UNCERTAIN -> BINDING: the reservation no longer expires."""
+        self._apply(Transition.START_BIND, cycle)
+        assert cycle.prepared is not None  # both states have them
+        assert cycle.placement is not None
+        self.ledger.bind(cycle.uid)
+        if cycle.ticket is None or cycle.ticket.state is TicketState.OUT:
+            request = cycle.prepared.request
+            cycle.ticket = self.queue.issue(
+                cycle.uid,
+                (request.namespace, request.name),
+                cycle.placement,
+                uses_downward_api=cycle.prepared.uses_downward_api,
+            )
+
+    def mark_written(self, cycle: PodCycle) -> None:
+        """A binding was sent that may have taken effect."""
+        if cycle.state is BINDING:
+            cycle.written_at = self.clock.monotonic()
+
+    def confirm(self, cycle: PodCycle) -> None:
+        """BINDING, UNCERTAIN -> BOUND: the binding is written."""
+        if cycle.state in (BINDING, UNCERTAIN):
+            self._apply(Transition.CONFIRM, cycle)
+            self.ledger.bind(cycle.uid)
+        if cycle.state is BOUND:
+            cycle.written_at = self.clock.monotonic()
+        if cycle.ticket is not None:
+            self.queue.restart_clock(cycle.ticket)
+
+    def put_back(self, cycle: PodCycle, *, is_unknown: bool) -> None:
+        """BINDING -> RESERVED if no write can land any more, else UNCERTAIN. An unknown write is never free."""
+        if cycle.state is not BINDING:
+            return  # The API has shown what became of it.
+        now = self.clock.monotonic()
+        self.ledger.unbind(cycle.uid, deadline=self._deadline())
+        if is_unknown and cycle.written_at is None:
+            cycle.written_at = now
+        if is_unknown or self.may_land(cycle):
+            self._apply(Transition.LOSE_TRACK, cycle)
+        else:
+            self._apply(Transition.PUT_BACK, cycle)
+            cycle.written_at = cycle.ticket = None
+
+    def void(self, cycle: PodCycle) -> None:
+        """BINDING, UNCERTAIN, BOUND -> PENDING: the placement came to nothing."""
+        if cycle.state in Transition.VOID.sources:  # Otherwise the API has shown what became of it.
+            self._apply(Transition.VOID, cycle)
+            self._release(cycle)
+
+    def may_land(self, cycle: PodCycle) -> bool:
+        """Whether a binding was sent that may take effect yet, or has."""
+        return cycle.written_at is not None and self.clock.monotonic() < cycle.written_at + LANDED_S
+
+    def unconfirmed(self) -> list[PodCycle]:
+        """Bindings that the API should have shown by now, if they took effect."""
+        return [
+            cycle
+            for cycle in self._cycles.values()
+            if cycle.state in (BOUND, UNCERTAIN) and not cycle.is_claimed and not self.may_land(cycle)
+        ]
+
+    # -- informer
+
+    def observe_pending(self, uid: str) -> None:
+        """The API shows the pod, not bound."""
+        entry = self.ledger.pod(uid)
+        if entry is not None and entry.observed:
+            return  # A list that is older than the last watch event: a binding is never undone.
+        cycle = self._get_or_add(uid)
+        cycle.is_shown, cycle.unseen_ticks = True, 0
+        if cycle.state is SETTLED:
+            self._apply(Transition.OBSERVE_AGAIN, cycle)
+
+    def observe_bound(self, facts: PodFacts, *, is_allocating: bool) -> PodCycle | None:
+        """Any state -> HANDING_OVER, or SETTLED if it `is_allocating` no more.
+
+        Returns the record if the pod is in handover without a ticket, and was not bound by this process.
+        """
+        had_entry = self.ledger.pod(facts.uid) is not None
+        if self.ledger.observe_pod(facts) and had_entry:
+            self.unschedulable.on_room()
+        if not is_allocating:
+            self._settle(facts.uid)
+            return None
+        cycle = self._get_or_add(facts.uid)
+        cycle.is_shown = False
+        ticket, placement = cycle.ticket, cycle.placement
+        was_bound_here = cycle.state in (BINDING, BOUND) and placement is not None and placement.node == facts.node
+        if ticket is not None and ticket.node != facts.node:
+            # Another scheduler bound it elsewhere. A bind that runs gives its ticket and locks back itself.
+            cycle.ticket = None
+            if not cycle.is_claimed:
+                self.queue.leave(ticket)
+        if cycle.state is not HANDING_OVER:
+            self._apply(Transition.OBSERVE_BOUND, cycle)
+        return cycle if cycle.ticket is None and not was_bound_here else None
+
+    def resume(self, cycle: PodCycle, facts: PodFacts, *, uses_downward_api: bool) -> None:
+        """A pod in handover that this process did not bind takes its turn at once."""
+        placement = Placement(facts.node, facts.grants)
+        owner = (facts.namespace, facts.name)
+        cycle.ticket = self.queue.issue(facts.uid, owner, placement, uses_downward_api=uses_downward_api)
+        if cycle.ticket is not None:
+            self.queue.enter_at_once(cycle.ticket)
+
+    def observe_gone(self, uid: str) -> None:
+        """Any state -> SETTLED: the pod was deleted, ended, or is bound without devices."""
+        self._settle(uid)
+        if self.ledger.release(uid):
+            self.unschedulable.on_room()
+
+    # -- time
+
+    def tick(self) -> None:
+        """End what only time ends: reservations, turns, refused pods that the API never shows."""
+        expired = self.ledger.expire(self.clock.monotonic())
+        for uid in expired:
+            cycle = self._cycles[uid]
+            self._end_turn(cycle)
+            self._apply(Transition.EXPIRE, cycle)
+        if expired:
+            log.info("reservations expired", pods=len(expired))
+            self.unschedulable.on_room()
+        self.queue.end_overdue()
+        # kube-scheduler may ask for a pod whose end was seen here before: no event would ever remove it.
+        for cycle in self:
+            if cycle.state is REFUSED and not cycle.is_shown:
+                cycle.unseen_ticks += 1
+                if cycle.unseen_ticks > UNSEEN_TICKS:
+                    self.forget(cycle)
+
+    # -- inside
+
+    def _apply(self, transition: Transition, cycle: PodCycle) -> None:
+        """The one place where a state changes."""
+        if cycle.state not in transition.sources:
+            raise IllegalTransition(f"pod {cycle.uid} is {cycle.state.value}: {transition.name} is not possible")
+        if cycle.state is REFUSED:
+            self.unschedulable.remove(cycle.uid)
+        cycle.state = transition.target
+        if cycle.state in (PENDING, HANDING_OVER, SETTLED):
+            cycle.prepared = cycle.placement = cycle.written_at = None
+        if cycle.state is PENDING:
+            cycle.ticket = None
+            self._drop_if_over(cycle)
+
+    def _settle(self, uid: str) -> None:
+        cycle = self._cycles.get(uid)
+        if cycle is None:
+            return
+        cycle.is_shown = False
+        self._end_turn(cycle)
+        if cycle.state is not SETTLED:
+            self._apply(Transition.SETTLE, cycle)
+        self._drop_if_over(cycle)
+
+    def _end_turn(self, cycle: PodCycle) -> None:
+        ticket, cycle.ticket = cycle.ticket, None
+        if ticket is not None:
+            self.queue.leave(ticket)
+
+    def _release(self, cycle: PodCycle) -> None:
+        if self.ledger.give_up(cycle.uid):
+            self.unschedulable.on_room()
+
+    def _get_or_add(self, uid: str) -> PodCycle:
+        cycle = self._cycles.get(uid)
+        if cycle is None:
+            cycle = self._cycles[uid] = PodCycle(uid)
+        return cycle
+
+    def _drop_if_over(self, cycle: PodCycle) -> None:
+        if cycle.is_claimed:
+            return
+        if cycle.state is SETTLED or (cycle.state is PENDING and not cycle.is_shown):
+            self._cycles.pop(cycle.uid, None)
+
+    def _deadline(self) -> float:
+        return self.clock.monotonic() + self._reservation_seconds

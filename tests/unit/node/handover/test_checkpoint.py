@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.node.handover.checkpoint import FILE, MOST_RECORDS, Checkpoint, Record
+from tessera.node.handover.claims import Claim
+from tessera.wire import keys
+from tests.support.logs import captured
+from tests.unit.node.handover.world import bound, claims
+
+MIG = '[{"gpuUUID":"GPU-a","profile":"1g.18gb+me","placement":{"start":2,"size":1}}]'
+(P,) = claims(bound("p", "a/1/1", annotations={keys.MIG_ALLOCATIONS: MIG}))
+(Q,) = claims(bound("q", "a/1/1"))
+
+
+def record(*ids: str, claim: Claim = P) -> Record:
+    return Record(ids, claim, (claim.key,))
+
+
+async def loaded(folder: Path) -> list[Record]:
+    """What the next process reads."""
+    checkpoint = Checkpoint(folder)
+    found = list(await checkpoint.load())
+    checkpoint.close()
+    return found
+
+
+async def test_an_answer_is_known_to_the_next_process_as_soon_as_it_is_added(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "state")
+    assert await checkpoint.load() == ()
+    await checkpoint.add(record("a", "b"))
+    await checkpoint.add(record("c", claim=Q))
+    assert await loaded(tmp_path / "state") == list(checkpoint) == [record("a", "b"), record("c", claim=Q)]
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
+    checkpoint.close()
+
+
+async def test_answers_of_pods_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    shared = Record(("s",), P, (P.key, Q.key))
+    for each in (record("a"), record("b", claim=Q), shared):
+        await checkpoint.add(each)
+    await checkpoint.prune(lambda uid: uid == "uid-q")
+    assert await loaded(tmp_path) == [record("b", claim=Q), shared]
+    await checkpoint.add(record("c", claim=Q))
+    assert await loaded(tmp_path) == [record("b", claim=Q), shared, record("c", claim=Q)]
+    await checkpoint.prune(lambda _uid: False)
+    assert await loaded(tmp_path) == []
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("text", ["{\n", "[{}]\n", '{"ids":["a"],"claim":7}\n', "[" * 20000 + "\n"])
+async def test_a_file_that_cannot_be_read_costs_only_what_it_knew(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with captured() as logs:
+        assert await loaded(tmp_path) == []
+    assert len(logs.of("allocation checkpoint cannot be read")) == 1
+
+
+async def test_a_line_that_a_crash_cut_off_spoils_no_later_one(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.add(record("a"))
+    await checkpoint.add(record("b", claim=Q))
+    file = tmp_path / FILE
+    file.write_bytes(file.read_bytes()[:-5])
+    again = Checkpoint(tmp_path)
+    assert await again.load() == (record("a"),)
+    await again.add(record("c"))
+    assert await loaded(tmp_path) == [record("a"), record("c")]
+    for each in (checkpoint, again):
+        each.close()
+
+
+async def test_a_folder_that_cannot_be_written_keeps_no_answer_back(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    checkpoint = Checkpoint(tmp_path / "file")
+    with captured() as logs:
+        await checkpoint.add(record("a"))
+    assert list(checkpoint) == [record("a")]
+    assert len(logs.of("allocation checkpoint cannot be written")) == 1
+    checkpoint.close()
+
+
+@pytest.mark.parametrize("name", [FILE, "allocations.new"])
+async def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / name).symlink_to(victim)
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.add(record("a"))
+    await checkpoint.prune(lambda _uid: False)
+    assert victim.read_text() == "precious"
+    checkpoint.close()
+
+
+async def test_old_answers_make_room(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    for number in range(MOST_RECORDS + 3):
+        await checkpoint.add(record(str(number)))
+    await checkpoint.prune(lambda _uid: True)
+    assert len(found := await loaded(tmp_path)) == MOST_RECORDS
+    assert found[0] == record("3")
+    checkpoint.close()

@@ -1,0 +1,170 @@
+"""Several pods could be asking: each dependent one gets its own slice, or its Allocate is refused with the reason.
+
+The scheduler keeps pods apart; what is here happens where it may not: it lets pods that use the downward API pass a
+dependent pod that is stuck, and it forgets a turn that no agent ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tessera.node.handover.allocator import OVERDUE_S
+from tessera.node.modes.base import AllocationRefused
+from tessera.wire.objects import Pod
+from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import World, bound
+
+A, B, C = "a/3000/50", "b/4000/60", "b/1000/10"
+
+
+def passing(*containers: str, inits: int = 0) -> Pod:
+    """A pod that uses the downward API."""
+    return bound("d", *containers, inits=inits, downward_api=range(len(containers)), at=1)
+
+
+# -- a stuck dependent pod that others have passed
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+@pytest.mark.parametrize("first", ["d", "p"])
+def test_a_dependent_pod_of_one_container_and_one_that_passed_it_are_both_served(first: str, speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(bound("p", A), passing(B), resources=speaks)
+        async with world.running():
+            second = "p" if first == "d" else "d"
+            assert (await world.gets(first, "c0", "GPU-a-0"))["pod"] == "p"
+            answer = await world.gets(second, "c0", "GPU-a-1")
+            assert answer.get("pod") == "p" or (second == "d" and answer == {"welcome": "yes"})
+            for name in ("p", "d"):
+                world.api.status(name, "Running")
+            await world.at_rest()
+            assert world.api.phase("p") == world.api.phase("d") == "success"
+            assert (world.events, world.mode.doubts[0]) == ([], "p")
+
+    check()
+
+
+@in_fake_time
+async def test_kubelet_shows_which_container_of_a_dependent_pod_comes_next() -> None:
+    async with World(bound("p", A, B), passing(C)).running() as world:
+        assert (await world.gets("d", "c0", "GPU-a-0"))["container"] == "c0"
+        assert (await world.gets("p", "c0", "GPU-a-1"))["container"] == "c0"
+        assert (await world.gets("p", "c1", "GPU-b-0"))["container"] == "c1"
+        await world.at_rest()
+        assert (world.api.phase("p"), world.api.phase("d"), world.events) == ("success", "success", [])
+
+
+@in_fake_time
+async def test_if_kubelet_does_not_show_it_the_second_container_is_refused() -> None:
+    async with World(bound("p", A, B), passing(C), resources=False).running() as world:
+        await world.ask("GPU-a-0")
+        with pytest.raises(AllocationRefused, match=r"1 devices could be .* different slices on node n1: default/p"):
+            await world.ask("GPU-b-1")
+        await world.at_rest()
+        assert world.api.phase("p") == "allocating"
+
+
+@in_fake_time
+async def test_an_answer_of_the_same_call_is_not_taken_for_lost() -> None:
+    async with World(bound("p", A, B), passing(C)).running() as world:
+        with pytest.raises(AllocationRefused, match="different slices"):
+            await world.agent.allocator.allocate([["GPU-a-0"], ["GPU-b-1"]])
+
+
+@pytest.mark.parametrize("first", ["d", "p"])
+def test_devices_that_come_again_show_what_follows_an_init_container(first: str) -> None:
+    """kubelet shows neither init container; but it gives their devices to the next containers of the same pod."""
+
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A, B, inits=1), passing(C, C, inits=1)).running() as world:
+            second = "p" if first == "d" else "d"
+            got = {}
+            for name in (first, second):
+                got[name, 0] = await world.ask(f"i-{name}")
+                got[name, 1] = await world.gets(name, "c1", f"i-{name}")
+            assert (got["p", 0]["container"], got["p", 1]["container"]) == ("c0", "c1")
+            await world.at_rest()
+            assert (world.api.phase("p"), world.events) == ("success", [])
+
+    check()
+
+
+@in_fake_time
+async def test_a_pod_that_passed_unseen_takes_nothing_from_the_dependent_one() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("p", A, B))
+        await asyncio.sleep(OVERDUE_S)
+        world.api.behind = True
+        world.api.put(passing(C))
+        await world.gets("d", "c0", "GPU-b-0")
+        for position in (0, 1):
+            assert (await world.gets("p", f"c{position}", f"GPU-a-{position}"))["container"] == f"c{position}"
+
+
+@in_fake_time
+async def test_a_pod_that_passed_and_is_gone_takes_nothing_from_the_dependent_one() -> None:
+    async with World(bound("p", A, B, inits=1), passing(C)).running() as world:
+        await world.ask("GPU-a-0")
+        world.api.delete("d")
+        world.prefer("GPU-a-1", "GPU-a-2")
+        assert (await world.ask("GPU-a-1"))["container"] == "c0"
+        assert (await world.ask("GPU-a-1"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_a_refusal_where_another_pod_may_be_asking_fails_none() -> None:
+    async with World(bound("p", A), passing(B)).running() as world:
+        world.mode.refusals["p"] = "no such card"
+        with pytest.raises(AllocationRefused, match="no such card"):
+            await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("p") == "allocating"
+        world.mode.refusals.clear()
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+
+
+# -- dependent pods that the scheduler should have kept apart
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_dependent_pods_of_equal_slices_share_no_folder_and_end_on_their_own(speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(bound("p", A), bound("q", A, at=1), resources=speaks)
+        async with world.running():
+            first, second = await world.gets("q", "c0", "GPU-a-0"), await world.gets("p", "c0", "GPU-a-1")
+            assert first["what"] == second["what"]
+            world.api.status("q", "Running")
+            await world.at_rest()
+            assert world.api.phase("q") == "success"
+            # The folder of an answer that either may have got belongs to neither: it goes with the devices.
+            assert world.mode.doubts[0] == "p"
+            world.api.status("p", "Running")
+            await world.at_rest()
+            assert (world.api.phase("p"), world.events) == ("success", [])
+
+    check()
+
+
+@in_fake_time
+async def test_a_handover_does_not_end_because_an_equal_pod_asked() -> None:
+    async with World(bound("p", A), bound("q", A, at=1)).running() as world:
+        await world.gets("q", "c0", "GPU-a-0")
+        await world.at_rest()
+        assert (world.api.phase("p"), world.api.phase("q")) == ("allocating", "success")
+        assert (await world.gets("p", "c0", "GPU-a-1"))["pod"] == "p"
+
+
+@in_fake_time
+async def test_once_the_other_pod_is_known_to_be_over_the_remaining_one_is_served() -> None:
+    async with World(bound("p", A), bound("q", B)).running() as world:
+        with pytest.raises(AllocationRefused, match=r"default/p, default/q"):
+            await world.ask("GPU-a-0")
+        world.api.behind = True
+        world.api.status("p", "Failed")
+        assert (await world.ask("GPU-b-0"))["pod"] == "q"

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.handover.pod_cache import PodCache
+from tessera.wire import keys
+from tessera.wire.objects import Node, Pod, decode_object
+from tests.support.logs import captured
+from tests.unit.node.handover.world import NODE, Api, bound
+
+A = "a/3000/50"
+
+
+def node(lock: str | None) -> Node:
+    annotations = "{}" if lock is None else f'{{"{keys.NODE_LOCK}":"{lock}"}}'
+    return decode_object(f'{{"metadata":{{"name":"{NODE}","annotations":{annotations}}}}}', Node)
+
+
+def cache(gone: list[str] | None = None) -> PodCache:
+    return PodCache(NODE, Api(), time=lambda: 0.0, on_gone=([] if gone is None else gone).append)
+
+
+def put(pods: PodCache, *many: Pod) -> None:
+    for pod in many:
+        pods.put(f"default/{pod.metadata.name}", pod)
+
+
+async def test_pods_are_known_in_order_by_uid_and_by_name() -> None:
+    pods = cache()
+    put(pods, bound("late", A, at=9), bound("early", A))
+    assert [pod.key.name for pod in pods.all()] == ["early", "late"]
+    found = pods.named("default", "late")
+    assert found is not None
+    assert pods.get("uid-late") is found
+    assert (pods.get("nobody"), pods.named("default", "nobody")) == (None, None)
+
+
+async def test_a_pod_that_was_replaced_under_its_name_is_another() -> None:
+    gone: list[str] = []
+    pods = cache(gone)
+    put(pods, bound("p", A, uid="old"), bound("p", A, uid="new"))
+    assert gone == ["old"]
+    assert pods.get("old") is None
+    assert pods.get("new") is not None
+
+
+async def test_a_pod_that_loses_its_annotations_or_vanishes_is_gone() -> None:
+    gone: list[str] = []
+    pods = cache(gone)
+    put(pods, bound("p", A), bound("q", A))
+    put(pods, bound("p", A, annotations={TO_ALLOCATE: None, ALLOCATED: None, keys.ASSIGNED_NODE: None}))
+    pods.drop("default/q")
+    pods.drop("default/never-there")
+    assert gone == ["uid-p", "uid-q"]
+    assert pods.all() == []
+
+
+async def test_the_pods_of_the_first_list_are_inherited() -> None:
+    pods = cache()
+    put(pods, bound("p", A))
+    pods.synced()
+    put(pods, bound("q", A))
+    pods.synced()
+    assert pods.inherited == {"uid-p"}
+    assert pods.ready.is_set()
+
+
+async def test_a_waiting_reader_hears_of_changes_and_of_those_that_came_before() -> None:
+    pods = cache()
+    before = pods.version
+    waiting = asyncio.create_task(pods.changed(since=before))
+    await asyncio.sleep(0)
+    put(pods, bound("p", A))
+    await waiting
+    await pods.changed(since=before)
+    same = pods.version
+    put(pods, bound("p", A))
+    assert pods.version == same
+    pods.lock.put(NODE, node("2026-01-01T00:00:00Z,default,p"))
+    assert pods.version > same
+
+
+async def test_live_claims_are_those_of_all_pods_that_have_not_ended() -> None:
+    pods = cache()
+    put(
+        pods,
+        bound("running", A, status="Running", phase="success", annotations={TO_ALLOCATE: ";"}),
+        bound("leaving", A, at=1, deleted="2026-01-01T00:00:00Z"),
+        bound("over", A, at=2, status="Succeeded"),
+    )
+    claims = pods.live_claims()
+    assert claims is not None
+    assert [claim.pod.name for claim in claims] == ["running", "leaving"]
+
+
+async def test_if_one_pod_cannot_be_read_it_is_unknown_what_is_live() -> None:
+    pods = cache()
+    put(pods, bound("good", A), bound("bad", A, annotations={ALLOCATED: "a,b:;"}))
+    assert pods.live_claims() is None
+
+
+async def test_a_problem_is_logged_once() -> None:
+    pods = cache()
+    bad = bound("bad", A, annotations={TO_ALLOCATE: "a,b:;"})
+    with captured() as logs:
+        put(pods, bad, bad)
+        put(pods, bound("held", A, phase="success", annotations={ALLOCATED: "a,b:;"}))
+        put(pods, bound("ended", A, status="Failed", annotations={ALLOCATED: "a,b:;"}))
+    assert [event["pod"] for event in logs.of("pod cannot be handed its devices")] == ["default/bad", "default/held"]
+
+
+@pytest.mark.parametrize(
+    ("text", "owner", "concerns"),
+    [
+        (None, None, False),
+        ("2026-01-01T00:00:00Z,default,p", ("default", "p"), True),
+        ("2026-01-01T00:00:00Z,default,other", ("default", "other"), False),
+        ("2026-01-01T00:00:00Z", None, True),
+        ("a,b,c,d", None, False),
+    ],
+)
+async def test_the_lock_tells_which_pod_it_concerns(
+    text: str | None, owner: tuple[str, str] | None, concerns: bool
+) -> None:
+    pods = cache()
+    pods.lock.put(NODE, node(text))
+    pods.lock.synced()
+    assert pods.lock.owner == owner
+    assert pods.lock.concerns(("default", "p")) is concerns
+    pods.lock.drop(NODE)
+    assert pods.lock.text is None

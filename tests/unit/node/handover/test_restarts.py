@@ -1,0 +1,163 @@
+"""kubelet or the agent restarts in the middle of a handover: every container still gets its own slice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.node.handover.checkpoint import Record
+from tessera.node.modes.base import AllocationRefused
+from tests.support.fake_cluster import refused
+from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import World, bound, claims
+
+A, B, C = "a/1/1", "a/2/1", "b/3/1"
+INIT = bound("p", A, B, inits=1)
+
+
+def answered(ids: str, position: int = 0) -> list[Record]:
+    claim = claims(INIT)[position]
+    return [Record((ids,), claim, (claim.key,))]
+
+
+async def restarted(world: World) -> World:
+    """A new agent beside the same kubelet, whose predecessor could write nothing to the API."""
+    return World(api=world.api, kubelet=world.resources, earlier=list(world.checkpoint))
+
+
+# -- the agent
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        first = World(bound("p", A, B, C))
+        first.api.fake.always("annotate_pod", refused(503))
+        async with first.running():
+            await first.gets("p", "c0", "GPU-a-0")
+            await first.gets("p", "c1", "GPU-a-1")
+        first.api.fake.always("annotate_pod", None)
+        if not speaks:
+            first.resources.error = OSError("no such socket")
+        second = await restarted(first)
+        async with second.running():
+            if speaks:
+                assert (await second.gets("p", "c2", "GPU-b-0"))["container"] == "c2"
+                await second.at_rest()
+                assert (second.api.phase("p"), second.api.left("p")) == ("success", ";;;")
+            else:
+                # kubelet may not have stored the last answer, and does not say.
+                with pytest.raises(AllocationRefused, match="different slices"):
+                    await second.ask("GPU-b-0")
+
+    check()
+
+
+@in_fake_time
+async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_does_not_say() -> None:
+    world = World(bound("p", A, B))
+    world.resources.holds("p", "c0", "GPU-a-0")
+    world.resources.delay = 0.5
+    async with world.running():
+        assert (await world.ask("GPU-a-1"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_an_init_container_that_an_earlier_process_answered_is_not_asked_for_again() -> None:
+    async with World(INIT, earlier=answered("i")).running() as world:
+        assert (await world.ask("i"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_an_init_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
+    async with World(INIT, earlier=answered("i")).running() as world:
+        assert (await world.ask("j"))["container"] == "c0"
+        assert (await world.ask("j"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_an_app_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
+    async with World(INIT, earlier=answered("i") + answered("i", 1)).running() as world:
+        assert (await world.ask("i"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_answers_for_pods_that_went_while_no_agent_was_there_are_forgotten() -> None:
+    async with World(bound("q", C), earlier=answered("i")).running() as world:
+        await world.at_rest()
+        assert (list(world.checkpoint), list(world.agent._state)) == ([], [])
+        assert (await world.ask("i"))["pod"] == "q"
+
+
+# -- kubelet
+
+
+@pytest.mark.parametrize(
+    ("inits", "ids", "container"),
+    [(1, "j", "c0"), (1, "i", "c1"), (0, "j", "c0"), (0, "i", "c0")],
+    ids=["init lost", "init kept", "app lost", "app lost, same devices"],
+)
+def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(inits: int, ids: str, container: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A, B, inits=inits)).running() as world:
+            assert (await world.ask("i"))["container"] == "c0"
+            world.agent.on_new_kubelet()
+            assert (await world.ask(ids))["container"] == container
+
+    check()
+
+
+@pytest.mark.parametrize("seconds", [0, 20], ids=["shown later", "shown before"])
+def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A, B)).running() as world:
+            await world.gets("p", "c0", "i")
+            await world.at_rest(seconds)
+            world.agent.on_new_kubelet()
+            assert (await world.ask("j"))["container"] == "c1"
+
+    check()
+
+
+@in_fake_time
+async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same_devices() -> None:
+    async with World(INIT).running() as world:
+        (chosen,) = world.prefer("GPU-a::0", "GPU-a::1")
+        assert (await world.ask(chosen))["container"] == "c0"
+        world.agent.on_new_kubelet()
+        # kubelet asks which devices it should take, so it reuses none of an init container.
+        assert world.prefer("GPU-a::0", "GPU-a::1") == [chosen]
+        assert (await world.ask(chosen))["container"] == "c0"
+        assert (await world.ask(chosen))["container"] == "c1"
+
+
+@in_fake_time
+async def test_a_question_about_other_devices_says_nothing() -> None:
+    async with World(INIT).running() as world:
+        await world.ask("i")
+        world.agent.on_new_kubelet()
+        world.prefer("x", "y")
+        assert (await world.ask("i"))["container"] == "c1"
+
+
+@in_fake_time
+async def test_kubelet_gets_again_what_it_lost_though_the_handover_has_ended() -> None:
+    async with World(bound("p", A)).running() as world:
+        await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("p") == "success"
+        assert (await world.ask("GPU-a-3"))["pod"] == "p"
+
+
+@pytest.mark.parametrize("speaks", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_a_pod_past_every_scheduler_does_not_get_the_slice_of_the_last_one(speaks: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A), resources=speaks).running() as world:
+            await world.gets("p", "c0", "GPU-a-0")
+            with pytest.raises(AllocationRefused, match="no binding pod"):
+                await world.ask("GPU-a-3")
+
+    check()

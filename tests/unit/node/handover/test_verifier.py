@@ -1,0 +1,357 @@
+"""What happens behind the answers: writing, verifying and making up for what a crash left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
+from tessera.node.modes.base import AllocationRefused
+from tessera.node.settings import AgentSettings
+from tessera.wire import keys
+from tessera.wire.objects import Pod
+from tests.support.fake_cluster import Step, lost_answer, refused
+from tests.support.logs import captured
+from tests.support.looping import in_fake_time
+from tests.unit.node.handover.world import NODE, Mode, World, bound, entry
+
+A, B = "a/3000/50", "b/4000/60"
+
+
+# -- ends of handovers
+
+
+@pytest.mark.parametrize(
+    ("status", "phase", "left"),
+    [("Running", "success", ";"), ("Succeeded", "success", ";"), ("Failed", "failed", entry(A))],
+)
+@pytest.mark.parametrize("resources", [True, False], ids=["kubelet says", "kubelet silent"])
+def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
+    status: str, phase: str, left: str, resources: bool
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources)
+        async with world.running():
+            await world.ask("GPU-a-0")
+            world.api.status("p", status)
+            await world.at_rest()
+            assert (world.api.phase("p"), world.api.left("p")) == (phase, left)
+            assert world.api.phase("q") == "allocating"
+
+    check()
+
+
+@in_fake_time
+async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_asked() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        await world.at_rest()
+        assert world.api.phase("p") == world.api.phase("q") == "allocating"
+
+
+@in_fake_time
+async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
+    pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
+    world = World(*pods)
+    async with world.running():
+        for name in ("q", "p"):
+            await world.ask(f"GPU-a-{name}")
+            await world.gets(name, "c1", f"GPU-a-{name}")
+        await world.at_rest()
+        assert world.api.phase("p") == world.api.phase("q") == "success"
+
+
+@in_fake_time
+async def test_a_pod_that_vanishes_is_written_no_more_and_its_successor_is_not_touched() -> None:
+    world = World(bound("p", A))
+    world.api.fake.script("annotate_pod", refused(503))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        world.api.behind = True
+        world.api.put(bound("p", B, uid="next"))
+        await world.at_rest()
+        assert world.api.left("p") == entry(B)
+        world.api.delete("p")
+        await world.at_rest()
+        world.api.behind = False
+        world.api.catch_up()
+        await world.at_rest()
+        assert world.agent.pods.all() == []
+
+
+@in_fake_time
+async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> None:
+    world = World(bound("p", A, B))
+    world.api.fake.script("annotate_pod", Step(delay=3))
+    async with world.running():
+        await world.gets("p", "c0", "GPU-a-0")
+        await asyncio.sleep(1)
+        await world.gets("p", "c1", "GPU-a-1")
+        await world.at_rest()
+        assert (world.api.left("p"), world.api.phase("p")) == (";;", "success")
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(bound("p", A))
+        async with world.running():
+            if locked:
+                world.api.lock_for("p")
+            world.api.behind = True
+            await world.gets("p", "c0", "GPU-a-0")
+            await world.at_rest()
+            assert (world.api.phase("p"), len(world.api.pod_writes())) == ("success", 1)
+
+    check()
+
+
+@in_fake_time
+async def test_a_pod_that_loses_its_annotations_while_it_is_written_is_no_fault() -> None:
+    world = World(bound("p", A))
+    bare = {TO_ALLOCATE: None, ALLOCATED: None, keys.ASSIGNED_NODE: None}
+
+    async def stripped(*_: object) -> object:
+        world.api.fake.mark_pod("default/p", bare)
+        return world.api.fake.pods["default/p"]
+
+    world.api.annotate_pod = stripped  # type: ignore[method-assign, assignment]
+    async with world.running():
+        assert await world.ask("GPU-a-0")
+        await world.at_rest()
+
+
+@in_fake_time
+async def test_a_lock_that_is_seen_late_is_released_behind_the_answer() -> None:
+    world = World(bound("p", A))
+    world.api.behind = True
+    world.api.lock_for("p")
+    world.api.fake.script("annotate_pod", Step(meanwhile=lambda: setattr(world.api, "behind", False)))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        await world.at_rest(1)
+        assert world.api.phase("p") == "success"
+        await world.at_rest()
+        assert world.api.lock_text is None
+
+
+# -- verifying
+
+
+@pytest.mark.parametrize(
+    ("pods", "holder", "ids", "message"),
+    [
+        ([bound("p", A), bound("q", B, phase="success", at=1)], ("q", "c0"), 1, "c0 got the slice of container c0 of"),
+        ([bound("p", A), bound("q", "", A, at=1, phase="success")], ("q", "c0"), 1, "although none were given to it"),
+        ([bound("p", A), bound("q", f"{A} {B}", at=1)], ("q", "c0"), 1, "holds 1 devices but was to get 2"),
+        ([bound("p", A, downward_api=[0]), bound("q", B, phase="success")], ("q", "c0"), 1, "got no slice"),
+    ],
+    ids=["another slice", "no slice at all", "another number", "nothing"],
+)
+def test_a_container_that_holds_something_else_is_reported(
+    pods: list[Pod], holder: tuple[str, str], ids: int, message: str
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(*pods)
+        async with world.running():
+            await world.gets(*holder, *(f"GPU-a-{n}" for n in range(ids)))
+            await world.at_rest()
+            ((pod, reason, text),) = world.events
+            assert (pod, reason) == (holder[0], "SliceMismatch")
+            assert message in text
+            assert world.count("slice_mismatches") == 1
+
+    check()
+
+
+@in_fake_time
+async def test_a_holder_whose_own_claims_cannot_be_read_is_not_judged() -> None:
+    world = World(bound("p", A), bound("q", B, phase="success", annotations={ALLOCATED: "a,b:;"}))
+    async with world.running():
+        await world.gets("q", "c0", "GPU-a-0")
+        await world.at_rest()
+        assert world.events == []
+        assert world.agent.live_claims() is None
+
+
+@in_fake_time
+async def test_a_kubelet_that_cannot_be_asked_is_logged_once_and_when_it_is_back() -> None:
+    world = World(bound("p", A))
+    world.resources.error = OSError("no such socket")
+    with captured() as logs:
+        async with world.running():
+            await world.ask("GPU-a-0")
+            await world.at_rest()
+            assert world.resources.calls > 1
+            world.resources.error = None
+            world.resources.holds("p", "c0", "GPU-a-0")
+            await world.at_rest()
+    assert len(logs.of("kubelet does not say who holds which devices")) == 1
+    assert len(logs.of("kubelet says again who holds which devices")) == 1
+
+
+@in_fake_time
+async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None:
+    world = World(bound("p", A, "", inits=1))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        await world.at_rest(100)
+        before = world.resources.calls
+        await world.at_rest(1000)
+        assert world.resources.calls == before
+
+
+# -- what was left behind
+
+
+@pytest.mark.parametrize(
+    ("pod", "holds", "phase"),
+    [
+        (bound("p", A), True, "success"),
+        (bound("p", A, status="Running"), False, "success"),
+        (bound("p", A, status="Failed"), False, "failed"),
+        (bound("p", A), False, "allocating"),
+        (bound("p", A, annotations={TO_ALLOCATE: "a,b:;"}), True, "allocating"),
+    ],
+    ids=["holds devices", "runs", "failed", "still waits", "unreadable"],
+)
+def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(pod)
+        if holds:
+            world.resources.holds("p", "c0", "GPU-a-0")
+            world.resources.holds("p", "unknown", "GPU-a-1")
+            world.resources.holds("unknown", "c0", "GPU-a-2")
+        async with world.running():
+            await world.at_rest()
+            assert world.api.phase("p") == phase
+
+    check()
+
+
+@in_fake_time
+async def test_devices_of_an_older_pod_of_the_same_name_are_not_the_new_ones() -> None:
+    world = World()
+    world.resources.holds("p", "c0", "GPU-a-0")
+    async with world.running():
+        await world.at_rest()
+        world.api.put(bound("p", A))
+        await world.at_rest()
+        assert world.api.phase("p") == "allocating"
+        assert (await world.ask("GPU-a-1"))["pod"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("owner", "stays"),
+    [
+        (bound("p", A, phase="success"), False),
+        (bound("p", A, phase="failed"), False),
+        (bound("p", A, status="Failed"), False),
+        (None, False),
+        (bound("p", A), True),
+    ],
+    ids=["handed over", "failed", "ended", "gone", "waiting"],
+)
+def test_a_lock_whose_owner_needs_it_no_more_is_released(owner: Pod | None, stays: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(*([owner] if owner is not None else []))
+        world.api.lock_for("p")
+        async with world.running():
+            await world.at_rest()
+            assert (world.api.lock_text is not None) is stays
+            if not stays and owner is None:
+                assert world.count("repairs", what="lock") == 1
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("node", "stays"), [("", True), ("elsewhere", False)], ids=["not bound yet", "bound elsewhere"]
+)
+def test_a_lock_is_taken_before_its_pod_is_bound(node: str, stays: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World()
+        world.api.fake.pods["default/p"] = on_node(bound("p", A, phase="failed"), node)
+        world.api.lock_for("p")
+        async with world.running():
+            await world.at_rest()
+            assert (world.api.lock_text is not None) is stays
+
+    check()
+
+
+def on_node(pod: Pod, node: str) -> Pod:
+    return msgspec.structs.replace(pod, spec=msgspec.structs.replace(pod.spec, node_name=node))
+
+
+@in_fake_time
+async def test_a_lock_whose_owner_cannot_be_looked_up_is_left() -> None:
+    world = World()
+    world.api.lock_for("p")
+    world.api.fake.always("get_pod", lost_answer())
+    async with world.running():
+        await world.at_rest()
+        assert world.api.lock_text is not None
+        world.api.fake.always("get_pod", None)
+        world.api.fake.always("annotate_node", refused(500))
+        await world.at_rest()
+        assert world.count("repairs", what="lock") == 0
+
+
+@in_fake_time
+async def test_settings_and_mode_may_change_between_calls() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
+    async with world.running():
+        assert await world.gets("p", "c0", "GPU-a-0") == {"welcome": "yes"}
+        await world.at_rest()
+        world.agent.use(AgentSettings(node_name=NODE, pass_device_specs=True), Mode())
+        assert (await world.ask("GPU-a-1"))["pod"] == "q"
+
+
+@in_fake_time
+async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
+    world = World(bound("p", A))
+    world.api.fake.always("annotate_pod", refused(503))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        assert await world.agent.flush(3.0) == 1
+        world.api.fake.always("annotate_pod", None)
+        assert await world.agent.flush(60.0) == 0
+        assert world.api.phase("p") == "success"
+
+
+@in_fake_time
+async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_next() -> None:
+    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    async with world.running():
+        await world.ask("GPU-a-0")
+        # kubelet gave that pod up; its devices are free and its status is not known yet.
+        assert await world.ask("GPU-a-1") == {"welcome": "yes"}
+        assert await world.gets("q", "c0", "GPU-a-2") == {"welcome": "yes"}
+        world.api.status("p", "Failed")
+        await world.at_rest()
+        assert (world.api.phase("p"), world.api.phase("q")) == ("failed", "success")
+        with pytest.raises(AllocationRefused):
+            await world.ask("GPU-a-3")
+
+
+@in_fake_time
+async def test_answers_of_pods_that_run_are_not_kept() -> None:
+    world = World()
+    async with world.running():
+        for number in range(20):
+            world.api.put(bound(f"p{number}", A, "", B, inits=1, downward_api=[0, 2] if number % 2 else []))
+            await world.ask(f"i{number}")
+            await world.gets(f"p{number}", "c2", f"i{number}")
+            world.api.status(f"p{number}", "Running")
+        await world.at_rest()
+        assert (list(world.agent._state), world.events) == ([], [])

@@ -1,0 +1,50 @@
+"""What is learned from pods that were bound before the process began."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.scheduler import demand_tracker
+from tessera.scheduler.demand_tracker import DemandSeed
+from tessera.wire import keys
+from tessera.wire.objects import Pod
+from tests.support.builders import gpu_pod, vendors
+
+
+def bound(name: str, at: str) -> Pod:
+    return gpu_pod(name).on("n1", "G,NVIDIA,10,5:;").annotate((keys.ASSIGNED_TIME, at)).api()
+
+
+def names(taken: list[Pod]) -> list[str]:
+    return [pod.metadata.name for pod in taken]
+
+
+def test_pods_are_learned_from_in_the_order_of_their_binding() -> None:
+    found = DemandSeed(vendors())
+    for name, at in (("late", "30"), ("b", "20"), ("a", "20"), ("unknown", "soon")):
+        found.note(bound(name, at))
+    assert names(found.take()) == ["unknown", "a", "b", "late"]
+    assert found.take() == []
+
+
+def test_pods_that_were_given_nothing_teach_nothing() -> None:
+    found = DemandSeed(vendors())
+    found.note(gpu_pod("waits").api())
+    assert found.take() == []
+
+
+def test_a_pod_that_is_shown_twice_counts_once_as_it_was_last() -> None:
+    found = DemandSeed(vendors())
+    found.note(bound("p", "20"))
+    found.note(gpu_pod("p").on("n1", "G,NVIDIA,10,5:;").annotate((keys.ASSIGNED_TIME, "20")).ended("Succeeded").api())
+    (pod,) = found.take()
+    assert pod.status.phase == "Succeeded"
+
+
+def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demand_tracker, "NEWEST", 3)
+    found = DemandSeed(vendors())
+    for number in (5, 1, 4, 2, 3):
+        found.note(bound(f"p{number}", str(number)))
+    assert names(found.take()) == ["p3", "p4", "p5"]
+    assert names(demand_tracker.in_order(bound(f"p{number}", str(number)) for number in range(6))) == ["p3", "p4", "p5"]
