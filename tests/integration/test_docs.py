@@ -36,6 +36,16 @@ Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NAMING_CODE = [
+    *PAGES,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "bench/README.md",
+    *sorted((ROOT / "docs/adr").glob("*.md")),
+]
+_TOP = "|".join(path.name for place in (ROOT, ROOT / "src/tessera") for path in place.iterdir() if path.is_dir())
+CODE = re.compile(rf"`((?:{_TOP}|[a-z0-9_]+(?=/[a-z0-9_/]+\.py))/(?:[a-zA-Z0-9_./-]+\.py|(?:[a-zA-Z0-9_.-]+/)*))`")
+"""of what is quoted: modules in any folder, and folders inside those of the repository and of the package"""
 BLOCK = re.compile(
     r"(?:<!-- expect: (?P<expected>[^\n]*) -->\n)?^```ya?ml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -199,6 +209,14 @@ def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", page.read_text(encoding="utf-8"))
     local = [target for target in targets if "://" not in target]
     assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", NAMING_CODE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_and_folder_that_a_page_names_exists(page: Path) -> None:
+    """Names are relative to the repository or to the package; `<name>` is a placeholder."""
+    named = set(CODE.findall(page.read_text(encoding="utf-8")))
+    places = (ROOT, ROOT / "src/tessera")
+    assert sorted(name for name in named if not any((place / name).exists() for place in places)) == []
 
 
 def test_the_picture_in_the_readme_shows_the_story_of_today() -> None:

@@ -1,4 +1,4 @@
-{{/* Values that contradict each other are refused here, with what to write; everything else the schema says. */}}
+{{/* Refuses values that contradict each other, and says what to write. The schema checks everything else. */}}
 
 {{- define "tessera.check" -}}
 {{- $hook := printf "%s/vgpu" (trimSuffix "/" .Values.global.gpuHookPath) -}}

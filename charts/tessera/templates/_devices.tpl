@@ -123,7 +123,7 @@ Taken from the configuration itself, so that a configuration that is given as te
 {{- $names | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
-{{/* Whether the webhook has something to do for pods that ask for nothing. */}}
+{{/* Whether the webhook also changes pods that ask for no devices. */}}
 {{- define "tessera.touchesAllPods" -}}
 {{- range values (fromYaml (include "tessera.deviceConfig" .)) -}}
 {{- if kindIs "map" . -}}
@@ -133,7 +133,7 @@ Taken from the configuration itself, so that a configuration that is given as te
 {{- end -}}
 {{- end -}}
 
-{{/* The modes of single nodes, as a JSON array; not those of a ConfigMap that is not made here. */}}
+{{/* The modes of single nodes, as a JSON array, without those of an external ConfigMap. */}}
 {{- define "tessera.operatingModes" -}}
 {{- $modes := list -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}

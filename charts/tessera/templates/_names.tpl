@@ -31,7 +31,7 @@
 {{- default (include "tessera.devicePlugin" .) .Values.devicePlugin.serviceAccountName -}}
 {{- end -}}
 
-{{/* As the apiserver names the users behind the two accounts. */}}
+{{/* The user names of the two service accounts. */}}
 {{- define "tessera.scheduler.user" -}}
 system:serviceaccount:{{ include "tessera.namespace" . }}:{{ include "tessera.scheduler.account" . }}
 {{- end -}}
@@ -55,7 +55,7 @@ app.kubernetes.io/name: {{ include "tessera.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{/* Of an object of one component: (list . "scheduler"). */}}
+{{/* Labels of an object of one component: (list . "scheduler"). */}}
 {{- define "tessera.componentLabels" -}}
 {{ include "tessera.labels" (first .) }}
 app.kubernetes.io/component: tessera-{{ last . }}
@@ -74,7 +74,7 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* Of Tessera or of kube-scheduler: (list . $image $defaultTag). */}}
+{{/* The image of Tessera or of kube-scheduler: (list . $image $defaultTag). */}}
 {{- define "tessera.image" -}}
 {{- $root := index . 0 -}}{{- $image := index . 1 -}}
 {{- $registry := default $image.registry $root.Values.global.imageRegistry -}}
@@ -86,7 +86,7 @@ annotations:
 {{- default .Chart.AppVersion .Values.global.imageTag -}}
 {{- end -}}
 
-{{/* Distributions add to the version of Kubernetes (v1.33.2-eks-1a2b3c); images of kube-scheduler do not. */}}
+{{/* Distributions add a suffix to the version of Kubernetes (v1.33.2-eks-1a2b3c); images of kube-scheduler do not. */}}
 {{- define "tessera.kubeSchedulerTag" -}}
 {{- regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version -}}
 {{- end -}}
@@ -112,7 +112,7 @@ imagePullSecrets:
 {{- regexFind "[0-9]+$" . -}}
 {{- end -}}
 
-{{/* Switches come as true or "true": HAMi's values have both. Empty text means false. */}}
+{{/* Switches are true or "true": HAMi's values have both. Empty text means false. */}}
 {{- define "tessera.true" -}}
 {{- if eq (toString .) "true" }}true{{ end -}}
 {{- end -}}
