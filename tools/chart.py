@@ -23,9 +23,9 @@ EXAMPLES = CHART / "examples"
 MANIFESTS = ROOT / "deploy" / "tessera.yaml"
 RELEASE, NAMESPACE = "tessera", "tessera-system"
 KUBERNETES = ("1.26.0", "1.29.0", "1.30.0", "1.33.0", "1.36.0")
-"""the oldest that the chart takes, the versions at which it can use more, and the newest that was tried"""
+"""the oldest supported version, those that enable more features, and the newest tested one"""
 SHOWN_LINES = 40
-"""of a difference between file and chart"""
+"""lines of a difference between file and chart"""
 
 HEAD = f"""\
 # Tessera without Helm: `kubectl apply --server-side -f deploy/tessera.yaml`. Rendered from charts/tessera by
@@ -42,16 +42,16 @@ metadata:
 
 
 class ChartFault(Exception):
-    """Helm refuses; the text is what it said."""
+    """Helm failed; the text is its message."""
 
 
 def helm_of(found: Path | None = None) -> Path:
-    """The program; raises build.Missing or build.BuildFailed."""
+    """The path of Helm; raises build.Missing or build.BuildFailed."""
     return found or build.ensure(["helm"], tell=lambda text: print(text, flush=True))["helm"]
 
 
 def run(helm: Path, *arguments: str) -> str:
-    """What one command prints; raises ChartFault."""
+    """The output of one command; raises ChartFault."""
     done = subprocess.run([helm, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise ChartFault(f"helm {' '.join(arguments)}:\n{done.stdout}{done.stderr}")
@@ -79,7 +79,7 @@ def manifests(helm: Path) -> str:
 
 
 def outdated(helm: Path) -> str:
-    """How the file differs from what the chart gives; empty where it does not."""
+    """The difference between the file and the rendered chart; empty = none."""
     before = MANIFESTS.read_text(encoding="utf-8") if MANIFESTS.exists() else ""
     after = manifests(helm)
     lines = unified_diff(before.splitlines(), after.splitlines(), "deploy/tessera.yaml", "the chart", lineterm="")

@@ -57,11 +57,11 @@ HAMI_VALUES: Mapping[tuple[str, str], str] = {
     ("vastai", "resourceCountName"): "vastaiResourceName",
     ("biren", "resourceCountName"): "birenResourceName",
 }
-"""keys that HAMi's chart has a value for; a vendor that HAMi does not have needs none"""
+"""keys for which HAMi's chart has a value; a vendor that HAMi does not support needs none"""
 
 
 class GenerateError(Exception):
-    """A file has no place for what should be written there."""
+    """A file lacks the block that should be replaced."""
 
 
 # -- what the code knows
@@ -113,7 +113,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def code(text: str) -> str:
-    """As code inside a cell, where a bar would end the cell."""
+    """Code inside a table cell, where a bar must be escaped."""
     return f"`{text}`".replace("|", "\\|") if text else ""
 
 
@@ -239,7 +239,7 @@ FILES: Mapping[str, Callable[[str], str]] = {
     "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),
     "docs/monitor.md": with_blocks(flags_of_tessera_monitor=flag_tables(MONITOR)),
 }
-"""each file, and how its text is brought up to date"""
+"""each file, and the function that updates its text"""
 
 
 def outdated(root: Path = ROOT) -> dict[Path, str]:

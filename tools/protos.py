@@ -1,4 +1,4 @@
-"""Makes the message modules of kubelet's interfaces from their .proto files, and brings them into the one format.
+"""Generates the message modules of kubelet's APIs from their .proto files, and formats them.
 
 Run by `make proto`. With a folder as argument they go there instead; a test compares them with those checked in.
 """
@@ -15,13 +15,13 @@ PROTOS = sorted(path.relative_to(SOURCES) for path in SOURCES.glob("tessera/wire
 
 HEADER = "# ruff: noqa\n"
 STUB_HEADER = '# ruff: noqa\n# mypy: disable-error-code="type-arg"\n'
-"""the stubs say Mapping without saying of what"""
+"""the stubs use Mapping without type arguments"""
 NEVER_RUN = "if not _descriptor._USE_C_DESCRIPTORS:"
-"""what follows is for a Python without the compiled half of protobuf"""
+"""what follows is for Python without the compiled part of protobuf"""
 
 
 def generate(target: Path) -> list[Path]:
-    """Write all modules below this folder; where they are."""
+    """Writes all modules below this folder; returns their paths."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = [f"-I{SOURCES}", f"--python_out={folder}", f"--pyi_out={folder}"]
         names = [str(path) for path in PROTOS]

@@ -1,4 +1,4 @@
-"""Runs the checks that were asked for, all by default; exit status 1 where one failed."""
+"""Runs the requested checks, all by default; exit status 1 if one failed."""
 
 from __future__ import annotations
 

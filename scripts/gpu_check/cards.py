@@ -1,4 +1,4 @@
-"""What the agent finds and registers, beside what nvidia-smi says."""
+"""Compares the cards that the agent finds and registers with nvidia-smi."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def told() -> list[dict[str, str]]:
 
 
 def found(card: CardFacts) -> dict[str, str]:
-    """The same of a card that the agent read."""
+    """The same fields of a card that the agent read."""
     capability = card.compute_capability or (0, 0)
     return {
         "index": str(card.index),

@@ -1,4 +1,4 @@
-"""What was checked and what was seen, as lines for people and as Markdown for docs/hardware.md."""
+"""The results of the checks, as plain lines and as Markdown for docs/hardware.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain client for the contract suite: it hides nothing of what a server answers."""
+"""A plain client for the contract suite that shows responses unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLE = (
 )
 
 PATIENCE_S = 60.0
-"""for one event of a watch; a server that takes longer has forgotten it"""
+"""for one event of a watch"""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Client:
         return await self.ask("DELETE", path, body, **query)
 
     async def made(self, path: str, body: Any) -> Json:
-        """Creates what must be creatable."""
+        """Creates an object; must succeed."""
         answer = await self.post(path, body)
         assert answer.status == 201, answer.body
         found: Json = answer.body

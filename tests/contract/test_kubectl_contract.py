@@ -1,4 +1,4 @@
-"""A real kubectl, where there is one on PATH: the commands of every day work and say what they should."""
+"""A real kubectl from PATH: everyday commands work and print what they should."""
 
 from __future__ import annotations
 

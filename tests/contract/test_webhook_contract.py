@@ -22,7 +22,7 @@ CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigura
 
 @dataclass
 class Hook:
-    """A webhook on this machine that answers as it is told and remembers what it was asked."""
+    """A scripted webhook on this machine that records its requests."""
 
     url: str = ""
     ca: str = ""

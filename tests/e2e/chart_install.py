@@ -75,7 +75,7 @@ class ChartInstall:
         }
         tessera, kube_scheduler = self.object("Deployment", SCHEDULER)["spec"]["template"]["spec"]["containers"]
         command = [*tessera["command"][1:], *_replaced(tessera["args"], here), f"--kubeconfig={account}"]
-        # Both find the name of their pod as that of their machine.
+        # Both use the host name as the name of their pod.
         environ = {"PATH": os.defpath, "POD_NAMESPACE": ACCOUNTS, "HOSTNAME": socket.gethostname()}
         return (
             Program("tessera", [sys.executable, "-m", "tessera", *command], folder=plane.logs, environ=environ),
@@ -93,7 +93,7 @@ class ChartInstall:
 
 
 def install(plane: ControlPlane, helm: Path) -> ChartInstall:
-    """Everything that the chart renders for this version of Kubernetes is in the API when this returns."""
+    """Applies everything that the chart renders for this version of Kubernetes."""
     version = json.loads(plane.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
     (port,) = free_ports(1)
     settings = f"scheduler.service.httpPort={port},annotationGuard.trustedUsers={{{TRUSTED}}}"
@@ -109,7 +109,7 @@ def install(plane: ControlPlane, helm: Path) -> ChartInstall:
 def _apply(plane: ControlPlane, name: str, objects: Iterable[Json]) -> None:
     file = plane.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump_all(objects))
-    # Roles of the same names are here already; the chart's win.
+    # Roles of the same names exist already; those of the chart win.
     plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(file))
 
 

@@ -47,7 +47,7 @@ class Mirror:
         self.changed.set()
 
     def synced(self) -> None:
-        """A pod that is not shown yet is waited for like any other."""
+        """Nothing waits for the first list."""
 
 
 class Cluster:
@@ -65,7 +65,7 @@ class Cluster:
     ) -> None:
         self.plane = plane
         self.api = api
-        """with every right"""
+        """an administrator"""
         self.tenant = tenant
         self.fleet = fleet
         self.namespace = namespace
@@ -84,12 +84,12 @@ class Cluster:
         return self._mirror.pods[name]
 
     async def post(self, manifest: Json, **query: str) -> Answer:
-        """What a tenant gets who creates this pod here."""
+        """Creates the pod as a tenant; returns the response."""
         body = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.namespace}}
         return await self.tenant.post(PODS.path(self.namespace), body, **query)
 
     async def create(self, *manifests: Json) -> None:
-        """Create pods, and wait until they are shown here."""
+        """Creates pods, and waits until the watch shows them."""
         for manifest in manifests:
             answer = await self.post(manifest)
             assert answer.status == 201, answer.body
@@ -97,13 +97,13 @@ class Cluster:
         await self.wait_for(lambda: names <= self._mirror.pods.keys(), what="pods to be there")
 
     async def run(self, *manifests: Json) -> None:
-        """Create pods one after the other, each running before the next."""
+        """Creates pods one after the other; each runs before the next is created."""
         for manifest in manifests:
             await self.create(manifest)
             await self.running(manifest["metadata"]["name"])
 
     async def running(self, *names: str, within_s: float = WAIT_S) -> None:
-        """All these pods run."""
+        """Waits until all these pods run."""
         waited = set(names)
 
         def all_run() -> bool:
@@ -120,7 +120,7 @@ class Cluster:
             ) from error
 
     async def refused(self, name: str) -> str:
-        """Wait until kube-scheduler has said why the pod has no node, and answer that."""
+        """Waits until kube-scheduler has reported why the pod has no node; returns the message."""
 
         def reason() -> str:
             found = condition_of(self._mirror.pods.get(name, {}), "PodScheduled") or {}
@@ -129,7 +129,7 @@ class Cluster:
         return await self.wait_for(reason, what=f"the refusal of {name}")
 
     async def delete(self, *names: str) -> None:
-        """As a tenant; the nodes let them end."""
+        """Deletes pods as a tenant; the nodes end them."""
         for name in names:
             answer = await self.tenant.delete(PODS.path(self.namespace, name))
             assert answer.status == 200, answer.body
@@ -138,7 +138,7 @@ class Cluster:
         await self.wait_for(lambda: not self._mirror.pods.keys() & set(names), what=f"the end of {', '.join(names)}")
 
     async def wait_for(self, look: Callable[[], T], *, what: str, within_s: float = WAIT_S) -> T:
-        """The first answer that is something, looked for whenever a pod has changed."""
+        """Calls `look` after every change of a pod, until it returns a true value; returns that."""
         try:
             async with asyncio.timeout(within_s):
                 while True:
@@ -152,10 +152,10 @@ class Cluster:
         except TimeoutError as error:
             raise TimeoutError(f"waited {within_s:g} s for {what}") from error
 
-    # -- what is right
+    # -- checks
 
     async def at_rest(self) -> None:
-        """Wait until the scheduler knows exactly what the API shows, and hold that against what there is."""
+        """Waits until the scheduler's metrics equal a replay of the API's objects."""
         shown: object = None
         known: object = None
 
@@ -183,18 +183,18 @@ class Cluster:
         return events
 
     def requests(self) -> list[Audited]:
-        """What the scheduler asked of the apiserver since this cluster began."""
+        """The scheduler's requests since this cluster began."""
         return list(self.plane.audited())[self._audited_before :]
 
     def missing_rights(self) -> set[tuple[str, str]]:
-        """Verbs and resources that were refused whenever they were asked for.
+        """Verbs and resources that were always refused.
 
         kube-apiserver forbids everything in its first moments, before it knows the roles."""
         asked = self.requests()
         allowed = {(each.verb, each.resource) for each in asked if each.allowed}
         return {(each.verb, each.resource) for each in asked} - allowed
 
-    # -- how it starts
+    # -- start
 
     async def nodes_are_open(self) -> bool:
         """The controller manager has seen them all Ready."""
@@ -213,7 +213,7 @@ class Cluster:
         return answer.status == 201 and bool(answer.body["spec"]["schedulerName"] == "hami-scheduler")
 
     async def watch_pods(self) -> None:
-        """For ever."""
+        """Runs until cancelled."""
         await Reflector(
             self.api,
             PODS.path(self.namespace),
@@ -239,7 +239,7 @@ async def cluster(
 ) -> AsyncIterator[Cluster]:
     """A cluster with these nodes, ready for pods; `flags` are the scheduler's.
 
-    Without `scheduling`, kube-scheduler is not started. `host` is for replicas that take turns."""
+    Without `scheduling`, kube-scheduler is not started. `host` is for several replicas with leader election."""
     label = uuid.uuid4().hex[:6]
     namespace = f"e2e-{label}"
     certificates = certificates or FromFiles(plane.folder / f"webhook-{label}.pem")
@@ -275,7 +275,7 @@ async def cluster(
 
 
 def webhook_configuration(name: str, namespace: str, client_config: Json) -> Json:
-    """For pods of this namespace."""
+    """A webhook configuration for pods of this namespace."""
     webhook = {
         "name": "vgpu.hami.io",
         "clientConfig": client_config,
@@ -296,7 +296,7 @@ def webhook_configuration(name: str, namespace: str, client_config: Json) -> Jso
 
 async def make_namespace(api: KubeClient, name: str) -> None:
     await api.create(NAMESPACES.path(), {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
-    # The controller manager makes it too, but later than the first pod may want it.
+    # The controller manager creates it too, but perhaps after the first pod needs it.
     with suppress(KubeError):
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         await api.create(SERVICE_ACCOUNTS.path(name), account)
@@ -309,8 +309,8 @@ async def end_tasks(tasks: Sequence[asyncio.Task[None]]) -> None:
 
 
 async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> None:
-    """The next test finds no pod and no node of this one; what else is in the namespace goes with it."""
-    # First the namespace: nothing can be created in it from then on, so that no controller makes its pods again.
+    """Removes the pods, nodes and namespace of this test."""
+    # First the namespace: nothing can be created in it from then on, so that no controller recreates its pods.
     await api.delete(NAMESPACES.path(name=namespace))
 
     async def no_pods() -> bool:
@@ -323,7 +323,7 @@ async def clean_up(api: KubeClient, namespace: str, nodes: Iterable[str]) -> Non
 
 
 def _state(thing: Json | None) -> str:
-    """Of a pod that is not as it should be, in words."""
+    """Describes a pod that does not run."""
     if thing is None:
         return "is not there"
     refusal = condition_of(thing, "PodScheduled") or {}

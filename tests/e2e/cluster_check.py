@@ -1,4 +1,4 @@
-"""Whether a real cluster is right, from nothing but what its API, its containers and a scrape of the scheduler show."""
+"""Checks a real cluster by its API objects, its containers and a scrape of the scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LIMIT = re.compile(r"CUDA_DEVICE_MEMORY_LIMIT_\d+")
 
 
 async def replayed(client: KubeClient) -> Ledger:
-    """The ledger that a scheduler would build from what the API shows this moment."""
+    """The ledger that a scheduler would build from the current API objects."""
     vendors = build_vendors(None, Switches())
     nodes = [node_facts(node, vendors) for node in (await client.list(NODES.path(), Node)).items]
     pods = [pod_facts(pod, vendors) for pod in (await client.list(PODS.path(), Pod)).items]
@@ -52,13 +52,13 @@ def use_of(ledger: Ledger) -> CardUse:
 
 
 class Scrape:
-    """What the scheduler says about itself."""
+    """The scheduler's metrics."""
 
     def __init__(self, text: str) -> None:
         self._samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def value(self, name: str) -> float:
-        """Of a family with one series."""
+        """The value of a family with one series."""
         (found,) = [sample.value for sample in self._samples if sample.name == name]
         return found
 
@@ -73,7 +73,7 @@ class Scrape:
 
 
 def wrong_slices(pods: Iterable[Json], nodes: Mapping[str, SimulatedNode]) -> Iterator[str]:
-    """Containers of bound pods that see anything but what they asked for and their pod was granted."""
+    """Containers of bound pods that do not see exactly what they requested and their pod was granted."""
     for pod in pods:
         node = nodes.get(node_of(pod))
         if node is None or has_ended(pod):

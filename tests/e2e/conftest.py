@@ -1,7 +1,7 @@
-"""The control plane that the end-to-end tests share, and what happens where there can be none.
+"""The control plane that the end-to-end tests share.
 
-Programs are looked for, or built where Go is here (`tools/kubernetes/build.py`); without them the tests are skipped.
-Logs of a run with failures stay; nothing else does.
+Its programs are found, or built with Go (`tools/kubernetes/build.py`); without them the tests are skipped. Only logs of
+failed runs are kept.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session")
 def tell(pytestconfig: pytest.Config) -> Tell:
-    """Puts a line into the summary at the end."""
+    """Adds a line to the summary at the end."""
     return pytestconfig.stash.setdefault(TOLD, []).append
 
 
@@ -60,7 +60,7 @@ def tools(pytestconfig: pytest.Config, tell: Tell) -> Mapping[str, Path]:
 
 @pytest.fixture(scope="session")
 def planes(tools: Mapping[str, Path], tell: Tell, request: pytest.FixtureRequest) -> Iterator[NewPlane]:
-    """Makes control planes, which end with the session."""
+    """Starts control planes, which end with the session."""
     root = Path(tempfile.mkdtemp(prefix="tessera-e2e-"))
     running: list[ControlPlane] = []
 
@@ -83,7 +83,7 @@ def planes(tools: Mapping[str, Path], tell: Tell, request: pytest.FixtureRequest
 
 @pytest.fixture(scope="session")
 def plane(planes: NewPlane) -> ControlPlane:
-    """The one that tests share which leave it as they found it."""
+    """The control plane that is shared by all tests that leave it unchanged."""
     return planes()
 
 

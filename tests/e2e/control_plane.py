@@ -25,7 +25,7 @@ from tests.e2e.processes import NotStarted, Program, free_ports
 Json = dict[str, Any]
 
 READY_S = 60.0
-"""for a program of the control plane, on a machine that is busy"""
+"""for a program of the control plane, on a busy machine"""
 ATTEMPTS = 3
 """starts of the whole; another program may take a port just before ours does"""
 RBAC = Path(__file__).with_name("rbac.yaml")
@@ -38,7 +38,7 @@ USERS = {
     "kube-scheduler": ("system:kube-scheduler", ""),
     "tenant": ("tenant", ""),
 }
-"""those with a static token: name and group"""
+"""users with a static token: name and group"""
 
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",
@@ -50,7 +50,7 @@ AUDIT_POLICY = {
 
 @dataclass(frozen=True)
 class Audited:
-    """A request of the scheduler, as the apiserver's audit log has it."""
+    """A request of the scheduler in the apiserver's audit log."""
 
     verb: str
     resource: str
@@ -70,7 +70,7 @@ class ControlPlane:
     """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
 
     def __init__(self, folder: Path, tools: Mapping[str, Path], *, environ: Mapping[str, str] | None = None) -> None:
-        """`folder` is empty and belongs to it, logs are in `folder/logs`; `environ` is for its own programs."""
+        """`folder` must be empty; logs are in `folder/logs`. `environ` is for the programs of the control plane."""
         self.folder = folder
         self.logs = folder / "logs"
         self.authority = trustme.CA()
@@ -85,11 +85,11 @@ class ControlPlane:
 
     @property
     def programs(self) -> dict[str, Program]:
-        """All of it, by name."""
+        """All programs, by name."""
         return {program.name: program for program in self._programs}
 
     def start(self) -> None:
-        """All of it serves when this returns."""
+        """Starts everything, and waits until it serves."""
         self.logs.mkdir()
         for attempt in range(ATTEMPTS):
             try:
@@ -106,13 +106,13 @@ class ControlPlane:
         for program in reversed(self._programs):
             program.stop()
 
-    # -- the apiserver's life
+    # -- restarts of the apiserver
 
     def kill_apiserver(self) -> None:
         self._apiserver.kill()
 
     def start_apiserver(self) -> None:
-        """With the same address and what it has stored."""
+        """Starts it with the same address and data."""
         self._apiserver.start()
 
     def wait_until_ready(self) -> None:
@@ -121,16 +121,16 @@ class ControlPlane:
     # -- how to reach it
 
     def kubeconfig(self, user: str = "admin") -> Path:
-        """Of one of `USERS`."""
+        """The kubeconfig of one of `USERS`."""
         return self._write_kubeconfig(user, f"{user}-secret")
 
     def kubeconfig_of_account(self, name: str) -> Path:
-        """Of a ServiceAccount of rbac.yaml, with a token that the apiserver makes."""
+        """The kubeconfig of a ServiceAccount of rbac.yaml, with a token from the apiserver."""
         token = self.kubectl("create", "token", name, f"--namespace={ACCOUNTS}", "--duration=2h").strip()
         return self._write_kubeconfig(name, token)
 
     def kubectl(self, *arguments: str, user: str = "admin") -> str:
-        """What one command prints; it must succeed."""
+        """The output of one command, which must succeed."""
         done = self.try_kubectl(*arguments, user=user)
         assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stderr}"
         return done.stdout
@@ -145,7 +145,7 @@ class ControlPlane:
     def program(
         self, name: str, tool: str, *arguments: str, host: str = "", environ: Mapping[str, str] | None = None
     ) -> Program:
-        """A further program of Kubernetes, not started; `host` makes it believe that this is another machine."""
+        """Another program of Kubernetes, not started; `host` is the host name that it sees."""
         command = [str(self._tools[tool]), *arguments]
         return Program(
             name,
@@ -155,7 +155,7 @@ class ControlPlane:
         )
 
     def audited(self) -> Iterator[Audited]:
-        """What the scheduler's accounts asked for so far, oldest first."""
+        """The requests of the scheduler's accounts so far, oldest first."""
         path = self.folder / "audit.log"
         for line in path.read_text().splitlines() if path.exists() else ():
             entry = json.loads(line)
@@ -173,7 +173,7 @@ class ControlPlane:
                 allowed=entry.get("annotations", {}).get("authorization.k8s.io/decision") == "allow",
             )
 
-    # -- making it
+    # -- setup
 
     def _start_once(self) -> None:
         self._port, client, peer = free_ports(3)
@@ -289,5 +289,5 @@ class ControlPlane:
 
 
 def renamed(host: str) -> list[str]:
-    """What to put before a command, so that it finds this name of the machine. Needs root."""
+    """A command prefix that sets the host name that the command sees. Needs root."""
     return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host]

@@ -1,4 +1,4 @@
-"""Programs that a test starts: each with a log of its own, ended by its pid, and never left behind.
+"""Programs that a test starts: each has its own log, is ended by its pid, and never outlives the test.
 
 Start them from the main thread: the kernel ends them together with the thread that started them.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 END_S = 20.0
-"""for an orderly end, before it is killed"""
+"""for a clean stop, before SIGKILL"""
 LOOK_S = 0.02
 """between two polls"""
 PORTS = range(20_000, 32_000)
@@ -50,7 +50,7 @@ class NotStarted(AssertionError):
 
 
 class Program:
-    """One program, which may be started again after its end. Its log goes on then."""
+    """One program. It may be started again after its end, and then appends to its log."""
 
     def __init__(self, name: str, command: Sequence[str], *, folder: Path, environ: Mapping[str, str]) -> None:
         self.name = name
@@ -85,11 +85,11 @@ class Program:
         self._process.send_signal(number)
 
     def stop(self) -> int:
-        """In order; the exit code."""
+        """Stops it cleanly; returns the exit code."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Without a chance to do anything more."""
+        """Sends SIGKILL."""
         self._end(signal.SIGKILL)
 
     def words(self) -> str:
@@ -98,7 +98,7 @@ class Program:
         return "\n".join(lines[-LOG_LINES:])
 
     def ready(self, is_ready: Callable[[], bool], *, within_s: float) -> None:
-        """Wait until it is; a program that ends meanwhile never will be."""
+        """Waits until it is ready; fails as soon as the program ends instead."""
         deadline = time.monotonic() + within_s
         while not is_ready():
             if not self.is_running:
@@ -121,10 +121,10 @@ class Program:
 
 
 def end_with_parent(number: int = signal.SIGKILL) -> None:
-    """This process gets the signal then, so that nothing stays behind where the tests themselves are killed."""
+    """This process gets the signal when its parent ends, so that nothing outlives tests that are killed."""
     _libc.prctl(PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """What the children of this process leave behind is its own to wait for."""
+    """This process adopts, and must wait for, the orphans of its children."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,4 +1,4 @@
-"""One replica of the scheduler: `tessera scheduler` and the stock kube-scheduler that asks it, as on one machine.
+"""One replica of the scheduler: `tessera scheduler` and the stock kube-scheduler that calls it.
 
 Both are real programs on loopback ports that they keep over restarts. Tessera has the token of a ServiceAccount with
 the rights in rbac.yaml.
@@ -25,7 +25,7 @@ from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import LOOK_S, Program, free_ports
 
 WAIT_S = 60.0
-"""for something that takes a second, on a machine that is busy"""
+"""for something that takes a second on a quiet machine"""
 LEASE = "hami-scheduler"
 SERVICE = "tessera-scheduler"
 SECRET = "tessera-scheduler-tls"
@@ -50,7 +50,7 @@ async def until(look: Callable[[], Awaitable[T]], *, what: str, within_s: float 
 
 @dataclass
 class FromFiles:
-    """The webhook's certificate comes from a file that others keep fresh."""
+    """The webhook's certificate comes from a file that another program renews."""
 
     path: Path
     authority: trustme.CA = field(default_factory=trustme.CA)
@@ -60,7 +60,7 @@ class FromFiles:
         self.renew()
 
     def renew(self) -> bytes:
-        """A fresh certificate with its key, put in place in one step, as kubelet does; answers the certificate."""
+        """A fresh certificate with its key, put in place atomically, as kubelet does; returns the certificate."""
         issued = self.authority.issue_cert("127.0.0.1", "localhost")
         fresh = self.path.with_suffix(".new")
         fresh.write_bytes(issued.private_key_and_cert_chain_pem.bytes())
@@ -77,7 +77,7 @@ class FromFiles:
 
 @dataclass
 class SelfMade:
-    """The scheduler makes its certificates itself, for a Service that leads to this machine."""
+    """The scheduler creates its certificates itself, for a Service that leads to this machine."""
 
     configuration: str = "tessera-webhook"
     account: str = "tessera-scheduler-certificates"
@@ -100,7 +100,7 @@ Certificates = FromFiles | SelfMade
 
 
 class Replica:
-    """`host` is the machine that it believes to be on; then it leads only while its kube-scheduler has the lease."""
+    """`host` is the host name that it sees; with one, it leads only while its kube-scheduler has the lease."""
 
     def __init__(
         self, plane: ControlPlane, *flags: str, label: str, certificates: Certificates, host: str = ""
@@ -124,7 +124,7 @@ class Replica:
             environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}),
         )
         self.configuration = self._configuration(plane, elects=bool(host))
-        """kube-scheduler's"""
+        """of kube-scheduler"""
         file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
         self.kube_scheduler = plane.program(
@@ -136,7 +136,7 @@ class Replica:
         self.kube_scheduler.kill()
 
     async def ready(self) -> None:
-        """Tessera knows everything that the API shows."""
+        """Waits until Tessera has synced."""
         await until(self._is_ready, what=f"{self.tessera.name} to be ready")
 
     async def scrape(self) -> Scrape:
@@ -144,7 +144,7 @@ class Replica:
             return Scrape(await answer.text())
 
     async def stop_tessera(self) -> int:
-        """In order, while the simulated nodes go on; the exit code."""
+        """Stops it cleanly while the simulated nodes keep running; returns the exit code."""
         return await asyncio.to_thread(self.tessera.stop)
 
     async def restart_tessera(self) -> None:
@@ -162,7 +162,7 @@ class Replica:
             return False
 
     def _configuration(self, plane: ControlPlane, *, elects: bool) -> Json:
-        """Of a stock kube-scheduler, for device pods and all others."""
+        """The configuration of a stock kube-scheduler, for device pods and all others."""
         extender = {
             "urlPrefix": self.extender_url,
             "filterVerb": "filter",
@@ -179,7 +179,7 @@ class Replica:
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": str(plane.kubeconfig("kube-scheduler")), "qps": 1000, "burst": 1000},
             "leaderElection": {"leaderElect": elects, **(lease | times if elects else {})},
-            # Or the extender is shown a sample only, and a pod stays pending beside a node that fits.
+            # Otherwise kube-scheduler sends a sample of the nodes, and a pod may stay pending although a node fits.
             "percentageOfNodesToScore": 100,
             "profiles": [{"schedulerName": "default-scheduler"}, {"schedulerName": "hami-scheduler"}],
             "extenders": [extender],

@@ -23,7 +23,7 @@ CHUNK = 1 << 16
 
 @dataclass
 class Call:
-    """One connection. Its first answer belongs to the handshake; held, it would keep the request from being sent."""
+    """One connection. Its first response belongs to the TLS handshake and is never held."""
 
     is_answered: bool = False
     asks: bool = False

@@ -1,4 +1,4 @@
-"""Where the programs of Kubernetes come from: found where they are, built once where Go is, and missed with a word."""
+"""How the programs of Kubernetes are found, built once with Go, or reported as missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tools.kubernetes import build
 
 TRIO = sorted(build.TOGETHER)
-PRETENDING_GO = """#!/bin/sh
+FAKE_GO = """#!/bin/sh
 echo "$*" >>"$0.calls"
 while [ "$1" != -o ]; do shift; done
 echo '#!/bin/sh' >"$2"; chmod +x "$2"
@@ -81,7 +81,7 @@ def test_without_go_it_says_what_is_missing_and_what_helps(tmp_path: Path) -> No
 
 def test_what_is_missing_is_built_once(tmp_path: Path) -> None:
     where = environ(tmp_path) | {"PATH": f"{tmp_path / 'path'}:/usr/bin:/bin"}
-    go = program(tmp_path / "path" / "go", PRETENDING_GO)
+    go = program(tmp_path / "path" / "go", FAKE_GO)
     told: list[str] = []
     cached = build.TOOLS["etcd"].cached(where)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""What a machine lacks for a kubelet of its own is said at once, all of it, with what helps."""
+"""All obstacles to a kubelet on this machine are reported at once, with remedies."""
 
 from __future__ import annotations
 

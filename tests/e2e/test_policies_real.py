@@ -1,4 +1,4 @@
-"""Every policy for the cards of a node, as a pod asks for it, with a stock kube-scheduler."""
+"""Every policy for the cards of a node, as a pod requests it, with a stock kube-scheduler."""
 
 from __future__ import annotations
 

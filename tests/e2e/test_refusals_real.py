@@ -1,4 +1,4 @@
-"""Pods that cannot be placed: what people are told, and how soon there is another answer once there is room."""
+"""Pods that cannot be placed: what users are told, and how soon they are bound once there is capacity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheduler, kube-scheduler and apiserver end at any moment, certificates change, leaders change: nothing is lost."""
+"""Scheduler, kube-scheduler and apiserver end at any moment; certificates and leaders change: nothing is lost."""
 
 from __future__ import annotations
 

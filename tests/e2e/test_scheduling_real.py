@@ -1,4 +1,4 @@
-"""Webhook, filter and bind with a stock kube-apiserver and kube-scheduler: who gets which slice, and at what cost."""
+"""Webhook, filter and bind with a stock kube-apiserver and kube-scheduler: which slice a pod gets, at what cost."""
 
 from __future__ import annotations
 

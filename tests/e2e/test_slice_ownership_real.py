@@ -1,4 +1,4 @@
-"""Whose slice is whose: what tenants write about it does not count, and what a plugin mixes up does not matter."""
+"""A container gets only its own slice, whatever tenants write and whatever a plugin mixes up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words at the end of `make e2e`."""
+"""The summary at the end of `make e2e`."""
 
 from __future__ import annotations
 

@@ -25,9 +25,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TOLD_EVERY_S = 20.0
-"""between two words about a build that goes on"""
+"""between two progress messages"""
 ERROR_LINES = 15
-"""of what Go says, when it fails"""
+"""of the output of a failed build"""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Module:
         return self.version_of(self.requires)
 
     def version_of(self, required: str) -> str:
-        """Of any module that this one requires."""
+        """The version of any module that this one requires."""
         text = (HERE / self.folder / "go.mod").read_text()
         found = re.search(rf"^\s*(?:require )?{re.escape(required)} (v\S+)", text, re.MULTILINE)
         if found is None:
@@ -89,14 +89,14 @@ TOOLS = {
     )
 }
 NODE = ("kubelet", *(name for name, tool in TOOLS.items() if tool.module is CONTAINERD))
-"""what a node needs. Those on PATH serve the machine itself, at whatever version, and are left to it"""
+"""what a node needs. Those on PATH belong to the machine itself, in any version, and are not used"""
 PLANE = tuple(name for name, tool in TOOLS.items() if tool.module is not HELM and name not in NODE)
 """what a cluster needs; only tests of the chart need Helm, and the others run without it"""
 TOGETHER = frozenset({"kube-apiserver", "kube-controller-manager", "kube-scheduler"})
 
 
 class Missing(Exception):
-    """Programs are not here and cannot be built; the text says what to do."""
+    """Programs are missing and cannot be built; the text says what to do."""
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
         super().__init__(
@@ -107,21 +107,21 @@ class Missing(Exception):
 
 
 class BuildFailed(Exception):
-    """Go is here, but did not build a program; the text is what it said."""
+    """Go failed to build a program; the text is its output."""
 
 
 Tell = Callable[[str], None]
 
 
 def cache(environ: Mapping[str, str]) -> Path:
-    """Where the results stay."""
+    """The folder of the results."""
     if environ.get("TESSERA_CACHE"):
         return Path(environ["TESSERA_CACHE"])
     return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tessera"
 
 
 def find(names: Sequence[str] = PLANE, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """Those that are here already."""
+    """The programs that exist already."""
     places: list[Callable[[str], Path | None]] = [
         lambda name: _in_folder(environ.get("KUBEBUILDER_ASSETS", ""), name),
         lambda name: None if name in NODE else _on_path(environ.get("PATH", ""), name),
@@ -138,7 +138,7 @@ def find(names: Sequence[str] = PLANE, environ: Mapping[str, str] = os.environ) 
 
 
 def ensure(names: Sequence[str] = PLANE, *, tell: Tell, environ: Mapping[str, str] = os.environ) -> dict[str, Path]:
-    """All of them, built where they are not here; raises Missing or BuildFailed."""
+    """All programs, built if missing; raises Missing or BuildFailed."""
     found = find(names, environ)
     if all(name in found for name in names):
         return found
@@ -210,7 +210,7 @@ def _stamps(module: Module) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One build at a time on this machine; it is memory that runs out first."""
+    """One build at a time on this machine, to save memory."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "build.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
