@@ -42,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.is_relative_to(HERE / "property"):
+            # Tracing would double their time, and what only random examples reach should not count as covered.
+            item.add_marker("no_cover")
         if item.get_closest_marker("timeout") is None and (limit := _limit(item)) is not None:
             item.add_marker(limit)
 
