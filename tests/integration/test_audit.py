@@ -1,4 +1,4 @@
-"""The service checks its own accounting: some nodes at a time, fewer while there is much to decide, all in the end."""
+"""The service audits its ledger: some nodes at a time, fewer under load, all in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tessera scheduler` as users start it: what a bad start says, what a good one needs, what can be printed."""
+"""`tessera scheduler` as users start it: errors at start, required settings, and printed output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tessera demo`: the story happens, kubectl works against it, and nothing is left behind."""
+"""`tessera demo`: the story is told, kubectl works against it, and nothing is left behind."""
 
 from __future__ import annotations
 

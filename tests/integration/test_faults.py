@@ -1,4 +1,4 @@
-"""Faults of the API server, and objects that change under a bind: every one of them ends in the right ledger."""
+"""Faults of the API server, and objects that change during a bind: the ledger is right after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Filter and bind with a running service, for every shape of pod and every wish: what goes where, at what cost."""
+"""Filter and bind with a running service: placement and cost for every shape of pod and every policy."""
 
 from __future__ import annotations
 

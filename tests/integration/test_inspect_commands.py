@@ -1,4 +1,4 @@
-"""The operator's commands beside the running scheduler: they must never say anything else than it does."""
+"""The inspect commands beside the running scheduler: both must always agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The inspecting commands beside a scheduler that looks ahead: both learn from the same pods and see the same hosts."""
+"""The inspect commands beside a scheduler with the policy `fragmentation`: both see the same pods and nodes."""
 
 from __future__ import annotations
 

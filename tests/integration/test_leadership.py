@@ -1,4 +1,4 @@
-"""Two schedulers and the lease of the kube-schedulers beside them: one decides, and a change of it costs nothing."""
+"""Two schedulers and the lease of their kube-schedulers: only one decides, and a change of leader loses nothing."""
 
 from __future__ import annotations
 

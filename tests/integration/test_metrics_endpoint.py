@@ -1,4 +1,4 @@
-"""What Prometheus sees: HAMi's names with the right values, the service's own, and the two that must stay 0."""
+"""The metrics: HAMi's names with the right values, the service's own, and the two that must stay 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of the process: not ready before the first sync, in order at the end, whatever the signal."""
+"""The lifecycle of the process: not ready before the first sync, and a clean end after any signal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Namespaces' quotas on devices, between admission and the ledger: several at once, changed, and gone."""
+"""Quotas of namespaces on devices, in admission and ledger: several at once, changed, and deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cards exist: plugins of every generation, that stop and return, and nodes that come, change and go."""
+"""Registered cards: plugins of every generation that stop and return, and nodes that come, change and go."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ async def test_a_granted_card_that_goes_and_comes_back_is_still_granted(tmp_path
 
 
 async def test_only_nodes_of_the_selector_are_used_and_one_that_leaves_it_is_not(tmp_path: Path) -> None:
-    """Row Q27 of the specification: HAMi does otherwise."""
+    """Row Q27 of docs/protocol.md: HAMi does otherwise."""
     ours = {"gpu": "on"}
     nodes = [node("n1", labels=ours), node("n2")]
     async with product(nodes, tmp_path, node_selector=ours) as cluster:

@@ -1,4 +1,4 @@
-"""The scheduler, kube-scheduler and the API server end at any moment: nothing is lost and nothing granted twice."""
+"""The scheduler, kube-scheduler and the API server end at any moment: nothing is lost or granted twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods that were refused are bound soon after there is room, and a backlog that does not fit costs next to nothing."""
+"""Refused pods are bound soon after capacity is freed, and a backlog that does not fit costs almost nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to a ledger, the text that is kept and mended is the text that would be written from nothing."""
+"""After any changes of a ledger, the incrementally updated text equals a text written from scratch."""
 
 from __future__ import annotations
 
@@ -91,5 +91,5 @@ class Scraped(RuleBasedStateMachine):
         assert of_nodes == cards
 
 
-def test_a_mended_text_is_always_the_text_written_from_nothing() -> None:
+def test_an_updated_text_equals_one_written_from_scratch() -> None:
     run_state_machine_as_test(Scraped, settings=settings(stateful_step_count=STEPS, max_examples=60))

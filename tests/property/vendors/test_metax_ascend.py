@@ -1,4 +1,4 @@
-"""Whatever is asked of whatever cards: nothing is granted that a card does not have, and nothing depends on chance."""
+"""Any requests on any cards: grants never exceed a card, and are deterministic."""
 
 from __future__ import annotations
 

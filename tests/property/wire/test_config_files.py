@@ -1,4 +1,4 @@
-"""Whatever is in a configuration file: it loads, or everything that is wrong is told with file and line."""
+"""Any configuration file loads, or all its errors are reported with file and line."""
 
 from __future__ import annotations
 

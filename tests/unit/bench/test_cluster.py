@@ -1,4 +1,4 @@
-"""What the rounds of the cluster benchmark come to."""
+"""The figures of the cluster benchmark."""
 
 from __future__ import annotations
 

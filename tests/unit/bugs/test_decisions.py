@@ -1,4 +1,4 @@
-"""Sentences about decisions that must hold and that do not hold in HAMi (rows Q1 to Q39 of the specification)."""
+"""Rules of decisions that HAMi breaks. `test_q<n>…` belongs to row Q<n> of docs/protocol.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers of HAMi v2.10 to filter calls, seen by running it: nodes, cards, scores, texts."""
+"""Responses of HAMi v2.10 to filter calls, recorded from a running HAMi: nodes, cards, scores, texts."""
 
 from __future__ import annotations
 

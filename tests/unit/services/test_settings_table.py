@@ -1,4 +1,4 @@
-"""Tables of settings: who wins, what is wrong, and that every row says what it must."""
+"""Tables of settings: precedence, errors, and complete rows."""
 
 from __future__ import annotations
 
