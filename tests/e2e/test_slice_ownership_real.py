@@ -61,7 +61,7 @@ async def test_variables_that_a_tenant_sets_do_not_widen_the_slice(plane: Contro
     ]
     async with cluster(plane, [node()]) as found:
         answer = await found.post(wishful, dryRun="All")
-        assert any("the granted slice decides" in text for text in answer.headers.getall("Warning"))
+        assert any("set by the granted slice" in text for text in answer.headers.getall("Warning"))
         await found.run(wishful)
         assert found.wrong_slices() == []
         view = found.fleet.nodes["n1"].containers[uid_of(found.pod("p")), "main"]
