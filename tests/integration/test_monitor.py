@@ -18,18 +18,18 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.monitor import process as module
-from tessera.monitor.device_usage import CardUsage, HostUsage
+from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.process import MonitorProcess
 from tessera.monitor.settings import MonitorSettings
 from tessera.services.addresses import Address
 from tests.support.commands import started
 from tests.support.scheduler_process import calling
-from tests.unit.monitor.building import GPU_A, Slot, good, region
+from tests.unit.monitor.builders import GPU_A, Slot, good, region
 
 NODE = "node-a"
 PATIENCE_S = 60.0
 """for something that never happens"""
-CARD = CardUsage(0, GPU_A, "NVIDIA H200", 500, 70, 30)
+CARD = CardUtilization(0, GPU_A, "NVIDIA H200", 500, 70, 30)
 
 
 class Cards(HostUsage):
@@ -39,7 +39,7 @@ class Cards(HostUsage):
         self.problem = ""
         self.closed = False
 
-    def read(self) -> tuple[CardUsage, ...]:
+    def read(self) -> tuple[CardUtilization, ...]:
         if self.problem:
             raise InventoryError(self.problem)
         return (CARD,)
@@ -185,7 +185,7 @@ async def test_bug_13_an_address_that_is_taken_ends_it_with_an_error(tmp_path: P
 
 async def test_bug_13_an_unexpected_fault_ends_it_with_an_error(tmp_path: Path) -> None:
     class Broken(Cards):
-        def read(self) -> tuple[CardUsage, ...]:
+        def read(self) -> tuple[CardUtilization, ...]:
             raise RuntimeError("unexpected")
 
     async with monitored(tmp_path) as node:

@@ -11,7 +11,7 @@ from tessera.wire import keys
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerRequest:
+class ContainerSummary:
     """What one container requests of one vendor; amounts are per card."""
 
     container: str
@@ -53,7 +53,7 @@ class PlacementWish:
 class RequestSummary:
     """A pod's request as placement sees it."""
 
-    asked: tuple[ContainerRequest, ...]
+    asked: tuple[ContainerSummary, ...]
     wishes: tuple[PlacementWish, ...]
 
 
@@ -68,9 +68,9 @@ def summarize_request(
     return RequestSummary(asked, tuple(_wishes(request, annotations)))
 
 
-def _asked(container: str, role: Role, request: Request, vendors: Mapping[str, Vendor]) -> ContainerRequest:
+def _asked(container: str, role: Role, request: Request, vendors: Mapping[str, Vendor]) -> ContainerSummary:
     resource = vendors[request.vendor].names.count
-    return ContainerRequest(
+    return ContainerSummary(
         container, role.value, request.vendor, resource, request.count, request.memory, request.percent, request.cores
     )
 

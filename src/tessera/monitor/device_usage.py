@@ -16,7 +16,7 @@ from tessera.host.nvml.session import NvmlConnection, Session, load_binding, tex
 
 
 @dataclass(frozen=True, slots=True)
-class CardUsage:
+class CardUtilization:
     index: int
     uuid: str
     name: str
@@ -34,7 +34,7 @@ class HostUsage:
     def __init__(self, driver_root: Path, *, nvml: NvmlConnection | None = None) -> None:
         self._nvml = nvml or NvmlConnection(partial(load_binding, driver_root))
 
-    def read(self) -> tuple[CardUsage, ...]:
+    def read(self) -> tuple[CardUtilization, ...]:
         found = []
         with self._nvml.session() as session:
             for index in range(session.api.nvmlDeviceGetCount()):
@@ -46,13 +46,13 @@ class HostUsage:
         self._nvml.close()
 
 
-def _read_card(session: Session, index: int) -> CardUsage:
+def _read_card(session: Session, index: int) -> CardUtilization:
     api = session.api
     with session.about(f"card {index}", "reading its use"):
         handle = api.nvmlDeviceGetHandleByIndex(index)
         memory = session.optional(api.nvmlDeviceGetMemoryInfo, handle)
         rates = session.optional(api.nvmlDeviceGetUtilizationRates, handle)
-        return CardUsage(
+        return CardUtilization(
             index=index,
             uuid=text_of(api.nvmlDeviceGetUUID(handle)),
             name=text_of(api.nvmlDeviceGetName(handle)),

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from tessera import __version__
 from tessera.monitor.container_dirs import Owner
-from tessera.monitor.device_usage import CardUsage
+from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import Region, RegionDevice
 from tessera.wire.errors import WireError
@@ -44,7 +44,7 @@ class ScrapeView:
     """seconds since the epoch"""
     pods: Sequence[SeenPod] = ()
     regions: Mapping[Owner, Region] = field(default_factory=dict)
-    cards: Sequence[CardUsage] = ()
+    cards: Sequence[CardUtilization] = ()
 
 
 class MonitorMetrics(Collector):
@@ -122,7 +122,7 @@ def _legacy_of_cards(view: ScrapeView) -> Iterator[Metric]:
     yield from (used.metric, busy.metric)
 
 
-def _card_labels(view: ScrapeView, card: CardUsage) -> tuple[object, ...]:
+def _card_labels(view: ScrapeView, card: CardUtilization) -> tuple[object, ...]:
     # Unlike in registrations, the prefix is added even if the name has it.
     return (view.node, card.index, card.uuid, f"NVIDIA-{card.name}")
 

@@ -30,7 +30,7 @@ from tessera.kube.errors import AccessError
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.monitor.collector import RegionCollector, Snapshot
-from tessera.monitor.device_usage import CardUsage, HostUsage
+from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
@@ -107,7 +107,7 @@ class MonitorProcess:
         self._round_thread = CallThread("regions")
         self._driver_thread = CallThread("driver")
         self._snapshot = Snapshot()
-        self._cards: tuple[CardUsage, ...] = ()
+        self._cards: tuple[CardUtilization, ...] = ()
         self._missing = "the node's pods are not known yet"
         self._logged: dict[str, str] = {}
         self._registry = CollectorRegistry()

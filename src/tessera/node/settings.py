@@ -147,7 +147,7 @@ KUBELET = Path("/var/lib/kubelet")
 
 
 @dataclass(frozen=True, slots=True)
-class MigAllowance:
+class AllowedMigProfiles:
     """Profiles that cards of some models may be cut into."""
 
     models: tuple[str, ...]
@@ -222,7 +222,7 @@ class AgentSettings:
     disable_core_limit: bool = Group.LOWEST("disable-core-limit", SWITCH, False,
         "Limit memory only.", env=("DISABLE_CORE_LIMIT",))
     resource: str = Group.LOWEST("resource-name", SOME_RESOURCE, RESOURCE_NAME, "Resource that kubelet counts.")
-    mig_allowances: tuple[MigAllowance, ...] = ()
+    mig_allowances: tuple[AllowedMigProfiles, ...] = ()
     """in order; the first whose models fit decides. Empty = every profile of every card"""
     ignored_xids: frozenset[int] = frozenset()
     """beyond those that say nothing about the card"""

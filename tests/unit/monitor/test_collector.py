@@ -13,7 +13,7 @@ from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.region_layouts import V1
 from tessera.monitor.regions import Region
-from tests.unit.monitor.building import GPU_A, GPU_B, good, region
+from tests.unit.monitor.builders import GPU_A, GPU_B, good, region
 
 NOW = 1_700_000_000
 INTERVAL = 300.0

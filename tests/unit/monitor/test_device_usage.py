@@ -10,7 +10,7 @@ import pytest
 
 from tessera.host.cards import InventoryError
 from tessera.host.nvml.session import NvmlConnection
-from tessera.monitor.device_usage import CardUsage, HostUsage
+from tessera.monitor.device_usage import CardUtilization, HostUsage
 
 
 class NvmlError(Exception):
@@ -80,7 +80,7 @@ def test_every_card_is_read() -> None:
     driver = Driver(card("GPU-a"), card("GPU-b"))
     reader = host(driver)
     assert reader.read() == tuple(
-        CardUsage(i, uuid, "NVIDIA H200", 500, 70, 30) for i, uuid in enumerate(("GPU-a", "GPU-b"))
+        CardUtilization(i, uuid, "NVIDIA H200", 500, 70, 30) for i, uuid in enumerate(("GPU-a", "GPU-b"))
     )
     assert driver.open == 1
     reader.close()
@@ -90,8 +90,8 @@ def test_every_card_is_read() -> None:
 def test_what_a_card_does_not_know_is_left_out() -> None:
     driver = Driver(card("GPU-a", memory=NOT_SUPPORTED), card("GPU-b", rates=NOT_SUPPORTED))
     assert host(driver).read() == (
-        CardUsage(0, "GPU-a", "NVIDIA H200", None, 70, 30),
-        CardUsage(1, "GPU-b", "NVIDIA H200", 500),
+        CardUtilization(0, "GPU-a", "NVIDIA H200", None, 70, 30),
+        CardUtilization(1, "GPU-b", "NVIDIA H200", 500),
     )
 
 

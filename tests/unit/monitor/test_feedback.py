@@ -8,7 +8,7 @@ import pytest
 
 from tessera.monitor.feedback import Orders, steer
 from tessera.monitor.regions import Region
-from tests.unit.monitor.building import GPU_A, GPU_B, good, region
+from tests.unit.monitor.builders import GPU_A, GPU_B, good, region
 
 NOW = 1_700_000_000
 FREE, LIMITED, WAITING = Orders(1, 0), Orders(1, 1), Orders(-1, 1)

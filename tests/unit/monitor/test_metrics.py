@@ -9,19 +9,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from tessera.monitor.container_dirs import Owner
-from tessera.monitor.device_usage import CardUsage
+from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import SeenPod
 from tessera.monitor.regions import Region
 from tessera.services import exposition as exposing
-from tests.unit.monitor.building import GPU_A, GPU_B, Slot, good, region
+from tests.unit.monitor.builders import GPU_A, GPU_B, Slot, good, region
 
 NOW = 1_700_000_000
 POD = SeenPod("uid-a", "team", "job", ("prepare", "main"))
 MAIN = Owner("uid-a", "main")
 IN_MAIN = {"namespace": "team", "pod": "job", "container": "main", "zone": "vGPU"}
 LEGACY_IN_MAIN = {"podnamespace": "team", "podname": "job", "ctrname": "main", "zone": "vGPU"}
-CARD = CardUsage(0, GPU_A, "NVIDIA A100", 500, 70, 30)
+CARD = CardUtilization(0, GPU_A, "NVIDIA A100", 500, 70, 30)
 MIG = (
     '[{"containerIndex":1,"deviceIndex":0,"gpuUUID":"GPU-x","profile":"1g.10gb","placement":{"start":0,"size":1},'
     '"migUUID":"MIG-y","gpuInstanceID":7,"computeInstanceID":0}'
@@ -42,7 +42,10 @@ def shown(seen: ScrapeView, *, legacy: bool = False) -> dict[str, list[tuple[Lab
 
 
 def seen(
-    regions: dict[Owner, Region] | None = None, *, pods: Sequence[SeenPod] = (POD,), cards: Sequence[CardUsage] = ()
+    regions: dict[Owner, Region] | None = None,
+    *,
+    pods: Sequence[SeenPod] = (POD,),
+    cards: Sequence[CardUtilization] = (),
 ) -> ScrapeView:
     return ScrapeView(node="n1", now=NOW + 0.9, pods=pods, regions=regions or {}, cards=cards)
 
@@ -109,7 +112,7 @@ def test_a_device_whose_uuid_cannot_be_shown_has_no_series_and_its_neighbour_has
 
 
 def test_cards_are_shown_with_the_word_in_front_of_their_name() -> None:
-    found = shown(seen(cards=[CARD, CardUsage(1, GPU_B, "Tesla V100", None, 5, None)]))
+    found = shown(seen(cards=[CARD, CardUtilization(1, GPU_B, "Tesla V100", None, 5, None)]))
     first = {"device_index": "0", "device_uuid": GPU_A, "device_type": "NVIDIA-NVIDIA A100", "zone": "vGPU"}
     assert found["hami_host_gpu_memory_used_bytes"] == [({"node": "n1", **first}, 500)]
     assert found["hami_host_gpu_utilization_ratio"][0] == ({"node": "n1", **first}, 70)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tessera.monitor.region_layouts import MAGIC, V0, V1, V1_TWO_LOCKS, Misread, choose_layout
 from tessera.monitor.regions import DeviceUsage, Region, decode_region
-from tests.unit.monitor.building import GPU_A, GPU_B, Slot, decoded, good, region
+from tests.unit.monitor.builders import GPU_A, GPU_B, Slot, decoded, good, region
 
 LAYOUTS = ("v0", "v1", "v1 with two locks")
 TWO_LIVE_ONE_DEAD = (

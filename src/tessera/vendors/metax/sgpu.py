@@ -1,7 +1,7 @@
 """MetaX sGPU: slices of a card that share it under one quality-of-service policy.
 
 All pods on a card at one time have the same policy, and pods with an app class (online, offline) never share with pods
-without one (`sharing`). Both rules look only at the pods that hold the card now, so there is no state to expire.
+without one (`sharing_rules`). Both rules look only at the pods that hold the card now, so there is no state to expire.
 Whole GPUs are in `gpu`, the registration's format in `registration`.
 """
 
@@ -21,7 +21,7 @@ from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Requ
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
-from tessera.vendors.metax.sharing import (
+from tessera.vendors.metax.sharing_rules import (
     APP_CLASS,
     APP_CLASSES,
     BEST_EFFORT,

@@ -11,10 +11,10 @@ from tessera.node.configuration.dump import changes, describe, print_configurati
 from tessera.node.settings import (
     TABLE,
     AgentSettings,
+    AllowedMigProfiles,
     Configuration,
     DeviceListStrategy,
     InventoryKind,
-    MigAllowance,
     Paths,
 )
 from tessera.services.settings_table import Group
@@ -26,7 +26,7 @@ UNUSUAL = Configuration(
         node_name="n1",
         node=NodeSettings(mode="mig", filtered=DeviceFilter(index=(0,))),
         strategies=frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.ENVVAR}),
-        mig_allowances=(MigAllowance(("A30",), ("1g.6gb",)),),
+        mig_allowances=(AllowedMigProfiles(("A30",), ("1g.6gb",)),),
         fatal_xids=frozenset({48, 31}),
         every_xid_is_ignored=True,
         paths=Paths(kubelet_socket=None),

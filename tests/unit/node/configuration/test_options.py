@@ -16,11 +16,11 @@ from tessera.node.configuration.options import build_configuration
 from tessera.node.settings import (
     TABLE,
     AgentSettings,
+    AllowedMigProfiles,
     Configuration,
     DeviceIdStrategy,
     DeviceListStrategy,
     InventoryKind,
-    MigAllowance,
     Paths,
 )
 from tessera.services.addresses import Address
@@ -266,7 +266,7 @@ nvidia:
     found = told("resource-name=x.com/y", "disable-core-limit=false", yaml=yaml).settings
     assert (found.resource, found.disable_core_limit) == ("example.com/gpu", True)
     assert (found.node.log_level, found.node.memory_scaling) == ("1", 1.5)
-    assert found.mig_allowances == (MigAllowance(("A30", "A100"), ("1g.6gb", "2g.12gb+me")),)
+    assert found.mig_allowances == (AllowedMigProfiles(("A30", "A100"), ("1g.6gb", "2g.12gb+me")),)
 
 
 @pytest.mark.parametrize(
