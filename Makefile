@@ -55,7 +55,7 @@ ifneq ($(COVERAGE),)
 	@status=0; for package in $(COVERAGE); do \
 		report="$(BIN)/coverage report --include=src/tessera/$${package%=*}/*"; least=$${package#*=}; \
 		total=$$($$report --format=total --precision=1 --fail-under=$$least) || { status=1; $$report --skip-covered; }; \
-		printf '%-10s %5s %% (at least %s %%)\n' "$${package%=*}" "$$total" "$$least"; \
+		printf '%-10s %5s %% (at least %s %%)\n' "$${package%=*}" "$${total%%[!0-9.]*}" "$$least"; \
 	done; exit $$status
 endif
 

@@ -32,7 +32,7 @@ from tessera.lab.sandbox.objects import phase_of
 from tessera.lab.sandbox.scheduling.extender_client import ExtenderAccess, ExtenderClient
 from tessera.lab.sandbox.scheduling.loop import DEFAULT_SCHEDULER, HAMI_SCHEDULER, SchedulerProfile, SchedulingLoop
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 """seconds that `wait_for` waits by default"""
 
 T = TypeVar("T")

@@ -142,7 +142,7 @@ async def test_waiting_for_what_does_not_happen_says_so() -> None:
     async with ControlPlane() as plane:
         with pytest.raises(TimeoutError, match="waited 30 s for a miracle"):
             await plane.wait_for(lambda: False, 30, what="a miracle")
-        with pytest.raises(TimeoutError, match="waited 10 s for a condition that never became true"):
+        with pytest.raises(TimeoutError, match="waited 60 s for a condition that never became true"):
             await plane.wait_for(lambda: None)
 
 
