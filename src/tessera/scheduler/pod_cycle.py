@@ -390,7 +390,9 @@ class PodCycles:
     def _get_or_add(self, uid: str) -> PodCycle:
         cycle = self._cycles.get(uid)
         if cycle is None:
-            cycle = self._cycles[uid] = PodCycle(uid)
+            entry = self.ledger.pod(uid)
+            state = SETTLED if entry is not None and entry.observed else PENDING
+            cycle = self._cycles[uid] = PodCycle(uid, state)
         return cycle
 
     def _drop_if_over(self, cycle: PodCycle) -> None:

@@ -188,6 +188,15 @@ async def test_a_request_that_cannot_be_honoured_is_refused_after_a_restart() ->
     assert node_of(world) == ""
 
 
+@in_fake_time
+async def test_a_late_bind_never_takes_a_settled_pod_from_its_cards() -> None:
+    world = World(agent())
+    world.create(POD.on("n1", "n1-0,NVIDIA,1000,10:;"))
+    world.api.pods[KEY] = POD.api()  # As no apiserver would answer.
+    assert await world.bound(POD) == "pod default/p was deleted or bound meanwhile"
+    assert (world.api.writes, world.cards(), world.cycle_state(POD)) == ([], HELD, None)
+
+
 @pytest.mark.parametrize(("there", "error"), [("n1", ""), ("n2", "pod is bound to n2 already")])
 def test_a_pod_that_is_bound_already_is_left_alone(there: str, error: str) -> None:
     async def case() -> None:
