@@ -15,7 +15,7 @@ node has a foreign plugin that needs the node lock, an active pod takes it too.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -139,6 +139,11 @@ class AllocationQueue:
             self._agents[node.name] = frozenset(text.replace(",", " ").split())
         self._locks.observe_node(node)
 
+    def forget_node(self, name: str) -> None:
+        """The node is gone. Pods that are bound to it stay active until they are gone themselves."""
+        self._agents.pop(name, None)
+        self._locks.forget_node(name)
+
     # -- who needs a turn
 
     def needs_lock(self, placement: Placement) -> bool:
@@ -165,7 +170,10 @@ class AllocationQueue:
     # -- entering
 
     async def enter(self, ticket: Ticket) -> str:
-        """Wait for the turn and for the node locks; empty, or why they could not be had in time."""
+        """Wait for the turn and for the node locks; empty, or why they could not be had in time.
+
+        A bind that fails or is cancelled gives back what it has by now with `give_back`.
+        """
         deadline = self._time() + self._turn_seconds
         if ticket.state is not TicketState.ACTIVE and not await self._take_turn(ticket, deadline):
             return f"node {ticket.node} is still handing devices to another pod"
@@ -186,8 +194,12 @@ class AllocationQueue:
         return ""
 
     def enter_at_once(self, ticket: Ticket) -> None:
-        """The pod was bound by an earlier process and is not handed over yet."""
+        """The API shows the pod bound and not handed over yet. A bind that waits goes on."""
+        if ticket.state is TicketState.WAITING:
+            self._queues[ticket.node].waiting.remove(ticket)
         self._activate(ticket)
+        if ticket.turn is not None and not ticket.turn.done():
+            ticket.turn.set_result(None)
 
     def restart_clock(self, ticket: Ticket) -> None:
         """The binding is written: from now on the plugin can hand over."""
@@ -212,9 +224,6 @@ class AllocationQueue:
                 queue.waiting.remove(ticket)
                 self._activate(ticket)
             return ticket.state is not TicketState.WAITING
-        except asyncio.CancelledError:
-            self.leave(ticket)
-            raise
         finally:
             ticket.turn = None
             if ticket.state is TicketState.WAITING:
@@ -265,12 +274,13 @@ class AllocationQueue:
             # Last, so that the next pod finds the lock gone.
             self.leave(ticket)
 
-    def end_overdue(self) -> None:
-        """End turns that no plugin ever ended; their locks have expired."""
+    def end_overdue(self, *, binding: Container[str] = ()) -> None:
+        """End turns that no plugin ever ended; their locks have expired. A bind that runs ends its turn itself."""
         latest = self._time() - self._overdue_seconds
         overdue = [each for queue in self._queues.values() for each in queue.active if each.since <= latest]
         for ticket in overdue:
-            self.leave(ticket)
+            if ticket.uid not in binding:
+                self.leave(ticket)
 
     # -- inside
 
@@ -295,8 +305,12 @@ class AllocationQueue:
             del self._queues[node]
 
     def _has_lock(self, placement: Placement) -> bool:
-        return any(self._vendors[vendor].keys.lock for vendor in placement.grants)
+        return any(vendor.keys.lock for vendor in self._vendors_of(placement))
 
     def _lock_keys(self, placement: Placement) -> tuple[str, ...]:
         """One per vendor, each once; HAMi's common one for a vendor without its own."""
-        return tuple(sorted({self._vendors[vendor].keys.lock or keys.NODE_LOCK for vendor in placement.grants}))
+        return tuple(sorted({vendor.keys.lock or keys.NODE_LOCK for vendor in self._vendors_of(placement)}))
+
+    def _vendors_of(self, placement: Placement) -> list[Vendor]:
+        """Without those that left the configuration since the pod was placed: the bind finds their cards gone."""
+        return [self._vendors[key] for key in placement.grants if key in self._vendors]

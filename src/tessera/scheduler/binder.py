@@ -111,11 +111,14 @@ class Binder:
 
     def _has_reservation(self, cycle: PodCycle, args: BindingArgs) -> bool:
         """Whether the pod has a placement on the node that kube-scheduler names."""
-        reserved = cycle.state in (CycleState.RESERVED, CycleState.UNCERTAIN)
+        reserved = cycle.state in (CycleState.RESERVED, CycleState.UNCERTAIN) and self._cycles.may_be_written(cycle)
         return reserved and cycle.placement is not None and cycle.placement.node == args.node
 
     async def _reserve_again(self, cycle: PodCycle, args: BindingArgs) -> Outcome | None:
-        """Place the pod on this node, after a restart or an expiry; None if it has a reservation now."""
+        """Place the pod on this node; None if it has a reservation now.
+
+        Needed after a restart, after an expiry, and after another replica led.
+        """
         pod_name = f"pod {args.pod_namespace}/{args.pod_name}"
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:
             return Outcome(WriteResult.UNKNOWN, f"{pod_name} may be bound to {cycle.placement.node} already")
@@ -161,16 +164,17 @@ class Binder:
         assert placement is not None
         is_writing = False
         try:
-            problem = await cycles.queue.enter(ticket) if ticket is not None else ""
+            problem = ""
+            if ticket is not None and self._has_cards(placement):
+                problem = await cycles.queue.enter(ticket)
             if cycle.state is not CycleState.BINDING:
                 outcome = self._overtaken(args)
             elif problem:
-                outcome = Outcome(WriteResult.NOT_BOUND, problem)
+                outcome = _not_sent(cycle, problem)
+            elif not cycles.may_be_written(cycle):
+                outcome = _not_sent(cycle, NOT_LEADING)
             elif not self._has_cards(placement):
-                outcome = Outcome(
-                    WriteResult.UNKNOWN if cycles.may_land(cycle) else WriteResult.VOID,
-                    f"node {args.node} lost its devices",
-                )
+                outcome = _not_sent(cycle, f"node {args.node} lost its devices", otherwise=WriteResult.VOID)
             else:
                 annotations = binding_annotations(
                     prepared.request, placement, vendors=self._vendors, now=cycles.clock.now()
@@ -179,11 +183,11 @@ class Binder:
                 is_writing = True
                 outcome = await self._write(cycle, args, annotations, {keys.ASSIGNED_NODE: args.node})
         except KubeError as error:
-            outcome = Outcome(WriteResult.NOT_BOUND, str(error))
+            outcome = _not_sent(cycle, str(error))
         except BaseException:
             if is_writing:
                 cycles.mark_written(cycle)
-            await self._finish(cycle, ticket, WriteResult.UNKNOWN if is_writing else WriteResult.NOT_BOUND)
+            await self._finish(cycle, ticket, _not_sent(cycle).result)
             raise
         await self._finish(cycle, ticket, outcome.result)
         return outcome
@@ -191,11 +195,11 @@ class Binder:
     async def _write(
         self, cycle: PodCycle, args: BindingArgs, annotations: Mapping[str, str], labels: Mapping[str, str]
     ) -> Outcome:
-        error, must_look_up, asked_to_wait = "", False, 0.0
+        error, must_look_up, asked_to_wait, term = "", False, 0.0, self._cycles.term
         for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(max(_pause(attempt), asked_to_wait))
-            if not self._is_leader():
+            if not self._is_leader() or term != self._cycles.term:
                 # Another replica decides by now, and knows nothing of what was reserved here.
                 error = NOT_LEADING
                 break
@@ -224,10 +228,10 @@ class Binder:
                     if found.result is not WriteResult.NOT_BOUND:
                         return found
             except KubeError as fault:
-                return Outcome(WriteResult.NOT_BOUND, str(fault))
+                return _not_sent(cycle, str(fault))
             else:
                 return BOUND
-        return await self._look_up(args, error) if must_look_up else Outcome(WriteResult.NOT_BOUND, error)
+        return await self._look_up(args, error) if must_look_up else _not_sent(cycle, error)
 
     async def _look_up(self, args: BindingArgs, error: str, *, attempts: int = ATTEMPTS) -> Outcome:
         """What the API shows after a write whose effect is not known."""
@@ -292,6 +296,11 @@ class Binder:
         # A write that has not landed by now never will.
         bound = outcome.result is WriteResult.BOUND
         await self._finish(cycle, ticket, WriteResult.BOUND if bound else WriteResult.VOID)
+
+
+def _not_sent(cycle: PodCycle, error: str = "", *, otherwise: WriteResult = WriteResult.NOT_BOUND) -> Outcome:
+    """A bind that ends without a look-up: what became of an earlier write is as unknown as before."""
+    return Outcome(WriteResult.UNKNOWN if cycle.written_at is not None else otherwise, error)
 
 
 def _read_outcome(pod: Pod, args: BindingArgs, error: str) -> Outcome:

@@ -60,8 +60,7 @@ class Engine:
         self._api = api
         self._clock = clock
         self._spawn = spawn
-        self.is_leader = True
-        """another replica decides while this is False"""
+        self._is_leader = True
         self.vendors = build_vendors(settings.device_sections, settings.switches)
         self.ledger = Ledger(self.vendors)
         self.selector = Selector(self.ledger)
@@ -109,6 +108,17 @@ class Engine:
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable)
 
+    @property
+    def is_leader(self) -> bool:
+        """Another replica decides while this is False."""
+        return self._is_leader
+
+    @is_leader.setter
+    def is_leader(self, leads: bool) -> None:
+        if self._is_leader and not leads:
+            self.cycles.term += 1
+        self._is_leader = leads
+
     # -- answers
 
     def answer_filter(self, body: bytes) -> bytes:
@@ -136,6 +146,11 @@ class Engine:
         self.queue.observe_node(node)
         if self._hosts is not None:
             self._hosts.put_node(node)
+
+    def on_node_gone(self, name: str) -> None:
+        self.queue.forget_node(name)
+        if self._hosts is not None:
+            self._hosts.drop_node(name)
 
     def on_handshake(self, node: str, annotations: Patch) -> None:
         if self.is_leader:

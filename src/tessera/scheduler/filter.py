@@ -138,7 +138,7 @@ class Filter:
             return encode_filter_result(error=f"{pod} is being bound{where}")
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:
             node = cycle.placement.node
-            if node not in candidates.names:
+            if node not in candidates.names or not self._cycles.may_be_written(cycle):
                 return encode_filter_result(error=f"{pod} may be bound to {node} already")
             # The same write again is right whether or not the first one took effect.
             return encode_filter_result(node_names=[node])

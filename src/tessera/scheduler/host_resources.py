@@ -77,6 +77,10 @@ class HostResources:
             self._total[node.name] = total
             self._tell(node.name)
 
+    def drop_node(self, name: str) -> None:
+        """Its pods count until they are gone themselves."""
+        self._total.pop(name, None)
+
     def put_pod(self, pod: Pod) -> None:
         """A pod as the API shows it: it counts from its binding to its end."""
         runs = pod.spec.node_name and pod.status.phase not in ENDED

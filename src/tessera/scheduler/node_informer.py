@@ -42,6 +42,10 @@ class NodeListener(Protocol):
         """The API shows a node that is ours."""
         ...
 
+    def on_node_gone(self, name: str) -> None:
+        """The node was deleted, or is no longer ours."""
+        ...
+
     def on_handshake(self, node: str, annotations: Patch) -> None:
         """Stamps are to be written to the node."""
         ...
@@ -88,10 +92,12 @@ class NodeInformer:
     def drop(self, key: str) -> None:
         self._asked.pop(key, None)
         self._forget(key)
+        self._listener.on_node_gone(key)
 
     def synced(self) -> None:
-        self.has_synced = True
-        self._listener.on_synced()
+        is_first, self.has_synced = not self.has_synced, True
+        if is_first:
+            self._listener.on_synced()
 
     def tick(self) -> None:
         """Look again at nodes whose handshake runs; called every 15 s."""

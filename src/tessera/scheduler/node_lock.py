@@ -68,9 +68,12 @@ class NodeLocks:
             self._owners.pop(node.name, None)
         else:
             self._owners[node.name] = owner
-        change = self._changes.pop(node.name, None)
-        if change is not None:
-            change.set()
+        self._wake(node.name)
+
+    def forget_node(self, name: str) -> None:
+        """The node is gone: binds that wait for its lock see it at once."""
+        self._owners.pop(name, None)
+        self._wake(name)
 
     def owner(self, node: str) -> Owner | None:
         """The pod that holds the node's lock, as the informer last showed it."""
@@ -83,6 +86,11 @@ class NodeLocks:
                 return await self._acquire(node, key, owner)
         except TimeoutError:
             return LockRefusal(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
+
+    def _wake(self, node: str) -> None:
+        change = self._changes.pop(node, None)
+        if change is not None:
+            change.set()
 
     async def _acquire(self, node: str, key: str, owner: Owner) -> HeldLock | LockRefusal:
         conflicts = 0

@@ -6,7 +6,7 @@
     PENDING <----------> REFUSED
        |  ^    forget       |
        |  |                 |
-       |  '-- give_up, expire (RESERVED, UNCERTAIN), void (BINDING, UNCERTAIN, BOUND)
+       |  '-- give_up, expire (RESERVED), void (BINDING, UNCERTAIN, BOUND)
        | reserve            | reserve
        v                    |
     RESERVED <--------------'
@@ -29,7 +29,8 @@ What the API shows wins over every decision of this process, so observations are
 transitions are legal only where `Transition` says so, and raise elsewhere. `PodCycles` is the only caller of the
 ledger's reserve, bind, unbind, give_up, expire and release, so that record and ledger cannot disagree:
 
-    RESERVED, UNCERTAIN    the ledger has a reservation, which expires
+    RESERVED               the ledger has a reservation, which expires
+    UNCERTAIN              the ledger has a reservation, which only a look-up or the API ends
     BINDING, BOUND         the ledger holds the grants for good; the API does not show them yet
     HANDING_OVER           the ledger holds what the API shows
     PENDING, REFUSED       the ledger holds nothing
@@ -39,6 +40,7 @@ A pod that is settled has no record: the ledger alone knows it until it ends. Th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -88,7 +90,7 @@ class Transition(Enum):
     REFUSE = ({PENDING}, REFUSED)
     FORGET = ({REFUSED}, PENDING)
     GIVE_UP = ({RESERVED}, PENDING)
-    EXPIRE = ({RESERVED, UNCERTAIN}, PENDING)
+    """also by expiry"""
     START_BIND = ({RESERVED, UNCERTAIN}, BINDING)
     CONFIRM = ({BINDING, UNCERTAIN}, BOUND)
     PUT_BACK = ({BINDING}, RESERVED)
@@ -120,6 +122,8 @@ class PodCycle:
     state: CycleState = PENDING
     prepared: PreparedRequest | None = None
     """as filter read it; from RESERVED until the API shows the binding"""
+    term: int = 0
+    """the term of `PodCycles` in which the placement was chosen"""
     placement: Placement | None = None
     """from RESERVED to BOUND"""
     ticket: Ticket | None = None
@@ -151,6 +155,8 @@ class PodCycles:
         self.unschedulable = unschedulable
         self.clock = clock
         self._reservation_seconds = reservation_seconds
+        self.term = 0
+        """grows when this replica stops leading: another one may then give away what was reserved here"""
         self._cycles: dict[str, PodCycle] = {}
 
     def __iter__(self) -> Iterator[PodCycle]:
@@ -174,7 +180,7 @@ class PodCycles:
         cycle = self._get_or_add(prepared.request.uid)
         self._apply(Transition.RESERVE, cycle)
         self.ledger.reserve(prepared.request, placement, deadline=self._deadline())
-        cycle.prepared, cycle.placement = prepared, placement
+        cycle.prepared, cycle.placement, cycle.term = prepared, placement, self.term
         return cycle
 
     def refuse(self, request: PodRequest, candidates: Candidates) -> bool:
@@ -207,6 +213,10 @@ class PodCycles:
     def unclaim(self, cycle: PodCycle) -> None:
         cycle.is_claimed = False
         self._drop_if_over(cycle)
+
+    def may_be_written(self, cycle: PodCycle) -> bool:
+        """Whether no other replica has led since the placement was chosen."""
+        return cycle.term == self.term
 
     def start_bind(self, cycle: PodCycle) -> None:
         """RESERVED, UNCERTAIN -> BINDING: the reservation no longer expires."""
@@ -242,13 +252,13 @@ class PodCycles:
         """BINDING -> RESERVED if no write can land any more, else UNCERTAIN. An unknown write is never free."""
         if cycle.state is not BINDING:
             return  # The API has shown what became of it.
-        now = self.clock.monotonic()
-        self.ledger.unbind(cycle.uid, deadline=self._deadline())
         if is_unknown and cycle.written_at is None:
-            cycle.written_at = now
+            cycle.written_at = self.clock.monotonic()
         if is_unknown or self.may_land(cycle):
+            self.ledger.unbind(cycle.uid, deadline=math.inf)
             self._apply(Transition.LOSE_TRACK, cycle)
         else:
+            self.ledger.unbind(cycle.uid, deadline=self._deadline())
             self._apply(Transition.PUT_BACK, cycle)
             cycle.written_at = cycle.ticket = None
 
@@ -302,6 +312,11 @@ class PodCycles:
             cycle.ticket = None
             if not cycle.is_claimed:
                 self.queue.leave(ticket)
+        elif ticket is not None and ticket.state is TicketState.WAITING:
+            # An earlier write took effect while the bind waited: kubelet may call Allocate from now on.
+            self.queue.enter_at_once(ticket)
+        elif cycle.state is UNCERTAIN and ticket is not None and ticket.state is TicketState.OUT:
+            cycle.ticket = None  # The turn was over before the pod could be handed over: it takes another one.
         if cycle.state is not HANDING_OVER:
             self._apply(Transition.OBSERVE_BOUND, cycle)
         return cycle if cycle.ticket is None and not was_bound_here else None
@@ -326,13 +341,11 @@ class PodCycles:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""
         expired = self.ledger.expire(self.clock.monotonic())
         for uid in expired:
-            cycle = self._cycles[uid]
-            self._end_turn(cycle)
-            self._apply(Transition.EXPIRE, cycle)
+            self._apply(Transition.GIVE_UP, self._cycles[uid])
         if expired:
             log.info("reservations expired", pods=len(expired))
             self.unschedulable.on_room()
-        self.queue.end_overdue()
+        self.queue.end_overdue(binding={cycle.uid for cycle in self._cycles.values() if cycle.state is BINDING})
         # kube-scheduler may ask for a pod whose end was seen here before: no event would ever remove it.
         for cycle in self:
             if cycle.state is REFUSED and not cycle.is_shown:
@@ -377,7 +390,9 @@ class PodCycles:
     def _get_or_add(self, uid: str) -> PodCycle:
         cycle = self._cycles.get(uid)
         if cycle is None:
-            cycle = self._cycles[uid] = PodCycle(uid)
+            entry = self.ledger.pod(uid)
+            state = SETTLED if entry is not None and entry.observed else PENDING
+            cycle = self._cycles[uid] = PodCycle(uid, state)
         return cycle
 
     def _drop_if_over(self, cycle: PodCycle) -> None:

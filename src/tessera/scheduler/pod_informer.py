@@ -43,7 +43,7 @@ class PodInformer:
         on_listed: Callable[[Pod], None],
         on_synced: Callable[[], None],
     ) -> None:
-        """`on_listed` gets every pod of a list that is not complete yet, `on_synced` hears when it is."""
+        """`on_listed` gets every pod of a list that is not complete yet, `on_synced` hears when it is: once."""
         self._cycles = cycles
         self._vendors = vendors
         self._reader = PodReader(vendors)
@@ -80,8 +80,9 @@ class PodInformer:
             self._observe_gone(uid)
 
     def synced(self) -> None:
-        self.has_synced = True
-        self._on_synced()
+        is_first, self.has_synced = not self.has_synced, True
+        if is_first:
+            self._on_synced()
 
     def forget(self) -> None:
         """The vendors have changed."""

@@ -86,6 +86,14 @@ def test_a_node_that_loses_its_agent_is_served_by_a_foreign_plugin() -> None:
     assert world.queue.needs_lock(granted())
 
 
+def test_nothing_is_kept_of_a_node_that_is_gone() -> None:
+    world = World(serving_downward_api(node("n1").gpus(1).annotate((keys.NODE_LOCK, "2026-01-01T00:00:00Z,default,p"))))
+    assert world.queue._locks.owner("n1") == ("default", "p")
+    world.api.delete_node("n1")
+    world.watch()
+    assert (world.queue._agents, world.queue._locks._owners, world.queue._locks._changes) == ({}, {}, {})
+
+
 def test_a_ticket_has_the_device_counts_of_all_containers_with_devices() -> None:
     world = World(serving_downward_api(node("n1").gpus(1)))
     placement = Placement(
@@ -168,7 +176,11 @@ class Line:
         ticket = self.ticket(uid, kind, node=node)
 
         async def wait() -> None:
-            (self.late if await self.queue.enter(ticket) else self.got).append(uid)
+            try:
+                (self.late if await self.queue.enter(ticket) else self.got).append(uid)
+            except asyncio.CancelledError:
+                await self.queue.give_back(ticket)
+                raise
 
         self.tasks[uid] = asyncio.create_task(wait())
         await settle()
@@ -332,6 +344,22 @@ async def test_pods_in_handover_keep_their_turn_over_a_restart() -> None:
     assert line.got == []
     await line.leave("old")
     assert line.got == ["p1"]
+
+
+@in_fake_time
+async def test_a_waiting_pod_that_is_seen_in_handover_is_active_at_once_and_its_bind_goes_on() -> None:
+    line = Line()
+    for uid in ("p1", "p2", "p3"):
+        await line.ask(uid, dependent(1))
+    line.queue.enter_at_once(line.tickets["p2"])
+    await settle()
+    assert (line.got, line.queue.active, line.queue.waiting) == (["p1", "p2"], 2, 1)
+    await line.leave("p1")
+    assert line.got == ["p1", "p2"]
+    await line.leave("p2")
+    assert line.got == ["p1", "p2", "p3"]
+    await line.leave("p3")
+    assert line.is_empty
 
 
 @in_fake_time

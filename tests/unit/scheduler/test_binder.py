@@ -10,13 +10,15 @@ import pytest
 from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
 from tessera.scheduler import binder
-from tessera.scheduler.binder import ATTEMPTS
+from tessera.scheduler.binder import ATTEMPTS, NOT_LEADING
 from tessera.scheduler.pod_cycle import LANDED_S, CycleState
+from tessera.scheduler.settings import NodeLockMode
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
 from tests.support.stepwise_scheduler import (
+    LOCK,
     RESERVATION,
     TURN,
     World,
@@ -186,6 +188,15 @@ async def test_a_request_that_cannot_be_honoured_is_refused_after_a_restart() ->
     assert node_of(world) == ""
 
 
+@in_fake_time
+async def test_a_late_bind_never_takes_a_settled_pod_from_its_cards() -> None:
+    world = World(agent())
+    world.create(POD.on("n1", "n1-0,NVIDIA,1000,10:;"))
+    world.api.pods[KEY] = POD.api()  # As no apiserver would answer.
+    assert await world.bound(POD) == "pod default/p was deleted or bound meanwhile"
+    assert (world.api.writes, world.cards(), world.cycle_state(POD)) == ([], HELD, None)
+
+
 @pytest.mark.parametrize(("there", "error"), [("n1", ""), ("n2", "pod is bound to n2 already")])
 def test_a_pod_that_is_bound_already_is_left_alone(there: str, error: str) -> None:
     async def case() -> None:
@@ -284,6 +295,23 @@ async def test_a_node_that_is_gone_is_refused_and_nothing_is_written() -> None:
     assert await world.bound(POD) == "node n1 lost its devices"
     assert (world.api.writes, world.state(POD)) == ([], None)
     assert world.agrees()
+
+
+@pytest.mark.parametrize("mode", list(NodeLockMode))
+def test_a_vendor_that_left_the_configuration_ends_the_reservation_of_its_pods(mode: NodeLockMode) -> None:
+    async def case() -> None:
+        world = World(node("n1").gpus(1), mode=mode)
+        world.create(POD)
+        world.chosen(POD)
+        world.vendors.clear()
+        world.engine.forget_vendors()
+        world.nodes.put("n1", world.api.nodes["n1"])
+        assert await world.bound(POD) == "node n1 lost its devices"
+        assert world.cycle_state(POD) is CycleState.PENDING
+        assert world.ledger.pods() == []
+        assert (world.queue.active, world.queue.waiting) == (0, 0)
+
+    run(case)
 
 
 @in_fake_time
@@ -393,14 +421,132 @@ async def test_a_bind_of_unknown_end_that_was_done_is_kept_when_the_watch_shows_
 
 
 @in_fake_time
-async def test_a_bind_of_unknown_end_that_was_never_done_expires() -> None:
+async def test_a_bind_of_unknown_end_that_was_never_done_is_freed_by_the_look_up() -> None:
     world = ready()
     await unknown(world, done=False)
     world.watch()
-    await asyncio.sleep(RESERVATION)
-    world.cycles.tick()
+    await asyncio.sleep(LANDED_S)
+    await world.binder.look_up_unconfirmed()
     assert world.cards() == FREE
     assert world.agrees()
+
+
+@in_fake_time
+async def test_a_bind_of_unknown_end_is_never_freed_by_time_alone() -> None:
+    world = ready()
+    await unknown(world, done=True)
+    world.api.always("get_pod", never_sent())
+    await asyncio.sleep(RESERVATION * 2)
+    world.cycles.tick()
+    await world.binder.look_up_unconfirmed()
+    assert world.filtered(gpu_pod("thief", mem=81000))["NodeNames"] is None
+    assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
+    world.api.always("get_pod", None)
+    await world.binder.look_up_unconfirmed()
+    assert world.cycle_state(POD) is CycleState.BOUND
+    assert world.agrees()
+
+
+def lead_again(world: World) -> None:
+    """Another replica led for a while."""
+    world.engine.is_leader = False
+    world.engine.is_leader = True
+
+
+@in_fake_time
+async def test_a_pod_of_unknown_end_is_not_written_again_after_another_replica_led() -> None:
+    world = ready()
+    await unknown(world, done=False)
+    lead_again(world)
+    world.create(gpu_pod("theirs", mem=81000).on("n1", "n1-0,NVIDIA,81000,0:;"))
+    assert world.filtered(POD)["Error"] == "pod default/p may be bound to n1 already"
+    assert await world.bound(POD) == "pod default/p may be bound to n1 already"
+    assert node_of(world) == ""
+    await asyncio.sleep(LANDED_S)
+    await world.binder.look_up_unconfirmed()
+    assert world.filtered(POD)["NodeNames"] is None
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_reservation_from_before_another_replica_led_is_chosen_again() -> None:
+    world = ready()
+    lead_again(world)
+    world.create(gpu_pod("theirs", mem=81000).on("n1", "n1-0,NVIDIA,81000,0:;"))
+    assert (await world.bound(POD)).startswith("pod no longer fits node n1")
+    assert node_of(world) == ""
+    assert world.agrees()
+
+
+@pytest.mark.parametrize("status", [429, 500])
+def test_a_bind_is_not_sent_again_after_another_replica_led_between_two_attempts(status: int) -> None:
+    async def case() -> None:
+        world = ready()
+        world.api.script("bind", Step(refused(status), meanwhile=lambda: lead_again(world)))
+        assert await world.bound(POD) == NOT_LEADING
+        assert (world.api.calls.count("bind"), node_of(world)) == (1, "")
+
+    run(case)
+
+
+def unreachable_bind(world: World) -> None:
+    world.api.always("bind", never_sent())
+
+
+def forbidden_credentials(world: World) -> None:
+    world.api.always("bind", AccessError("token cannot be read"))
+
+
+def not_leading(world: World) -> None:
+    world.engine.is_leader = False
+
+
+def card_gone(world: World) -> None:
+    world.api.add_node(serving_downward_api(node("n1").gpu("other")))
+    world.nodes.put("n1", world.api.nodes["n1"])
+
+
+@pytest.mark.parametrize("trouble", [unreachable_bind, forbidden_credentials, not_leading, card_gone])
+def test_a_later_bind_that_is_not_sent_says_nothing_about_the_earlier_one(trouble: Callable[[World], None]) -> None:
+    async def case() -> None:
+        world = ready()
+        await unknown(world, done=True)
+        await asyncio.sleep(LANDED_S)
+        trouble(world)
+        assert await world.bound(POD) != ""
+        assert (world.cycle_state(POD), world.state(POD)) == (CycleState.UNCERTAIN, GrantState.RESERVED)
+        assert world.agrees()
+
+    run(case)
+
+
+@in_fake_time
+async def test_a_pod_of_unknown_end_that_turns_out_bound_after_its_turn_has_another_one() -> None:
+    world = ready(answering(node("n1").gpus(1)), asking=PLAIN)
+    world.api.always("bind", Step(lost_answer(), done=True))
+    world.api.always("get_pod", never_sent())
+    assert await world.bound(PLAIN) == "no answer within 30 s"
+    await asyncio.sleep(LOCK)
+    world.cycles.tick()
+    assert world.queue.active == 0
+    world.watch()
+    assert [ticket.uid for ticket in world.queue.active_on("n1")] == ["uid-p"]
+    world.api.mark_pod(KEY, {keys.BIND_PHASE: keys.PHASE_SUCCESS})
+    assert world.agrees()
+    assert world.queue.active == 0
+
+
+@in_fake_time
+async def test_a_later_bind_that_gets_no_lock_says_nothing_about_the_earlier_one() -> None:
+    world = ready(node("n1").gpus(1), asking=PLAIN)
+    world.api.always("bind", Step(lost_answer(), done=True))
+    world.api.always("get_pod", never_sent())
+    assert await world.bound(PLAIN) == "no answer within 30 s"
+    await asyncio.sleep(LOCK)
+    world.cycles.tick()  # The turn is overdue, so the next bind asks for the lock again.
+    world.api.always("get_node", never_sent())
+    assert await world.bound(PLAIN) == "connection refused"
+    assert (world.cycle_state(PLAIN), world.cards()) == (CycleState.UNCERTAIN, HELD)
 
 
 @pytest.mark.parametrize("done", [True, False])
@@ -498,17 +644,19 @@ async def test_a_server_that_asks_for_patience_gets_it_within_reason() -> None:
 
 
 @pytest.mark.parametrize(("status", "looks"), [(429, 0), (500, 1), (504, 1)])
-def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_expires(status: int, looks: int) -> None:
+def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends(status: int, looks: int) -> None:
     async def case() -> None:
         world = ready()
         world.api.always("bind", refused(status))
         assert await world.bound(POD) == f"{status}: scripted"
         assert world.api.calls.count("get_pod") == looks
         assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
-        await asyncio.sleep(RESERVATION - 1)
+        await asyncio.sleep((LANDED_S if looks else RESERVATION) - 3)
+        await world.binder.look_up_unconfirmed()
         world.cycles.tick()
         assert world.cards() == HELD
-        await asyncio.sleep(1.001)  # The jitter of the pauses makes the sum inexact.
+        await asyncio.sleep(3.001)  # The jitter of the pauses makes the sum inexact.
+        await world.binder.look_up_unconfirmed()
         world.cycles.tick()
         assert world.cards() == FREE
         assert world.agrees()
@@ -714,6 +862,56 @@ async def test_a_bind_cancelled_while_it_waits_leaves_a_reservation_and_no_waite
         await task
     assert world.cycle_state(PLAIN) is CycleState.RESERVED
     assert (world.queue.active, world.queue.waiting) == (1, 0)
+
+
+@in_fake_time
+async def test_a_bind_that_waited_while_another_replica_led_is_not_sent() -> None:
+    world = World(answering(node("n1").gpus(1)))
+    task = await queued(world)
+    lead_again(world)
+    world.api.delete_pod("default/first")
+    world.watch()
+    assert await task == NOT_LEADING
+    assert (world.cycle_state(PLAIN), world.queue.active) == (CycleState.RESERVED, 0)
+    assert await world.bound(PLAIN) == ""
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_slow_write_keeps_its_turn_however_long_it_takes() -> None:
+    world = ready(answering(node("n1").gpus(1)), asking=PLAIN)
+    world.api.script("bind", Step(delay=LOCK + 1))
+    task = asyncio.create_task(world.bound(PLAIN))
+    await asyncio.sleep(LOCK)
+    world.cycles.tick()
+    assert [ticket.uid for ticket in world.queue.active_on("n1")] == ["uid-p"]
+    assert await task == ""
+    assert world.agrees()
+    await asyncio.sleep(LOCK)
+    world.cycles.tick()
+    assert world.queue.active == 0
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_pod_that_is_seen_in_handover_while_its_bind_waits_has_its_turn(cancelled: bool) -> None:
+    async def case() -> None:
+        world = World(answering(node("n1").gpus(1)))
+        task = await queued(world)
+        world.create(PLAIN.on("n1", "n1-0,NVIDIA,1000,0:;").annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING)))
+        if cancelled:
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        else:
+            assert await task == ""
+        assert seconds() == pytest.approx(1, abs=0.01)
+        assert [ticket.uid for ticket in world.queue.active_on("n1")] == ["uid-first", "uid-p"]
+        world.api.mark_pod(KEY, {keys.BIND_PHASE: keys.PHASE_SUCCESS})
+        world.api.delete_pod("default/first")
+        assert world.agrees()
+        assert (world.queue.active, world.queue.waiting) == (0, 0)
+
+    run(case)
 
 
 @pytest.mark.parametrize("status", [403, 409])

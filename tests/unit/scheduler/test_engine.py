@@ -198,3 +198,6 @@ async def test_a_scheduler_that_begins_knows_what_the_pods_before_it_asked_for(n
         learned = forecast(engine)
         assert learned is not None
         assert [(part.memory, part.weight) for part in learned.slices] == [(10, 1.0)]
+        for sink in (engine.nodes, engine.pods):
+            sink.synced()
+        assert forecast(engine) == learned, "a later list is no first list"

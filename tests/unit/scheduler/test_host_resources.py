@@ -56,6 +56,16 @@ def test_a_node_that_appears_after_its_pods_has_what_they_leave(world: Cluster) 
     assert free(world) == (5_000, 16_384)
 
 
+def test_a_node_that_is_gone_is_forgotten_and_counts_afresh_when_it_returns(
+    world: Cluster, hosts: HostResources
+) -> None:
+    hosts.drop_node("n1")
+    hosts.drop_node("n1")
+    hosts.put_pod(asking(cpu="3").on("n1").api())
+    hosts.put_node(node("n1").capacity(cpu="4", memory="16Gi").api())
+    assert free(world) == (1_000, 16_384)
+
+
 def test_the_larger_of_init_and_running_containers_is_asked() -> None:
     one = asking(cpu="1", memory="64Mi").init(requests={"cpu": "4"}).sidecar(requests={"cpu": "500m", "memory": "1Mi"})
     assert host_ask(one.api()) == HostRequest(4_000, 65)

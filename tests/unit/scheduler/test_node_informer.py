@@ -41,6 +41,7 @@ class World:
         self.room = 0
         self.synced = 0
         self.seen: list[str] = []
+        self.gone: list[str] = []
         self.informer = NodeInformer(
             self.ledger,
             vendors(),
@@ -51,6 +52,9 @@ class World:
 
     def on_node(self, node: Node) -> None:
         self.seen.append(node.name)
+
+    def on_node_gone(self, name: str) -> None:
+        self.gone.append(name)
 
     def on_handshake(self, node: str, annotations: Patch) -> None:
         self.patches.append((node, annotations))
@@ -238,6 +242,7 @@ def test_a_node_counts_only_while_its_labels_are_those_of_the_selector() -> None
     assert world.cards() == []
     world.tick(15.0)
     assert (world.cards(), world.seen, world.patches) == ([], ["n1", "n1"], [])
+    assert world.gone == ["n1", "n1"]
 
 
 def test_cards_that_shrink_away_while_granted_leave_the_pods_in_the_ledger() -> None:
@@ -316,4 +321,5 @@ def test_an_informer_is_synced_when_told() -> None:
     world = World()
     assert not world.informer.has_synced
     world.informer.synced()
-    assert (world.informer.has_synced, world.synced) == (True, 1)
+    world.informer.synced()
+    assert (world.informer.has_synced, world.synced) == (True, 1), "a later list is no first list"
