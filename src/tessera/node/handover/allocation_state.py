@@ -214,10 +214,9 @@ class AllocationState:
 
     def add(self, allocation: Allocation) -> None:
         """It was answered. kubelet asks for a container again only if it has lost the earlier answer."""
+        # An answer without a slice is noted for the first pod that can have asked, whichever it was.
         if allocation.claim is not None and len(allocation.askers) == 1:
-            self._allocations = [
-                each for each in self._allocations if each.claim is None or each.askers != allocation.askers
-            ]
+            self._allocations = [each for each in self._allocations if each.askers != allocation.askers]
         self._allocations.append(allocation)
         self._lost -= allocation.askers
 

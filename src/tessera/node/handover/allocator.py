@@ -48,8 +48,8 @@ WATCH_LAG_S = 2.0
 CHECKPOINT_S = 5.0
 """seconds that a disk which hangs may keep kubelet waiting"""
 OVERDUE_S = 8.0
-"""seconds after which the scheduler may let pods that use the downward API pass one that depends on Allocate: its 10,
-less what the watch may be behind"""
+"""seconds after which the scheduler may let other pods pass one that depends on Allocate: its 10 for pods that use the
+downward API, less what the watch may be behind"""
 
 Ids = Sequence[str]
 

@@ -508,6 +508,14 @@ async def test_without_the_api_pods_that_use_the_downward_api_are_still_answered
 
 
 @in_fake_time
+async def test_a_pod_that_uses_the_downward_api_is_answered_without_a_list_of_all_pods() -> None:
+    async with World(bound("d", A, downward_api=[0])).running() as world:
+        world.api.fake.always("list_pods", refused(503))
+        async with asyncio.timeout(1):
+            assert await world.ask("GPU-a-0") == {"welcome": "yes"}
+
+
+@in_fake_time
 async def test_a_fault_in_one_call_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(bound("p", A))
 
