@@ -42,11 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(HERE / "property"):
-            # Tracing would double their time, and what only random examples reach should not count as covered.
+        if not _is_traced(item):
             item.add_marker("no_cover")
         if item.get_closest_marker("timeout") is None and (limit := _limit(item)) is not None:
             item.add_marker(limit)
+
+
+def _is_traced(item: pytest.Item) -> bool:
+    """Coverage is that of the unit tests, and of the monitor's, which has most of its tests one level up.
+
+    Tracing would double the time of the others, and what only random examples reach should not count as covered.
+    """
+    return item.path.is_relative_to(HERE / "unit") or item.path.name == "test_monitor.py"
 
 
 def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:

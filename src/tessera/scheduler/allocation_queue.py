@@ -220,9 +220,6 @@ class AllocationQueue:
                 await asyncio.wait([turn], timeout=self._next_look(queue, ticket, deadline) - self._time())
                 if not turn.done():
                     self._advance(ticket.node)
-            if not turn.done() and not ticket.depends_on_allocate:
-                queue.waiting.remove(ticket)
-                self._activate(ticket)
             return ticket.state is not TicketState.WAITING
         finally:
             ticket.turn = None

@@ -474,15 +474,27 @@ async def test_a_downward_api_pod_waits_for_each_dependent_pod_ahead_from_its_ow
 
 
 @in_fake_time
-async def test_a_downward_api_pod_is_never_refused() -> None:
+async def test_a_downward_api_pod_is_refused_rather_than_bound_beside_a_binding_that_is_new() -> None:
     line = Line()
-    await line.ask("slow", dependent(1))
+    await line.ask("slow", dependent(1, 1))
     await line.ask("p1", downward(1))
     for _ in range(5):
         await asyncio.sleep(TURN / 5)
         line.queue.restart_clock(line.tickets["slow"])
     await settle()
-    assert (line.got, line.late) == (["slow", "p1"], [])
+    assert (line.got, line.late) == (["slow"], ["p1"]), "the agent would take p1 for slow"
+
+
+@in_fake_time
+async def test_a_downward_api_pod_is_not_refused_because_of_pods_that_wait_ahead() -> None:
+    line = Line()
+    await line.ask("stuck", dependent(2))
+    await asyncio.sleep(DOWNWARD_API_WAIT_S)
+    for uid in ("d1", "d2"):
+        await line.ask(uid, dependent(1))
+    await line.ask("p1", downward(1))
+    await asyncio.sleep(TURN)
+    assert line.got == ["stuck", "p1"]
 
 
 @in_fake_time

@@ -123,11 +123,6 @@ class AllocationState:
         return any(not each.is_settled for each in self._allocations)
 
     @property
-    def is_unconfirmed(self) -> bool:
-        """Whether kubelet has not said yet who holds the devices of some answer."""
-        return any(each.holder is None for each in self._allocations)
-
-    @property
     def awaits_holder(self) -> bool:
         """Whether it is worth asking kubelet."""
         return any(each.holder is None and each.looks < MOST_LOOKS for each in self._allocations)
@@ -218,13 +213,10 @@ class AllocationState:
     # -- what happens
 
     def add(self, allocation: Allocation) -> None:
-        """It was answered. Devices of pods that cannot have asked were free again."""
-        pods = {uid for uid, _ in allocation.askers}
-        self._allocations = [
-            each
-            for each in self._allocations
-            if each.ids.isdisjoint(allocation.ids) or not pods.isdisjoint(uid for uid, _ in each.askers)
-        ]
+        """It was answered. kubelet asks for a container again only if it has lost the earlier answer."""
+        # An answer without a slice is noted for the first pod that can have asked, whichever it was.
+        if allocation.claim is not None and len(allocation.askers) == 1:
+            self._allocations = [each for each in self._allocations if each.askers != allocation.askers]
         self._allocations.append(allocation)
         self._lost -= allocation.askers
 

@@ -45,9 +45,11 @@ SYNC_S = 10.0
 """seconds that the first list of pods may take while kubelet waits"""
 WATCH_LAG_S = 2.0
 """seconds that the pod watch may be behind kubelet's own before the pods are read from the API"""
+CHECKPOINT_S = 5.0
+"""seconds that a disk which hangs may keep kubelet waiting"""
 OVERDUE_S = 8.0
-"""seconds after which the scheduler may let pods that use the downward API pass one that depends on Allocate: its 10,
-less what the watch may be behind"""
+"""seconds after which the scheduler may let other pods pass one that depends on Allocate: its 10 for pods that use the
+downward API, less what the watch may be behind"""
 
 Ids = Sequence[str]
 
@@ -162,11 +164,15 @@ class SliceAllocator:
                 self._take_back(call)
                 return
             await self._write(call)
-        except AllocationRefused as refusal:
+        except Exception as error:
+            # A fault in one call must not end the calls of other pods.
+            if not isinstance(error, AllocationRefused):
+                log.exception("allocation failed")
+                error = AllocationRefused(f"a fault in the node agent: {type(error).__name__}: {error}")
             self._has_refused = True
             self._take_back(call)
             if not call.answer.done():
-                call.answer.set_exception(refusal)
+                call.answer.set_exception(error)
         else:
             if not call.answer.done():
                 call.answer.set_result(answers)
@@ -197,7 +203,7 @@ class SliceAllocator:
         try:
             return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=pod is not None), pod)
         finally:
-            await asyncio.wait([kept])
+            await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
     def _add(self, call: _Call, allocation: Allocation) -> None:
         self._state.add(allocation)
@@ -260,11 +266,12 @@ class SliceAllocator:
             if not is_behind or not await self._changed(version, deadline - loop.time()):
                 break
         current = await self._pods.read_all()
+        if current is None:
+            # The API may be away for a moment only, and the watch gets its time.
+            await asyncio.sleep(deadline - loop.time())
+            current = await self._pods.read_all()
         if current is not None:
             self._has_refused = False
-        else:
-            # The watch gets its time, as there is nothing better.
-            await asyncio.sleep(deadline - loop.time())
         pods = self._pods.all() if current is None else current
         found = self._match(pods, len(ids), reused)
         if isinstance(found, NotFound):
@@ -272,6 +279,10 @@ class SliceAllocator:
             self._state.doubt()
             if await self._verifier.confirm(call.allocations):
                 found = self._match(pods, len(ids), reused)
+        if current is None and isinstance(found, Found | Shared):
+            # The pod may be gone, and another one that is not known here may be asking.
+            self._count(Result.REFUSED)
+            raise AllocationRefused(f"the API cannot be asked whether {found.claim.pod} still waits for its devices")
         return found, pods
 
     async def _is_proven(self, found: Match) -> bool:
@@ -281,13 +292,11 @@ class SliceAllocator:
         if not isinstance(found, Found | Shared | DownwardApi):
             return False
         pod = found.claim.pod
-        if isinstance(found, DownwardApi):
-            # Its pod has not been asked for, unless an answer of which nothing is known yet was for it.
-            return not self._state.is_unconfirmed or await self._pods.is_in_handover(pod)
-        if self._pods.lock.owner == pod[:2]:
-            return True
-        is_overdue = self._state.downward_api and self._pods.age(pod.uid) >= OVERDUE_S
-        return not is_overdue and await self._pods.is_in_handover(pod)
+        # After this time the scheduler may bind others beside a dependent pod, unless it holds the node lock.
+        may_be_passed = not isinstance(found, DownwardApi) and self._pods.lock.owner != pod[:2]
+        if may_be_passed and self._pods.age(pod.uid) >= OVERDUE_S:
+            return False
+        return await self._pods.is_in_handover(pod)
 
     def _lock_is_ahead(self) -> bool:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""

@@ -8,6 +8,7 @@ disk, so that no answer waits for one. What cannot be read or written is logged 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,15 +54,13 @@ class Checkpoint:
     async def load(self) -> Sequence[Record]:
         """The answers of an earlier process, oldest first."""
         self._records = (await asyncio.to_thread(_read, self._path))[-MOST_RECORDS:]
-        if self._records:
-            # A line that is not whole would spoil the next one.
-            await self._rewrite()
         return tuple(self._records)
 
     async def add(self, record: Record) -> None:
         """A later process knows the answer as soon as this returns; never raises."""
         self._records.append(record)
-        await self._write(_append, msgspec.json.encode(record) + b"\n")
+        # A line break ahead as well: a line that a full disk cut off would spoil this one.
+        await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
 
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""
@@ -84,17 +83,23 @@ class Checkpoint:
 
 
 def _read(path: Path) -> list[Record]:
-    """Up to the first line that is not whole."""
+    """Every line that is whole."""
     found: list[Record] = []
+    problem = ""
     try:
         with path.open("rb") as file:
-            lines = file.read(MOST_BYTES).split(b"\n")
-        for line in lines[:-1]:
-            found.append(msgspec.json.decode(line, type=Record))
+            lines = file.read(MOST_BYTES).splitlines()
     except FileNotFoundError:
-        pass
-    except (OSError, ValueError, RecursionError) as error:
-        log.warning("allocation checkpoint cannot be read", path=str(path), error=str(error))
+        return []
+    except OSError as error:
+        lines, problem = [], str(error)
+    for line in filter(None, lines):
+        try:
+            found.append(msgspec.json.decode(line, type=Record))
+        except (ValueError, RecursionError) as error:
+            problem = str(error)
+    if problem:
+        log.warning("allocation checkpoint cannot be read", path=str(path), error=problem)
     return found
 
 
@@ -106,7 +111,8 @@ def _append(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, flags, 0o600)
     try:
-        os.write(descriptor, data)
+        if os.write(descriptor, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(descriptor)
 

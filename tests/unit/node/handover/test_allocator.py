@@ -4,13 +4,16 @@ import asyncio
 
 import pytest
 
+from tessera.kube.errors import KubeError
 from tessera.node.handover.allocator import MOST_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
+from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
+from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, refused
-from tests.unit.node.handover.world import NODE, World, bound, entry
+from tests.unit.node.handover.world import NODE, World, bound, claims, entry
 
 A, B = "a/3000/50", "b/4000/60"
 AMD = "hami.io/amd-devices-to-allocate"
@@ -425,15 +428,119 @@ async def test_a_pod_that_was_refused_does_not_leave_its_answer_to_the_next() ->
 
 
 @in_fake_time
-async def test_without_the_api_the_watch_gets_its_time_and_is_believed() -> None:
+async def test_a_pod_that_uses_the_downward_api_and_is_gone_does_not_leave_its_answer_to_the_next() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("gone", A, downward_api=[0]))
+        world.api.behind = True
+        world.api.delete("gone")
+        world.api.put(bound("next", B))
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
+@in_fake_time
+async def test_a_pod_that_the_scheduler_gave_up_does_not_leave_its_slice_to_the_next() -> None:
+    """Also where no pod uses the downward API: a turn that no agent ends ends by itself."""
+    world = World(downward_api=False)
+    async with world.running():
+        world.api.put(bound("stuck", A))
+        await asyncio.sleep(300)
+        world.api.behind = True
+        world.api.put(bound("next", B, at=300))
+        with pytest.raises(AllocationRefused, match=r"different slices on node n1: default/stuck, default/next"):
+            await world.ask("GPU-b-0")
+
+
+@in_fake_time
+async def test_a_lock_that_names_a_replaced_pod_does_not_give_its_slice_to_the_new_one() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("web-0", A, uid="old"))
+        world.api.lock_for("web-0")
+        world.api.behind = True
+        world.api.delete("web-0")
+        world.api.put(bound("web-0", B, uid="new"))
+        (own,) = claims(bound("web-0", B, uid="new"))
+        assert (await world.ask("GPU-b-0"))["what"] == repr(own.what)
+
+
+def without_reads(world: World, fault: KubeError | None) -> None:
+    for verb in ("get_pod", "list_pods"):
+        world.api.fake.always(verb, fault)
+
+
+@in_fake_time
+async def test_without_the_api_no_slice_is_answered_because_the_pod_may_be_gone() -> None:
+    world = World()
+    async with world.running():
+        world.api.put(bound("gone", A))
+        world.api.behind = True
+        world.api.delete("gone")
+        world.api.put(bound("next", B))
+        without_reads(world, refused(503))
+        with pytest.raises(AllocationRefused, match="API cannot be asked whether default/gone still waits"):
+            await world.ask("GPU-b-0")
+        assert world.count("allocations", result="refused") == 1
+        without_reads(world, None)
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
+@in_fake_time
+async def test_an_api_that_is_away_for_a_moment_refuses_no_pod() -> None:
     world = World()
     async with world.running():
         world.api.put(bound("p", A))
-        for verb in ("get_pod", "list_pods"):
-            world.api.fake.always(verb, refused(503))
-        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+        without_reads(world, refused(503))
+        asked = asyncio.create_task(world.ask("GPU-a-0"))
+        await asyncio.sleep(1)
+        without_reads(world, None)
+        assert (await asked)["pod"] == "p"
+
+
+@in_fake_time
+async def test_without_the_api_pods_that_use_the_downward_api_are_still_answered() -> None:
+    world = World(bound("d", A, downward_api=[0]))
+    async with world.running():
+        without_reads(world, refused(503))
+        assert await world.ask("GPU-a-0") == {"welcome": "yes"}
         with pytest.raises(AllocationRefused, match="no binding pod"):
             await world.ask("GPU-a-1", "GPU-a-2")
+
+
+@in_fake_time
+async def test_a_pod_that_uses_the_downward_api_is_answered_without_a_list_of_all_pods() -> None:
+    async with World(bound("d", A, downward_api=[0])).running() as world:
+        world.api.fake.always("list_pods", refused(503))
+        async with asyncio.timeout(1):
+            assert await world.ask("GPU-a-0") == {"welcome": "yes"}
+
+
+@in_fake_time
+async def test_a_fault_in_one_call_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(bound("p", A))
+
+    async def fail(_node: str) -> list[Pod]:
+        raise ValueError("not to be read")
+
+    async with world.running():
+        with monkeypatch.context() as patch:
+            patch.setattr(world.api, "list_pods", fail)
+            with pytest.raises(AllocationRefused, match="ValueError: not to be read"):
+                await world.ask("GPU-a-0")
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+
+
+@in_fake_time
+async def test_a_disk_that_hangs_keeps_no_answer_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(bound("p", A))
+
+    async def hang(_record: Record) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.checkpoint, "add", hang)
+    async with world.running():
+        async with asyncio.timeout(10):
+            assert (await world.ask("GPU-a-0"))["pod"] == "p"
 
 
 @in_fake_time

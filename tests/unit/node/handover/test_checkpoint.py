@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,28 @@ async def test_a_line_that_a_crash_cut_off_spoils_no_later_one(tmp_path: Path) -
     assert await again.load() == (record("a"),)
     await again.add(record("c"))
     assert await loaded(tmp_path) == [record("a"), record("c")]
+    for each in (checkpoint, again):
+        each.close()
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["first line", "later line"])
+async def test_a_line_that_a_full_disk_cut_off_spoils_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    for number in range(first):
+        await checkpoint.add(record(str(number)))
+    whole = os.write
+    with captured() as logs, monkeypatch.context() as patch:
+        patch.setattr("os.write", lambda descriptor, data: whole(descriptor, data[:20]))
+        await checkpoint.add(record("cut"))
+    assert len(logs.of("allocation checkpoint cannot be written")) == 1
+    await checkpoint.add(record("b", claim=Q))
+    again = Checkpoint(tmp_path)
+    expected = [*(record(str(number)) for number in range(first)), record("b", claim=Q)]
+    assert list(await again.load()) == expected
+    await again.add(record("c"))
+    assert await loaded(tmp_path) == [*expected, record("c")]
     for each in (checkpoint, again):
         each.close()
 

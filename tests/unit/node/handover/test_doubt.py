@@ -48,6 +48,18 @@ def test_a_dependent_pod_of_one_container_and_one_that_passed_it_are_both_served
 
 
 @in_fake_time
+async def test_both_end_through_a_kubelet_that_says_only_later_which_of_them_got_which_answer() -> None:
+    async with World().running() as world:
+        world.api.put(bound("p", A), passing(B))
+        world.resources.error = OSError("no such socket")
+        await world.gets("d", "c0", "GPU-a-0")
+        await world.gets("p", "c0", "GPU-a-1")
+        world.resources.error = None
+        await world.at_rest()
+        assert (world.api.phase("p"), world.api.phase("d"), world.events) == ("success", "success", [])
+
+
+@in_fake_time
 async def test_kubelet_shows_which_container_of_a_dependent_pod_comes_next() -> None:
     async with World(bound("p", A, B), passing(C)).running() as world:
         assert (await world.gets("d", "c0", "GPU-a-0"))["container"] == "c0"

@@ -81,6 +81,19 @@ async def test_an_app_container_whose_answer_kubelet_lost_gets_it_again_after_bo
         assert (await world.ask("i"))["container"] == "c1"
 
 
+@pytest.mark.parametrize("inits", [1, 0], ids=["init", "app"])
+def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_first(inits: int) -> None:
+    @in_fake_time
+    async def check() -> None:
+        pod = bound("p", A, B, inits=inits)
+        claim = claims(pod)[0]
+        twice = [Record((ids,), claim, (claim.key,)) for ids in ("i", "j")]
+        async with World(pod, earlier=twice).running() as world:
+            assert (await world.ask("k"))["container"] == "c0"
+
+    check()
+
+
 @in_fake_time
 async def test_answers_for_pods_that_went_while_no_agent_was_there_are_forgotten() -> None:
     async with World(bound("q", C), earlier=answered("i")).running() as world:
@@ -131,6 +144,44 @@ async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same
         assert world.prefer("GPU-a::0", "GPU-a::1") == [chosen]
         assert (await world.ask(chosen))["container"] == "c0"
         assert (await world.ask(chosen))["container"] == "c1"
+
+
+@pytest.mark.parametrize(("ids", "container"), [("i", "c1"), ("j", "c2")], ids=["app lost", "app kept"])
+def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(ids: str, container: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", A, B, C, inits=1), resources=False).running() as world:
+            assert (await world.ask("i"))["container"] == "c0"
+            assert (await world.ask("i"))["container"] == "c1"
+            world.agent.on_new_kubelet()
+            assert (await world.ask(ids))["container"] == container
+
+    check()
+
+
+@in_fake_time
+async def test_an_answer_that_kubelet_has_shown_is_not_doubted_after_its_restart() -> None:
+    async with World(bound("p", A, B)).running() as world:
+        await world.gets("p", "c0", "i")
+        await world.at_rest(3)
+        world.agent.on_new_kubelet()
+        asked_before = world.resources.calls
+        assert (await world.ask("j"))["container"] == "c1"
+        assert world.resources.calls == asked_before
+
+
+@in_fake_time
+async def test_a_container_that_got_again_what_was_lost_waits_no_more() -> None:
+    async with World(bound("p", A)).running() as world:
+        await world.ask("i")
+        world.agent.on_new_kubelet()
+        await world.gets("p", "c0", "j")
+        await world.at_rest()
+        assert world.api.phase("p") == "success"
+        world.api.lock_for("p")
+        world.api.fake.always("annotate_node", refused(503))
+        with pytest.raises(AllocationRefused, match="no binding pod"):
+            await world.ask("x", "y")
 
 
 @in_fake_time

@@ -54,6 +54,18 @@ async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_aske
 
 
 @in_fake_time
+async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_through_kubelet() -> None:
+    world = World()
+    async with world.running():
+        names = ("p", "q", "r")
+        world.api.put(*(bound(name, A, downward_api=[0]) for name in names))
+        for number, name in enumerate(names):
+            await world.gets(name, "c0", f"GPU-a-{number}")
+        await world.at_rest()
+        assert [world.api.phase(name) for name in names] == ["success"] * 3
+
+
+@in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
     pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
     world = World(*pods)
