@@ -46,8 +46,9 @@ class Kubelet:
         self.wrong: list[str] = []
         self.refused: list[str] = []
 
-    async def admit(self, plan: Plan, *, gives_up: bool = False) -> bool:
-        """All containers of a pod; perhaps kubelet gives it up half-way for a reason of its own."""
+    async def admit(self, plan: Plan, *, gives_up: bool = False, answered: int = 0) -> bool:
+        """All containers of a pod; perhaps kubelet gives it up half-way for a reason of its own. The first `answered`
+        ones have their devices from an earlier process."""
         reusable: list[str] = []
         taken = self._taken.setdefault(plan.name, [])
         pod = view(self._world.api.fake.pods[f"default/{plan.name}"])
@@ -57,17 +58,18 @@ class Kubelet:
                 continue
             if gives_up and taken:
                 break
-            ids = self._choose(count, reusable)
-            try:
-                answer = await self._world.ask(*ids)
-            except AllocationRefused as refusal:
-                self.refused.append(f"{plan.name}/c{position}: {refusal}")
-                gives_up = True
-                break
-            claim = pod.claim(position)
-            assert claim is not None
-            if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
-                self.wrong.append(f"{plan.name}/c{position} got {answer}")
+            ids = self._choose(count, reusable, asks=position >= answered)
+            if position >= answered:
+                try:
+                    answer = await self._world.ask(*ids)
+                except AllocationRefused as refusal:
+                    self.refused.append(f"{plan.name}/c{position}: {refusal}")
+                    gives_up = True
+                    break
+                claim = pod.claim(position)
+                assert claim is not None
+                if not plan.uses_downward_api and answer.get("what") != repr(claim.what):
+                    self.wrong.append(f"{plan.name}/c{position} got {answer}")
             taken += [each for each in ids if each not in taken]
             self._free = [each for each in self._free if each not in ids]
             if position < plan.inits:
@@ -85,12 +87,12 @@ class Kubelet:
         for position in range(len(plan.containers)):
             self._world.resources.held.pop(("default", plan.name, f"c{position}"), None)
 
-    def _choose(self, count: int, reusable: Sequence[str]) -> list[str]:
+    def _choose(self, count: int, reusable: Sequence[str], *, asks: bool) -> list[str]:
         chosen = list(reusable[:count])
         if len(chosen) == count:
             return chosen
         available = self._rng.sample(self._free, len(self._free))
-        if self._rng.random() < 0.7:
+        if asks and self._rng.random() < 0.7:
             preferred = self._world.prefer(*available, count=count, must=chosen)
             chosen = chosen + [each for each in preferred if each not in chosen]
         chosen += [each for each in available if each not in chosen]

@@ -93,6 +93,26 @@ def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan],
     check()
 
 
+@settings(max_examples=150)
+@given(plans(), st.integers(0, 3), st.randoms(use_true_random=False))
+def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
+    admitted: list[Plan], answered: int, rng: random.Random
+) -> None:
+    """And nothing was written to the API, so that only kubelet can tell which containers were answered."""
+    dependent = [plan for plan in admitted if not plan.uses_downward_api][:1]
+
+    @in_fake_time
+    async def check() -> None:
+        world = World(*pods(dependent), inherited=True)
+        async with world.running():
+            kubelet = Kubelet(world, rng)
+            for plan in dependent:
+                await kubelet.admit(plan, answered=answered)
+            assert kubelet.wrong == []
+
+    check()
+
+
 @settings(max_examples=100)
 @given(
     st.lists(st.lists(st.sampled_from(SLICES), min_size=1, max_size=2), min_size=1, max_size=5),

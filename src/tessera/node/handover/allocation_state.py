@@ -135,8 +135,7 @@ class AllocationState:
 
     def _last_done(self, pod: BoundPod) -> int:
         uid, left = pod.key.uid, {claim.position for claim in pod.left}
-        open_ = {at for each in self._allocations if not each.is_settled for owner, at in each.askers if owner == uid}
-        open_ |= {at for owner, at in self._lost if owner == uid}
+        open_ = self._unsettled(pod) | {at for owner, at in self._lost if owner == uid}
         settled = [at for each in self._allocations if each.is_settled for owner, at in each.askers if owner == uid]
         written = [each.position for each in pod.claims if each.position not in left | open_]
         return max([self._held.get(uid, -1), *settled, *written])
@@ -149,15 +148,27 @@ class AllocationState:
         count: int,
         *,
         reused: Collection[str] = (),
+        inherited: Collection[str] = (),
         lock_owner: tuple[str, str] | None = None,
     ) -> Match:
-        """`pods` in the order of binding. `reused`: those of the asked devices that kubelet takes over from init
-        containers of the same pod. `lock_owner`: the pod that HAMi's node lock names."""
+        """`pods` in the order of binding. `reused`: those of the asked devices that kubelet may take over from init
+        containers of the same pod. `inherited`: uids of pods that an earlier process may have answered. `lock_owner`:
+        the pod that HAMi's node lock names."""
         waiting = [pod for pod in pods if self._is_waiting(pod)]
         owner = next((pod for pod in waiting if pod.key[:2] == lock_owner), None)
+        are_fresh = not reused
         reused = self._init_ids(waiting).intersection(reused)
         dependent = [pod for pod in waiting if self.depends_on_allocate(pod)]
-        asked = [claim for pod in dependent for claim in self._next_claims(pod, reused) if len(claim.slices) == count]
+        asked = [
+            claim
+            for pod in dependent
+            for claim in (
+                self._unrecorded_claims(pod, are_fresh)
+                if not reused and self.has_no_record(pod.key.uid, inherited)
+                else self._next_claims(pod, reused)
+            )
+            if len(claim.slices) == count
+        ]
         others = [
             claim
             for pod in waiting
@@ -187,8 +198,7 @@ class AllocationState:
     def _next_claims(self, pod: BoundPod, reused: Collection[str]) -> Iterator[Claim]:
         """The first container of a dependent pod that has no devices; beyond it, while an unsettled answer may have
         been for it, the next one too. Then the devices tell: kubelet gives those of init containers on within a pod."""
-        last, uid = self._last_done(pod), pod.key.uid
-        unsettled = {at for each in self for owner, at in each.askers if owner == uid and not each.is_settled}
+        last, unsettled = self._last_done(pod), self._unsettled(pod)
         for claim in pod.every_claim():
             if claim.position <= last:
                 continue
@@ -197,6 +207,29 @@ class AllocationState:
                 yield claim
             if claim.position not in unsettled:
                 return
+
+    def has_no_record(self, uid: str, inherited: Collection[str]) -> bool:
+        """Whether an earlier process may have answered containers of this pod that no record tells of."""
+        recorded = {owner for each in self._allocations if len(each.askers) == 1 for owner, _ in each.askers}
+        return uid in inherited and uid not in recorded
+
+    def _unrecorded_claims(self, pod: BoundPod, are_fresh: bool) -> Iterator[Claim]:
+        """The first container without devices; beyond init containers, which kubelet never shows, the next one too.
+        kubelet does not give fresh devices only to a container for which init containers have left some."""
+        last, unsettled, reusable = self._last_done(pod), self._unsettled(pod), 0
+        for claim in pod.every_claim():
+            count = len(claim.slices)
+            if claim.position > last:
+                if not (are_fresh and reusable):
+                    yield claim
+                if claim.position not in pod.unlisted | unsettled:
+                    return
+            reusable = max(reusable, count) if claim.position in pod.unlisted else max(reusable - count, 0)
+
+    def _unsettled(self, pod: BoundPod) -> set[int]:
+        """Positions that an unsettled answer may have been for."""
+        askers = (key for each in self._allocations if not each.is_settled for key in each.askers)
+        return {at for uid, at in askers if uid == pod.key.uid}
 
     def _reusable(self, pod: BoundPod, position: int) -> set[str]:
         """Devices that init containers before this container have had, as far as no other container has them."""

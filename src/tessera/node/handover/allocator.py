@@ -30,7 +30,7 @@ from tessera.node.handover.allocation_state import (
 )
 from tessera.node.handover.bound_pod import BoundPod
 from tessera.node.handover.checkpoint import Checkpoint, Record
-from tessera.node.handover.pod_cache import PodCache
+from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import Verifier
 from tessera.node.kubelet.device_ids import preferred
@@ -131,7 +131,7 @@ class SliceAllocator:
     def prefer(self, available: Ids, must_include: Ids, count: int) -> Ids:
         """Devices of the cards that the next container's slices are on; none where that is not known. Never raises."""
         self._question = _Question(frozenset(available), frozenset(must_include), count)
-        found = self._match(self._pods.all(), count, frozenset(must_include))
+        found = self._match(self._pods.all(), count, frozenset(must_include), self._pods.lock.owner)
         # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
         if not isinstance(found, Found | Shared | DownwardApi):
             return ()
@@ -226,7 +226,10 @@ class SliceAllocator:
         if isinstance(found, Ambiguous):
             self._count(Result.AMBIGUOUS)
             names = ", ".join(str(pod) for pod in found.pods)
-            return AllocationRefused(f"{count} devices could be meant for different slices on node {node}: {names}")
+            text = f"{count} devices could be meant for different slices on node {node}: {names}"
+            if len(found.pods) == 1 and self._state.has_no_record(found.pods[0].uid, self._pods.inherited):
+                text += "; no record shows which of its containers were answered before the agent restarted"
+            return AllocationRefused(text)
         if isinstance(found, WrongCount):
             self._count(Result.REFUSED)
             await self._fail(self._pods.get(found.claim.pod.uid))
@@ -259,7 +262,7 @@ class SliceAllocator:
         deadline = loop.time() + WATCH_LAG_S
         while True:
             version, pods = self._pods.version, self._pods.all()
-            found = self._match(pods, len(ids), reused)
+            found = self._match(pods, len(ids), reused, self._pods.lock.owner)
             if await self._is_proven(found):
                 return found, pods
             is_behind = isinstance(found, NotFound | WrongCount | Ambiguous) or self._lock_is_ahead()
@@ -273,12 +276,13 @@ class SliceAllocator:
         if current is not None:
             self._has_refused = False
         pods = self._pods.all() if current is None else current
-        found = self._match(pods, len(ids), reused)
+        owner = await self._lock_owner()
+        found = self._match(pods, len(ids), reused, owner)
         if isinstance(found, NotFound):
             # kubelet may have lost its last answer and ask again.
             self._state.doubt()
             if await self._verifier.confirm(call.allocations):
-                found = self._match(pods, len(ids), reused)
+                found = self._match(pods, len(ids), reused, owner)
         if current is None and isinstance(found, Found | Shared):
             # The pod may be gone, and another one that is not known here may be asking.
             self._count(Result.REFUSED)
@@ -287,14 +291,13 @@ class SliceAllocator:
 
     async def _is_proven(self, found: Match) -> bool:
         """Whether no pod that the watch has not shown yet can be asking instead."""
-        if self._has_refused or self._lock_is_ahead():
+        if self._has_refused or self._lock_is_ahead() or self._lock_is_overdue():
             return False
         if not isinstance(found, Found | Shared | DownwardApi):
             return False
         pod = found.claim.pod
-        # After this time the scheduler may bind others beside a dependent pod, unless it holds the node lock.
-        may_be_passed = not isinstance(found, DownwardApi) and self._pods.lock.owner != pod[:2]
-        if may_be_passed and self._pods.age(pod.uid) >= OVERDUE_S:
+        # After this time the scheduler may bind others beside a dependent pod.
+        if not isinstance(found, DownwardApi) and self._pods.age(pod.uid) >= OVERDUE_S:
             return False
         return await self._pods.is_in_handover(pod)
 
@@ -302,6 +305,22 @@ class SliceAllocator:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""
         owner = self._pods.lock.owner
         return owner is not None and self._pods.named(*owner) is None
+
+    def _lock_is_overdue(self) -> bool:
+        """Whether the lock names a pod that has held it for so long that it may have passed to another one unseen."""
+        owner = self._pods.lock.owner
+        pod = self._pods.named(*owner) if owner is not None else None
+        return pod is not None and self._pods.age(pod.key.uid) >= OVERDUE_S
+
+    async def _lock_owner(self) -> Owner | None:
+        """The pod that the node lock names now. Raises AllocationRefused."""
+        if self._pods.lock.owner is None:
+            return None
+        try:
+            return await self._pods.read_lock()
+        except (KubeError, TimeoutError) as error:
+            self._count(Result.REFUSED)
+            raise AllocationRefused(f"the lock of node {self._pods.node} cannot be read: {error}") from error
 
     async def _changed(self, since: int, timeout: float) -> bool:
         try:
@@ -319,8 +338,9 @@ class SliceAllocator:
             self._count(Result.REFUSED)
             raise AllocationRefused(f"the pods of node {self._pods.node} are not known yet") from None
 
-    def _match(self, pods: Sequence[BoundPod], count: int, reused: frozenset[str]) -> Match:
-        return self._state.find(pods, count, reused=reused, lock_owner=self._pods.lock.owner)
+    def _match(self, pods: Sequence[BoundPod], count: int, reused: frozenset[str], lock_owner: Owner | None) -> Match:
+        inherited = self._pods.inherited
+        return self._state.find(pods, count, reused=reused, inherited=inherited, lock_owner=lock_owner)
 
     # -- afterwards
 
@@ -331,7 +351,8 @@ class SliceAllocator:
                 self._writer.enqueue(uid)
                 continue
             try:
-                after = await self._writer.write(pod)
+                # The cached object, if there is one: the writer recognises by it what it has written.
+                after = await self._writer.write(self._pods.get(uid) or pod)
             except KubeError as error:
                 await self._fail(pod)
                 raise AllocationRefused(f"patch of the annotations of {pod.key} failed: {error}") from error

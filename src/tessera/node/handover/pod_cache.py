@@ -1,7 +1,7 @@
 """This node's pods and its lock, kept true to the API by two watches. Nothing is written here.
 
-Where the watch may be behind, `is_in_handover` and `read_all` ask the API itself; that changes nothing here. Readers
-that wait for news await `changed`. A pod that cannot be read is kept with its problem and logged once.
+Where the watch may be behind, `is_in_handover`, `read_all` and `read_lock` ask the API itself; that changes nothing
+here. Readers that wait for news await `changed`. A pod that cannot be read is kept with its problem and logged once.
 """
 
 from __future__ import annotations
@@ -144,6 +144,12 @@ class PodCache:
         found = (read_pod(pod, self.node) for pod in pods)
         return sorted((pod for pod in found if pod is not None), key=lambda pod: pod.order)
 
+    async def read_lock(self) -> Owner | None:
+        """The pod that the node lock names in the API. Raises KubeError or TimeoutError."""
+        async with asyncio.timeout(READ_S):
+            node = await self._cluster.get_node(self.node)
+        return _owner(node.annotations.get(NODE_LOCK))
+
     # -- news
 
     async def changed(self, *, since: int) -> None:
@@ -189,14 +195,18 @@ class LockView:
     @property
     def owner(self) -> Owner | None:
         """The pod that the lock names."""
-        try:
-            return decode_node_lock(self.text).owner if self.text is not None else None
-        except WireError:
-            return None
+        return _owner(self.text)
 
     def concerns(self, owner: Owner) -> bool:
         """Whether the pod's handover has to end with the release of the lock: it is the pod's, or names no pod."""
         return self.text is not None and (self.owner == owner or "," not in self.text)
+
+
+def _owner(text: str | None) -> Owner | None:
+    try:
+        return decode_node_lock(text).owner if text is not None else None
+    except WireError:
+        return None
 
 
 def pod_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Pod]:

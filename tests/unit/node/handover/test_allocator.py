@@ -464,6 +464,68 @@ async def test_a_lock_that_names_a_replaced_pod_does_not_give_its_slice_to_the_n
         assert (await world.ask("GPU-b-0"))["what"] == repr(own.what)
 
 
+# A pod that kubelet never asked for held the lock until it expired, and both watches are behind.
+
+
+async def the_lock_passes(world: World, *, held: str, to: str) -> None:
+    """The first pod may use the downward API; the next one depends on Allocate."""
+    world.api.put(bound("stuck", A, downward_api=[0] if held == "downward API" else []))
+    world.api.lock_for("stuck")
+    await asyncio.sleep(300)
+    world.api.behind = True
+    world.api.lock_for(to)
+    world.api.put(bound("next", B, at=300))
+
+
+@pytest.mark.parametrize("held", ["dependent", "downward API"])
+def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_slice_of_the_first(held: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World()
+        async with world.running():
+            await the_lock_passes(world, held=held, to="next")
+            assert (await world.ask("GPU-b-0"))["pod"] == "next"
+            world.api.behind = False
+            world.api.catch_up()
+            await world.at_rest()
+            assert (world.api.phase("stuck"), world.api.phase("next")) == ("allocating", "success")
+            assert world.api.lock_text is None
+
+    check()
+
+
+@pytest.mark.parametrize("delay", [0, 60], ids=["refused", "hangs"])
+def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World()
+        async with world.running():
+            await the_lock_passes(world, held="dependent", to="next")
+            world.api.fake.always("get_node", Step(delay=delay) if delay else refused(503))
+            async with asyncio.timeout(10):
+                with pytest.raises(AllocationRefused, match="lock of node n1 cannot be read"):
+                    await world.ask("GPU-b-0")
+
+    check()
+
+
+@in_fake_time
+async def test_without_a_lock_the_node_is_not_read() -> None:
+    async with World(bound("p", A), inherited=True).running() as world:
+        world.api.fake.always("get_node", refused(503))
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+
+
+@in_fake_time
+async def test_a_pod_that_has_held_the_lock_for_long_and_still_does_gets_its_slice() -> None:
+    world = World(bound("p", A))
+    world.api.lock_for("p")
+    async with world.running():
+        await asyncio.sleep(200)
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+        assert (world.api.phase("p"), world.api.lock_text) == ("success", None)
+
+
 def without_reads(world: World, fault: KubeError | None) -> None:
     for verb in ("get_pod", "list_pods"):
         world.api.fake.always(verb, fault)
@@ -517,7 +579,7 @@ async def test_a_pod_that_uses_the_downward_api_is_answered_without_a_list_of_al
 
 @in_fake_time
 async def test_a_fault_in_one_call_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(bound("p", A))
+    world = World(bound("p", A), inherited=True)
 
     async def fail(_node: str) -> list[Pod]:
         raise ValueError("not to be read")

@@ -55,7 +55,7 @@ def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
 
 @in_fake_time
 async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_does_not_say() -> None:
-    world = World(bound("p", A, B))
+    world = World(bound("p", A, B), inherited=True)
     world.resources.holds("p", "c0", "GPU-a-0")
     world.resources.delay = 0.5
     async with world.running():
@@ -100,6 +100,128 @@ async def test_answers_for_pods_that_went_while_no_agent_was_there_are_forgotten
         await world.at_rest()
         assert (list(world.checkpoint), list(world.agent._state)) == ([], [])
         assert (await world.ask("i"))["pod"] == "q"
+
+
+# -- the agent, and no record of what an earlier process answered
+
+
+def ask_first(world: World) -> str:
+    """kubelet asks which device it should take, because it cannot reuse as many as it needs."""
+    (chosen,) = world.prefer("GPU-a::0", "GPU-a::1", "GPU-b::0") or ["GPU-a::1"]
+    return chosen
+
+
+async def without_record(world: World) -> World:
+    """A new agent whose predecessor could write neither to the API nor to its disk."""
+    return World(api=world.api, kubelet=world.resources)
+
+
+@in_fake_time
+async def test_an_app_container_does_not_get_the_slice_of_an_init_container_whose_answer_no_record_shows() -> None:
+    first = World(INIT)
+    first.api.fake.always("annotate_pod", refused(503))
+    async with first.running():
+        ids = ask_first(first)
+        assert (await first.ask(ids))["container"] == "c0"
+    first.api.fake.always("annotate_pod", None)
+    second = await without_record(first)
+    async with second.running():
+        with pytest.raises(AllocationRefused, match=r"default/p; no record shows which of its containers"):
+            await second.ask(ids)
+        second.api.status("p", "Failed")
+        await second.at_rest()
+        assert second.api.phase("p") == "failed"
+
+
+@in_fake_time
+async def test_an_init_container_that_was_never_answered_is_known_by_the_question() -> None:
+    async with World(INIT, inherited=True).running() as world:
+        ids = ask_first(world)
+        assert (await world.ask(ids))["container"] == "c0"
+        assert (await world.ask(ids))["container"] == "c1"
+        world.resources.holds("p", "c1", ids)
+        await world.at_rest()
+        assert (world.api.phase("p"), world.events) == ("success", [])
+
+
+@in_fake_time
+async def test_devices_that_kubelet_must_include_need_not_be_those_of_an_init_container() -> None:
+    """With NUMA nodes, kubelet takes the near ones first and asks about the others."""
+    pod = bound("p", "a/1/1 b/1/1", "a/2/1 b/2/1", inits=1)
+    async with World(pod, inherited=True).running() as world:
+        world.prefer("GPU-a::0", "GPU-a::1", count=2, must=["GPU-a::0"])
+        with pytest.raises(AllocationRefused, match="no record shows"):
+            await world.ask("GPU-a::0", "GPU-a::1")
+
+
+@in_fake_time
+async def test_a_sidecar_that_kubelet_shows_is_followed_by_the_next_container() -> None:
+    pod = bound("p", A, B, C, inits=1, sidecars=1)
+    world = World(pod, inherited=True)
+    world.resources.holds("p", "c0", "GPU-a::0")
+    async with world.running():
+        assert (await world.ask("GPU-a::1"))["container"] == "c1"
+
+
+@pytest.mark.parametrize(
+    ("containers", "inits", "ids", "container"),
+    [
+        ([A], 0, ["i"], "c0"),
+        ([A, ""], 1, ["i"], "c0"),
+        ([A, B], 0, ["i"], "c0"),
+        ([A, A], 1, ["i"], "c0"),
+        ([A, "a/1/1 b/1/1"], 1, ["i"], "c0"),
+        ([A, "a/1/1 b/1/1"], 1, ["i", "j"], "c1"),
+    ],
+    ids=["one container", "one with devices", "kubelet shows none", "equal slices", "init by count", "app by count"],
+)
+def test_a_pod_without_record_is_served_where_only_one_slice_can_be_meant(
+    containers: list[str], inits: int, ids: list[str], container: str
+) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with World(bound("p", *containers, inits=inits), inherited=True).running() as world:
+            assert (await world.ask(*ids))["container"] == container
+
+    check()
+
+
+@in_fake_time
+async def test_a_pod_of_equal_slices_goes_on_to_another_slice_only_when_kubelet_shows_where_it_is() -> None:
+    async with World(bound("p", A, A, B, inits=1), inherited=True).running() as world:
+        # The earlier process answered the init container, whose device the first app container reuses.
+        await world.gets("p", "c1", "i")
+        assert (await world.gets("p", "c2", "j"))["container"] == "c2"
+        await world.at_rest()
+        assert (world.api.phase("p"), world.events) == ("success", [])
+
+
+@in_fake_time
+async def test_an_equal_slice_does_not_tell_which_container_comes_next_once_kubelet_is_silent() -> None:
+    async with World(bound("p", A, A, B, inits=1), inherited=True).running() as world:
+        assert (await world.ask("GPU-a::0"))["what"] == repr(claims(INIT)[0].what)
+        world.resources.error = OSError("no such socket")
+        ids = ask_first(world)
+        with pytest.raises(AllocationRefused, match="no record shows"):
+            await world.ask(ids)
+
+
+@in_fake_time
+async def test_devices_of_an_answer_that_another_pod_may_have_got_still_show_what_follows_it() -> None:
+    other = bound("d", C, downward_api=[0], at=1)
+    async with World(INIT, other, inherited=True, resources=False).running() as world:
+        ids = ask_first(world)
+        assert (await world.ask(ids))["container"] == "c0"
+        assert (await world.ask(ids))["container"] == "c1"
+
+
+@in_fake_time
+async def test_an_answer_that_another_pod_may_have_got_is_no_record() -> None:
+    other = bound("d", C, downward_api=[0], at=1)
+    async with World(INIT, other, inherited=True, resources=False).running() as world:
+        assert (await world.ask(ask_first(world)))["container"] == "c0"
+        with pytest.raises(AllocationRefused, match="no record shows"):
+            await world.ask("i")
 
 
 # -- kubelet

@@ -68,7 +68,7 @@ async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_
 @in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
     pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
-    world = World(*pods)
+    world = World(*pods, inherited=True)
     async with world.running():
         for name in ("q", "p"):
             await world.ask(f"GPU-a-{name}")
@@ -111,7 +111,7 @@ async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> 
 def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A))
+        world = World(bound("p", A), inherited=True)
         async with world.running():
             if locked:
                 world.api.lock_for("p")
@@ -236,7 +236,7 @@ async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None
 def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase: str) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(pod)
+        world = World(pod, inherited=True)
         if holds:
             world.resources.holds("p", "c0", "GPU-a-0")
             world.resources.holds("p", "unknown", "GPU-a-1")

@@ -259,9 +259,11 @@ class World:
         downward_api: bool = True,
         resources: bool = True,
         earlier: Sequence[Record] = (),
+        inherited: bool = False,
         api: Api | None = None,
         kubelet: Resources | None = None,
     ) -> None:
+        """`earlier`: the checkpoint. `inherited`: whether the pods were bound before this agent started."""
         self.api = api or Api()
         self.resources = kubelet or Resources()
         self.mode = Mode()
@@ -282,10 +284,12 @@ class World:
         self.api.show, self.api.show_node = self._show, lambda node: self.agent.pods.lock.put(NODE, node)
         for key, pod in self.api.fake.pods.items():
             self._show(key, pod)
-        self.api.put(*pods)
+        if inherited or earlier:
+            self.api.put(*pods)
         self.agent.pods.lock.put(NODE, self.api.fake.nodes[NODE])
         self.agent.pods.lock.synced()
         self.agent.pods.synced()
+        self.api.put(*pods)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[World]:
