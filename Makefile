@@ -30,7 +30,7 @@ FUZZ_SECONDS ?= 20
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
-TESTED = tests/unit tests/property tests/contract tests/integration tests/model
+TESTED = tests/model tests/property tests/integration tests/contract tests/unit
 TYPED = src tests bench scripts tools
 
 define heading
