@@ -1,6 +1,5 @@
-"""For each of HAMi's known faults that concerns the agent, a test that HAMi would fail. The rows are those of the
-protocol's description, sections 8.1 and 8.2; rows that are not here concern the monitor, the chart or the library.
-`unit/kubelet/plugin` is tests/unit/node/kubelet/test_plugin.py.
+"""For each of HAMi's known faults that concerns the agent, a test that HAMi would fail. The rows are those of
+docs/protocol.md, sections 8.1 and 8.2; rows that are not here concern the monitor, the chart or the library.
 
     8.1 1  test_golden_38_a_card_that_cannot_be_read_takes_no_other_with_it
     8.1 1  test_hardware_that_cannot_be_read_is_asked_again_every_five_seconds

@@ -63,7 +63,7 @@ class Result(Enum):
     WELCOMED = "welcomed"
     """the container uses the downward API"""
     AMBIGUOUS = "ambiguous"
-    NOBODY = "nobody"
+    NO_POD = "nobody"
     REFUSED = "refused"
 
 
@@ -236,7 +236,7 @@ class SliceAllocator:
             wanted = len(found.claim.slices)
             text = f"device number not matched: {found.claim.pod} is to get {wanted}, asked for {count}"
             return AllocationRefused(text)
-        self._count(Result.NOBODY)
+        self._count(Result.NO_POD)
         unreadable = [pod for pod in self._pods.all() if pod.in_handover and pod.problem]
         named = [pod for pod in unreadable if pod.key[:2] == self._pods.lock.owner]
         for pod in named:
