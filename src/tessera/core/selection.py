@@ -106,7 +106,6 @@ class Selector:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, ShapeCache] = OrderedDict()
-        self._all_nodes: Candidates | None = None
 
     def forget(self) -> None:
         """Drop everything that is cached, because the vendors' rules changed."""
@@ -126,12 +125,6 @@ class Selector:
         named[order.places[rows]] = True
         places = np.flatnonzero(named)
         return Candidates(arrays.epoch, order.rows[places], unregistered, places, order.names)
-
-    def all_nodes(self) -> Candidates:
-        """All registered nodes; the same object while they stay the same."""
-        if self._all_nodes is None or self._all_nodes.epoch != self.ledger.arrays.epoch:
-            self._all_nodes = self.candidates(self.ledger.node_names())
-        return self._all_nodes
 
     def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the cache."""

@@ -106,18 +106,12 @@ def test_kept_candidates_follow_nodes_that_come_and_go() -> None:
     assert [name for name, _ in again.fits] == ["n02", "n01"]
 
 
-def test_all_nodes_are_those_that_are_registered() -> None:
-    world = many(3)
-    world.ledger.forget_node("n01")
-    assert world.selector.all_nodes().names == ("n00", "n02")
-
-
 # -- memory
 
 
 def test_a_refusal_is_remembered_until_a_verdict_changes() -> None:
     world = many(8)
-    kept = world.selector.all_nodes()
+    kept = world.selector.candidates(world.ledger.node_names())
     request = gpu_pod(mem=90000).request()
     first = world.selector.select(request, kept)
     assert isinstance(first, Refused)
@@ -129,7 +123,7 @@ def test_a_refusal_is_remembered_until_a_verdict_changes() -> None:
 
 def test_a_refusal_that_changes_its_words_is_told_anew() -> None:
     world = many(8)
-    kept = world.selector.all_nodes()
+    kept = world.selector.candidates(world.ledger.node_names())
     asking = gpu_pod("asking", gpu=2, mem=80000).request()
     for number in range(8):
         world.start(gpu_pod(f"p{number}", mem=50000), [f"n{number:02}"])
@@ -325,7 +319,7 @@ def test_a_forgotten_memory_is_built_again() -> None:
 def test_a_ledger_of_its_own_has_a_memory_of_its_own() -> None:
     first, second = Ledger(vendors()), Ledger(vendors())
     assert first.arrays is not second.arrays
-    assert selection.Selector(first).all_nodes().names == ()
+    assert selection.Selector(first).candidates(first.node_names()).names == ()
 
 
 # -- order
