@@ -17,7 +17,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from tessera.host.cards import CardFacts
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.kube.errors import ApiError
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
@@ -115,7 +115,7 @@ class Node:
         self._api = Api()
         self._numbers = count()
         self._last = ""
-        self._mode = build_mode(self.settings, NullHardware(), write=_write_nothing)
+        self._mode = build_mode(self.settings, no_cards(), write=_write_nothing)
         self._handover = NodeHandover(
             self.settings,
             self._mode,

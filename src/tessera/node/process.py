@@ -31,7 +31,7 @@ from tessera.node.agent import NodeAgent, Surroundings
 from tessera.node.configuration.dump import changes
 from tessera.node.configuration.node_file import save_last_good
 from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.factory import choose_hardware
+from tessera.node.inventory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration
 from tessera.services.addresses import Address

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.node import agent as wiring
 from tessera.node import process as module
 from tessera.node.handover.claims import Claim, PodKey
@@ -99,7 +99,7 @@ async def test_while_there_is_no_sharing_mode_nobody_gets_anything() -> None:
 async def test_a_driver_that_hangs_does_not_keep_the_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
     hangs = threading.Event()
-    hardware = NullHardware()
+    hardware = no_cards()
     monkeypatch.setattr(hardware, "close", hangs.wait, raising=False)
     await module._close(hardware)
     hangs.set()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.handover.claims import Claim, PodKey
@@ -56,7 +56,7 @@ Run = Callable[[Node], asyncio.Task[None]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
-        return asyncio.create_task(clean_up_mps(SETTINGS, NullHardware(), node))
+        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), node))
 
     return start
 
