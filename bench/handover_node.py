@@ -23,7 +23,7 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
-from tessera.node.handover.kube_api import Annotations
+from tessera.node.handover.kube_api import Annotations, KubeCluster
 from tessera.node.kubelet.service import Allocator
 from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode
@@ -64,7 +64,7 @@ class NullAllocator:
         return ()
 
 
-class Api:
+class Api(KubeCluster):
     """Accepts every write."""
 
     def __init__(self) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,11 +106,10 @@ async def test_a_driver_that_hangs_does_not_keep_the_process_from_ending(monkeyp
 
 async def test_kubelet_that_does_not_say_who_holds_what_is_no_holder(tmp_path: Path) -> None:
     async with agent_node(tmp_path) as node:
-        holders = node.process._surroundings.holders
+        holders = node.process.around.holders
         node.resources.held["default", "p", "c0"] = ["a-0"]
         assert await holders.held() == [("a-0",)]
-        settings = node.process.configuration.settings
-        await holders.use(replace(settings, paths=replace(settings.paths, pod_resources=tmp_path / "nobody")))
+        await holders.use(tmp_path / "nobody", "nvidia.com/gpu")
         assert await holders.held() is None
-        await holders.use(replace(settings, paths=replace(settings.paths, pod_resources=None)))
+        await holders.use(None, "nvidia.com/gpu")
         assert await holders.held() is None

@@ -57,10 +57,11 @@ def the_pod(way: str, name: str = "p") -> Json:
     return pod(name, second, third, init=[first], annotations=wishes)
 
 
-class Gate:
+class Gate(SharingMode):
     """A sharing mode whose next answer waits at the door, when all is made."""
 
     def __init__(self, mode: SharingMode) -> None:
+        super().__init__()
         self._mode = mode
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
@@ -88,7 +89,7 @@ class Gate:
 
 
 def gate(node: AgentNode) -> Gate:
-    allocator = node.process._surroundings.handover.allocator
+    allocator = node.process.around.handover.allocator
     found = Gate(allocator.mode)
     allocator.mode = found
     return found

@@ -30,7 +30,7 @@ from tessera.host.cards import (
 )
 from tessera.host.nvml.cards import SYSFS, numa_node, read_card, read_links, with_unique_uuids
 from tessera.host.nvml.events import NvmlListener
-from tessera.host.nvml.mig_instances import (
+from tessera.host.nvml.mig import (
     create_instance,
     destroy_instance,
     has_processes,

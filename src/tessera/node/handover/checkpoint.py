@@ -18,11 +18,13 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.host.atomic_file import replace_file
 from tessera.node.handover.claims import Claim, ContainerKey
 
 log = structlog.get_logger(__name__)
 
 FILE = "allocations.jsonl"
+FILE_MODE = 0o600
 MOST_RECORDS = 2048
 """a few hundred bytes each; a node has a few hundred containers at most"""
 MOST_BYTES = 16 * 1024 * 1024
@@ -67,13 +69,10 @@ class Checkpoint:
         kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
         if kept != self._records:
             self._records = kept
-            await self._rewrite()
+            await self._write(_rewrite, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
     def close(self) -> None:
         self._disk.shutdown(wait=False)
-
-    async def _rewrite(self) -> None:
-        await self._write(_replace, b"".join(msgspec.json.encode(each) + b"\n" for each in self._records))
 
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:
         try:
@@ -106,10 +105,10 @@ def _read(path: Path) -> list[Record]:
 def _append(path: Path, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, FILE_MODE)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, FILE_MODE)
     try:
         if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -117,10 +116,5 @@ def _append(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    new = path.with_suffix(".new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    new.replace(path)
+def _rewrite(path: Path, data: bytes) -> None:
+    replace_file(path, data, mode=FILE_MODE)

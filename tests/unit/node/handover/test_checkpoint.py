@@ -106,7 +106,7 @@ async def test_a_folder_that_cannot_be_written_keeps_no_answer_back(tmp_path: Pa
     checkpoint.close()
 
 
-@pytest.mark.parametrize("name", [FILE, "allocations.new"])
+@pytest.mark.parametrize("name", [FILE, "allocations.draft"])
 async def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
