@@ -34,8 +34,7 @@ from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
-from tessera.node.static_mig.plugins import StaticMig, serves_instances
-from tessera.node.static_mig.resources import InstanceWatch
+from tessera.node.static_mig import InstanceWatch, StaticMig, serves_instances
 
 log = structlog.get_logger(__name__)
 

@@ -26,8 +26,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
-from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, DeviceSpecs, enabled_features
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)

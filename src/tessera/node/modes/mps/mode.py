@@ -20,8 +20,7 @@ from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
-from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.card import ContainerKey, MpsCard
 from tessera.node.modes.mps.control import ControlError, Limits, MpsProgram, limits_on
