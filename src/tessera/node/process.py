@@ -19,7 +19,7 @@ from contextlib import suppress
 
 import structlog
 
-from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.call_thread import CallTimeout, call_once
 from tessera.host.cards import Hardware
 from tessera.kube.access import load_access
 from tessera.kube.backoff import Backoff
@@ -260,7 +260,5 @@ class AgentProcess:
 
 async def _close(hardware: Hardware) -> None:
     """A driver that hangs does not keep the process from exiting."""
-    thread = CallThread("closing")
     with suppress(CallTimeout):
-        await thread.call(hardware.close, deadline=CLOSE_S)
-    await thread.close(patience=0.0)
+        await call_once("closing", hardware.close, deadline=CLOSE_S)

@@ -14,16 +14,13 @@ from dataclasses import dataclass, replace
 
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.host.cards import CardFacts, GpuInstanceProfile
-from tessera.host.mig_profile_names import parse_profile_name
+from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.mig import MigAllowance
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
-
-NAMED_ALIKE_MIB = 1024
-"""between names that different drivers give one profile: a whole A100 80GB is 7g.79gb or 7g.80gb"""
 
 _WORD = re.compile(r"[^\s-]+")
 _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
@@ -45,7 +42,7 @@ def allowed_profiles(
     allowance = _allowance(usable, model=model, allowances=allowances)
     if allowance is None:
         return ()
-    chosen = {profile.name for name in allowance.profiles if (profile := _named(name, usable)) is not None}
+    chosen = {profile.name for name in allowance.profiles if (profile := find_profile(usable, name)) is not None}
     return tuple(profile for profile in usable if profile.name in chosen)
 
 
@@ -83,26 +80,11 @@ def _allowance(
     words = set(_WORD.findall(model))
     for allowance in allowances:
         families = {found[0] for each in allowance.models if (found := _FAMILY.search(each)) is not None}
-        if families & words and all(_named(name, profiles, within=NAMED_ALIKE_MIB) for name in allowance.profiles):
+        if families & words and all(
+            find_profile(profiles, name, within_mib=NAMED_ALIKE_MIB) for name in allowance.profiles
+        ):
             return allowance
     return None
-
-
-def _named(name: str, profiles: Sequence[GpuInstanceProfile], *, within: float = math.inf) -> GpuInstanceProfile | None:
-    """Returns the profile of this name, or the one with equal slices and the nearest memory, `within` so many MiB."""
-    for profile in profiles:
-        if profile.name == name:
-            return profile
-    shape = parse_profile_name(name)
-    if shape is None:
-        return None
-    alike = [
-        (abs(profile.memory_mib - shape.memory_mib), position)
-        for position, profile in enumerate(profiles)
-        if (profile.slices, profile.media_extensions) == (shape.slices, shape.media_extensions)
-    ]
-    apart, position = min(alike, default=(math.inf, 0))
-    return profiles[position] if apart <= within and alike else None
 
 
 @dataclass(frozen=True, slots=True)

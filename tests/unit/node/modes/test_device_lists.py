@@ -28,7 +28,7 @@ class Offers(CdiFiles):
 
     def __init__(self, *names: str, problem: str = "") -> None:
         self._names = names
-        self._problem = problem
+        self.problem = problem
 
     def offers(self, device_class: str, name: str) -> bool:
         return name in self._names or f"{device_class}={name}" in self._names
