@@ -62,6 +62,8 @@ class Verdict:
     reason: str = ""
     patch: tuple[Mapping[str, Any], ...] = ()
     """operations of a JSON patch (RFC 6902)"""
+    changed: Any = None
+    """the object with the patch applied; None where it stays as it is"""
     warnings: tuple[str, ...] = ()
     """sentences that kubectl shows"""
 
@@ -70,9 +72,9 @@ def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
     return Verdict(True, 200, message, warnings=tuple(warnings))
 
 
-def patched(patch: Sequence[Mapping[str, Any]], *, warnings: Sequence[str] = ()) -> Verdict:
-    """Allowed with changes, or unchanged if there are no operations."""
-    return Verdict(True, 200, patch=tuple(patch), warnings=tuple(warnings))
+def patched(patch: Sequence[Mapping[str, Any]], *, changed: Any = None, warnings: Sequence[str] = ()) -> Verdict:
+    """Allowed with changes, or unchanged if there are no operations. `changed` is the object after them."""
+    return Verdict(True, 200, patch=tuple(patch), changed=changed, warnings=tuple(warnings))
 
 
 def denied(message: str, *, warnings: Sequence[str] = ()) -> Verdict:
