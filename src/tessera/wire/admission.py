@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Partial, Pod, decode_object
+from tessera.wire.objects import Partial, decode_object
 
 MAX_BODY = 7 * 2**20
 """bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
@@ -42,14 +42,7 @@ class Review:
     name: str
     """empty where the apiserver will generate it"""
     username: str
-    dry_run: bool
     object: Raw
-
-    def pod(self) -> Pod:
-        """The object; raises `WireError` where it is not a pod."""
-        if not self.object or self.object == _NULL:
-            raise WireError("the request has no object")
-        return decode_object(bytes(self.object), Pod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +111,6 @@ def decode_review(body: bytes) -> Review:
         namespace=request.namespace,
         name=request.name,
         username=request.user_info.username,
-        dry_run=bool(request.dry_run),
         object=request.object,
     )
 
@@ -144,9 +136,6 @@ def _status(verdict: Verdict) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value}
 
 
-_NULL = Raw(b"null")
-
-
 class _UserInfo(Partial, frozen=True):
     username: str = ""
 
@@ -156,7 +145,6 @@ class _Request(Partial, frozen=True):
     operation: str = ""
     namespace: str = ""
     name: str = ""
-    dry_run: bool | None = None
     user_info: _UserInfo = _UserInfo()
     object: Raw = Raw()
 
