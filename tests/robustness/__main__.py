@@ -19,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import uvloop
+
 from tests.e2e.control_plane import renamed
 from tests.robustness.checker import Violation, check, excerpt
 from tests.robustness.history import Event, History, encode, read
@@ -52,8 +54,12 @@ def main(arguments: list[str]) -> int:
     plane = folder / "plane"
     plane.mkdir()
     tell(f"seed {seed}, {seconds:g} s; history in {folder}")
-    with History(folder / "history.jsonl", time.monotonic) as history:
-        verdict = asyncio.run(run(tools, plane, history, seed=seed, seconds=seconds, tell=tell))
+    with (
+        History(folder / "history.jsonl", time.monotonic) as history,
+        # The loop of the services: on the default one a cancelled TLS handshake leaves a transport without a socket.
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        verdict = runner.run(run(tools, plane, history, seed=seed, seconds=seconds, tell=tell))
     for line in verdict.summary:
         tell(line)
     code = tell_verdict(history.events, verdict.violations)

@@ -119,7 +119,7 @@ class ApiProxy:
         certificate.configure_cert(tls)
         trust = ssl.create_default_context(cadata=self._plane.authority.cert_pem.bytes().decode())
         connector = aiohttp.TCPConnector(limit=0, ssl=trust)
-        timeout = aiohttp.ClientTimeout(total=None, connect=5)
+        timeout = aiohttp.ClientTimeout(total=None)
         session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=LINE)
         async with session as self._session, _listen(self._answer, tls=tls) as (self._server, self._port):
             yield
@@ -194,11 +194,8 @@ class ApiProxy:
             )
 
     async def _forward(self, request: web.BaseRequest, body: bytes, upstream: str) -> web.StreamResponse:
-        assert self._session is not None
-        headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_HEADERS}
-        # The path as it was sent: an apiserver sees the same bytes.
-        url = URL(f"{upstream}{request.raw_path}", encoded=True)
-        async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
+        answer = await self._open(request, body, upstream)
+        async with answer:
             kept = {key: value for key, value in answer.headers.items() if key.lower() not in HOP_HEADERS}
             if "watch" in request.query and answer.status == 200:
                 return await self._pass_watch(request, answer, kept)
@@ -206,6 +203,13 @@ class ApiProxy:
             if self.faults.loses_answers and request.method != "GET":
                 raise ConnectionResetError
             return web.Response(status=answer.status, body=content, headers=kept)
+
+    async def _open(self, request: web.BaseRequest, body: bytes, upstream: str) -> aiohttp.ClientResponse:
+        assert self._session is not None
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_HEADERS}
+        # The path as it was sent: an apiserver sees the same bytes.
+        url = URL(f"{upstream}{request.raw_path}", encoded=True)
+        return await self._session.request(request.method, url, data=body or None, headers=headers)
 
     async def _pass_watch(
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse, headers: dict[str, str]
@@ -354,9 +358,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def _listen(
-    answer: Handler, *, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[tuple[web.Server, int]]:
+async def _listen(answer: Handler, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[web.Server, int]]:
     """Yields the server and its port."""
 
     async def quietly(request: web.BaseRequest) -> web.StreamResponse:

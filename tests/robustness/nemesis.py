@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tessera.services.failpoints import VARIABLE, Failpoint
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import Program
 from tests.e2e.tcp_proxy import TcpProxy
@@ -25,6 +26,8 @@ LEASE_S = 4.0
 """leaseDuration in `Replica`"""
 AT_ONCE = 2
 """faults"""
+FAILPOINTS = (Failpoint.AFTER_RESERVE, Failpoint.BEFORE_WRITE, Failpoint.AFTER_WRITE, Failpoint.BEFORE_SETTLE)
+"""of the scheduler"""
 HELD_WITHIN_S = 6.0
 """for a Binding to come that can be held"""
 
@@ -101,6 +104,18 @@ async def pause(fault: Nemesis) -> None:
     _send(programs, signal.SIGSTOP)
     await fault.sleep(LEASE_S + 0.5, LEASE_S + 6)
     _send(programs, signal.SIGCONT)
+
+
+async def hit_failpoint(fault: Nemesis) -> None:
+    """Tessera starts anew, and later dies, or stops for longer than the lease, at one exact point."""
+    tessera, rng = fault.machine.replica.tessera, fault.rng
+    point, action = rng.choice(FAILPOINTS).value, rng.choice(("kill", "stop", "stop"))
+    fault.detail = f"{point}={action}@{rng.randint(1, 4)}"
+    tessera.kill()
+    tessera.start(**{VARIABLE: fault.detail})
+    await fault.sleep(LEASE_S + 3, LEASE_S + 10)
+    _send([tessera], signal.SIGCONT)
+    _start([tessera])
 
 
 async def late_write(fault: Nemesis) -> None:
@@ -242,6 +257,7 @@ WEIGHTS: Mapping[Callable[[Nemesis], Awaitable[None]], int] = {
     pause: 4,
     late_write: 5,
     late_bind_call: 3,
+    hit_failpoint: 3,
     drop: 2,
     lose_answers: 2,
     delay: 1,
