@@ -47,6 +47,8 @@ WHOLE = 100
 """cores: the card is not shared"""
 ENDED = ("Succeeded", "Failed")
 EXCERPT_LINES = 60
+FRAME = (FaultBegan, FaultEnded, LeaseShown, StormBegan, CalmBegan)
+"""events that say what happened around a pod"""
 
 Grant = tuple[str, int, int]
 """uuid, MiB, cores"""
@@ -298,16 +300,25 @@ def _has_room(card: Card, holders: Sequence[Use], ask: Ask) -> bool:
 
 
 def excerpt(history: Sequence[Event], violation: Violation) -> list[Event]:
-    """What led to a violation: everything about its pods until then, with the faults and leaders of that time."""
-    about = [event for event in history if event.at <= violation.at and getattr(event, "uid", None) in violation.uids]
-    since = about[0].at if about else violation.at
-    frame = (FaultBegan, FaultEnded, LeaseShown, StormBegan, CalmBegan)
-    chosen = [
-        event
-        for event in history
-        if since <= event.at <= violation.at
-        and (isinstance(event, frame) or getattr(event, "uid", None) in violation.uids)
-    ]
-    if len(chosen) > EXCERPT_LINES:
-        chosen = [event for event in chosen if not isinstance(event, EventSeen)]
-    return chosen[-EXCERPT_LINES:]
+    """What led to a violation: the steps of its pods until then, with the faults and leaders of that time."""
+    steps: list[Event] = []
+    shown: dict[str, tuple[str, str, str]] = {}
+    for event in history:
+        if event.at > violation.at:
+            break
+        if isinstance(event, PodShown) and event.uid in violation.uids:
+            state = (event.node, event.grants, event.phase)
+            if shown.get(event.uid) != state:
+                steps.append(event)
+            shown[event.uid] = state
+        elif isinstance(event, FilterAnswered):
+            # A pod that waits for room is refused again and again.
+            if event.uid in violation.uids and event.nodes:
+                steps.append(event)
+        elif isinstance(event, FRAME):
+            # Only what happened in the time of the pods.
+            if shown:
+                steps.append(event)
+        elif getattr(event, "uid", None) in violation.uids and not isinstance(event, EventSeen):
+            steps.append(event)
+    return steps[-EXCERPT_LINES:]

@@ -115,6 +115,9 @@ async def hit_failpoint(fault: Nemesis) -> None:
     tessera.start(**{VARIABLE: fault.detail})
     await fault.sleep(LEASE_S + 3, LEASE_S + 10)
     _send([tessera], signal.SIGCONT)
+    await fault.sleep(1, 3)
+    # It may not have come to the point yet.
+    tessera.kill()
     _start([tessera])
 
 
