@@ -33,10 +33,8 @@ def nodes() -> list[SimulatedNode]:
 
 
 def pods() -> list[Json]:
-    """Together they fill every card."""
-    whole = [gpu_pod(f"whole-{number}", gpu=1, mem=1000, cores=100) for number in range(4)]
-    halves = [gpu_pod(f"half-{number}", gpu=1, mem=40960, cores=50) for number in range(2)]
-    return [*whole, *halves, pod("two", container("a", gpu=1, mem=100), container("b", gpu=1, mem=200))]
+    """One for each card: a card that is given twice, or kept for a reservation of before, leaves a pod without one."""
+    return [gpu_pod(f"p{number}", gpu=1, mem=1000 + number, cores=100) for number in range(6)]
 
 
 async def die(found: Cluster, point: Failpoint, *, hit: int) -> None:

@@ -101,6 +101,10 @@ class ApiProxy:
     def __init__(self, plane: ControlPlane, history: History, *, replica: str, rng: random.Random) -> None:
         self.upstream = plane.url
         self.faults = Faults()
+        self.watches = 0
+        """that were opened so far"""
+        self.silent_watches = 0
+        """so many of them never show anything again; those that are opened later do"""
         self.holding = 0
         """Bindings that are on their way"""
         self._plane = plane
@@ -214,12 +218,17 @@ class ApiProxy:
     async def _pass_watch(
         self, request: web.BaseRequest, answer: aiohttp.ClientResponse, headers: dict[str, str]
     ) -> web.StreamResponse:
+        self.watches += 1
+        number = self.watches
         passed = web.StreamResponse(status=answer.status, headers=headers)
         await passed.prepare(request)
         is_read = request.path == _PODS and "json" in answer.headers.get("Content-Type", "")
         rest = b""
         async for chunk in answer.content.iter_any():
             await self.faults.watches_flow.wait()
+            if number <= self.silent_watches:
+                # Until its client gives the connection up.
+                await asyncio.Event().wait()
             if is_read:
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:

@@ -207,6 +207,13 @@ async def stall_watches(fault: Nemesis) -> None:
         network.faults.watches_flow.set()
 
 
+async def silence_watches(fault: Nemesis) -> None:
+    """The connections of all watches stay open, and no byte ever comes again: Tessera must open others by itself."""
+    network = fault.machine.tessera_network
+    network.silent_watches = network.watches
+    await fault.sleep(1, 5)
+
+
 async def rewind(fault: Nemesis) -> None:
     """The machine is sent to an apiserver that has been cut off from etcd for a while: it knows only the past.
 
@@ -269,13 +276,18 @@ WEIGHTS: Mapping[Callable[[Nemesis], Awaitable[None]], int] = {
     restart_apiserver: 1,
     restart_etcd: 1,
     move_clock: 1,
+    silence_watches: 1,
 }
+SLOW = frozenset({silence_watches})
+"""faults that take the product minutes to notice: only for runs of `LONG_S` and more"""
+LONG_S = 600.0
 
 
 class Nemeses:
     """Chooses faults, and counts them by kind."""
 
-    def __init__(self, world: World, history: History, *, seed: str) -> None:
+    def __init__(self, world: World, history: History, *, seed: str, seconds: float) -> None:
+        """`seconds` is the length of the run."""
         self.counts: Counter[str] = Counter()
         self._world = world
         self._history = history
@@ -283,7 +295,8 @@ class Nemeses:
         self._weights = {
             nemesis: weight
             for nemesis, weight in WEIGHTS.items()
-            if nemesis is not move_clock or all(machine.has_clock for machine in world.machines)
+            if (nemesis is not move_clock or all(machine.has_clock for machine in world.machines))
+            and (nemesis not in SLOW or seconds >= LONG_S)
         }
 
     async def storm(self, seconds: float) -> None:

@@ -68,14 +68,14 @@ async def run(
     plane = ControlPlane(folder, tools, apiserver_flags=("--storage-media-type=application/json",))
     try:
         plane.start()
-        async with _cluster(plane, history, seed=seed) as suite:
-            return await suite.run(seconds, tell)
+        async with _cluster(plane, history, seed=seed, seconds=seconds) as suite:
+            return await suite.run(tell)
     finally:
         plane.stop()
 
 
 @asynccontextmanager
-async def _cluster(plane: ControlPlane, history: History, *, seed: int) -> AsyncIterator[Suite]:
+async def _cluster(plane: ControlPlane, history: History, *, seed: int, seconds: float) -> AsyncIterator[Suite]:
     certificates = FromFiles(plane.folder / "webhook.pem")
     rng = random.Random(f"{seed}/machines")
     machines = [
@@ -113,7 +113,7 @@ async def _cluster(plane: ControlPlane, history: History, *, seed: int) -> Async
                     twin_etcd=twin_etcd,
                     recorder=recorder,
                 )
-                yield Suite(world, api, fleet, history, seed=seed, background=background)
+                yield Suite(world, api, fleet, history, seed=seed, seconds=seconds, background=background)
         finally:
             await end_tasks(background)
             twin.kill()
@@ -145,16 +145,18 @@ class Suite:
         history: History,
         *,
         seed: int,
+        seconds: float,
         background: Sequence[asyncio.Task[None]],
     ) -> None:
         self._world = world
+        self._seconds = seconds
         self._api = api
         self._fleet = fleet
         self._history = history
         self._background = background
         self._checker = Checker()
         self._checked = 0
-        self._nemeses = Nemeses(world, history, seed=f"{seed}/nemeses")
+        self._nemeses = Nemeses(world, history, seed=f"{seed}/nemeses", seconds=seconds)
         self._rng = random.Random(f"{seed}/drain")
         self._clients = [
             Client(f"client-{i}", api, history, recorder=world.recorder, spaces=SPACES, seed=f"{seed}/client-{i}")
@@ -162,9 +164,9 @@ class Suite:
         ]
         self._longest_calm_s = 0.0
 
-    async def run(self, seconds: float, tell: Tell) -> Verdict:
-        """Storms and calms for this long, at least one of each; ends at the first violation."""
-        began = time.monotonic()
+    async def run(self, tell: Tell) -> Verdict:
+        """Storms and calms, at least one of each; ends at the first violation."""
+        began, seconds = time.monotonic(), self._seconds
         progress = asyncio.create_task(self._show_progress(tell))
         try:
             while not self.violations:
