@@ -225,11 +225,11 @@ async def test_an_answer_that_kubelet_had_no_time_to_write_down_is_given_again(t
 
 
 @asynccontextmanager
-async def agent_process(node: AgentNode) -> AsyncIterator[Command]:
+async def agent_process(node: AgentNode, **environ: str) -> AsyncIterator[Command]:
     """`tessera device-plugin` as a process of its own, which kubelet can use."""
     before = len(node.kubelet.lists)
     flags = [f"--{name}={value}" for name, value in node.flags.items()]
-    async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}") as command:
+    async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}", **environ) as command:
         await command.until(node.kubelet.until(lambda: len(node.kubelet.lists) > before and node.kubelet.health))
         yield command
 

@@ -20,6 +20,7 @@ import structlog
 
 from tessera.host.atomic_file import replace_file
 from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +50,8 @@ class Checkpoint:
         self._records: list[Record] = []
         # One thread: a line is never lost to a rewrite that began before it.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._before_record = failpoint(Failpoint.BEFORE_RECORD)
+        self._after_record = failpoint(Failpoint.AFTER_RECORD)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records))
@@ -61,8 +64,10 @@ class Checkpoint:
     async def add(self, record: Record) -> None:
         """A later process knows the answer as soon as this returns; never raises."""
         self._records.append(record)
+        self._before_record()
         # A line break ahead as well: a line that a full disk cut off would spoil this one.
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
+        self._after_record()
 
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""

@@ -18,7 +18,7 @@ from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
 from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
-from tessera.scheduler.settings import PrivilegedMode
+from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -48,6 +48,17 @@ class AdmissionSettings:
     """may create pods with reserved annotations"""
     injection: Injection | None = field(default_factory=Injection)
     """None = slices reach containers through Allocate alone"""
+
+    @classmethod
+    def of(cls, settings: Settings) -> AdmissionSettings:
+        injection = Injection(settings.hook_path, settings.allow_disable_control)
+        return cls(
+            scheduler_name=settings.scheduler_name,
+            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
+            privileged=settings.privileged,
+            trusted_users=settings.trusted_users,
+            injection=injection if settings.injects_downward_api else None,
+        )
 
 
 def admit(
@@ -178,7 +189,7 @@ def _answer(document: Document, changed: Document, draft: drafts.PodDraft) -> Ve
     warnings = draft.warnings
     if len(warnings) > MAX_WARNINGS:
         warnings = [*warnings[: MAX_WARNINGS - 1], f"and {len(warnings) - MAX_WARNINGS + 1} more warnings"]
-    return admission.patched(diff(document, changed), warnings=warnings)
+    return admission.patched(diff(document, changed), changed=changed, warnings=warnings)
 
 
 def _containers(pod: Pod) -> list[Container]:
