@@ -17,7 +17,7 @@ from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.handshake import Deleted, Requesting, decode_handshake
+from tessera.wire.handshake import Requesting, decode_handshake
 from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
@@ -114,7 +114,7 @@ def _registers_nothing(node: Node, vendor: Vendor) -> bool:
 
 
 def _since(handshake: object, now: float) -> str:
-    if isinstance(handshake, Requesting | Deleted) and handshake.time is not None:
+    if isinstance(handshake, Requesting) and handshake.time is not None:
         age = datetime.fromtimestamp(now, UTC) - handshake.time
         seconds = int(age.total_seconds())
         limit = int(ANSWER_WITHIN.total_seconds())
