@@ -106,7 +106,7 @@ class MThreads(Vendor):
         )
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
-        earlier = {grant.uuid for grants in ask.earlier for grant in grants}
+        earlier = ask.earlier
         return Reason.CUSTOM_RULE if earlier and card.device.uuid not in earlier else None
 
     def annotations(self, bound: Bound) -> dict[str, str]:
