@@ -114,10 +114,13 @@ class KubeScheduler:
     def due(self) -> list[Queued]:
         now = self.time()
         for queued in self.queue.values():
-            pause = min(FIRST_BACKOFF * 2 ** (queued.attempts - 1), LONGEST_BACKOFF)
-            over = queued.place == "backoff" and now >= queued.since + pause
-            flushed = queued.place == "asleep" and self.flushes and now >= queued.since + FLUSH
-            if over or flushed:
+            if queued.place == "backoff":
+                pause = min(FIRST_BACKOFF * 2 ** (queued.attempts - 1), LONGEST_BACKOFF)
+            elif queued.place == "asleep" and self.flushes:
+                pause = FLUSH
+            else:
+                continue
+            if now >= queued.since + pause:
                 self._put(queued, "active")
         return [queued for queued in self.queue.values() if queued.place == "active"]
 
