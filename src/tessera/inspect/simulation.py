@@ -192,7 +192,7 @@ def _admission(settings: Settings) -> AdmissionSettings:
         scheduler_name=settings.scheduler_name,
         force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
         privileged=settings.privileged,
-        injection=Injection(settings.hook_path, settings.allow_disable_control)
-        if settings.injects_downward_api
-        else None,
+        injection=Injection(
+            settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
+        ),
     )

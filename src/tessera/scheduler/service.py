@@ -106,9 +106,9 @@ class Service:
             force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
             privileged=settings.privileged,
             trusted_users=settings.trusted_users,
-            injection=Injection(settings.hook_path, settings.allow_disable_control)
-            if settings.injects_downward_api
-            else None,
+            injection=Injection(
+                settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
+            ),
         )
         self._informers: tuple[Reflector[Any], ...] = (
             self._reflector(PODS.path(), Pod, engine.pods),
