@@ -23,7 +23,7 @@ from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder
 from tests.support.fake_cluster import FakeCluster
@@ -228,7 +228,7 @@ class World:
         """Whether the ledger is what the API shows once the informers have caught up, with nothing left behind."""
         self.watch()
         assert audit(self.ledger) == []
-        facts = [found for pod in self.api.pods.values() if (found := pod_facts(pod, self.vendors)) is not None]
+        facts = [found for pod in self.api.pods.values() if (found := PodReader(self.vendors).facts(pod)) is not None]
         nodes = [read for node in self.api.nodes.values() if (read := node_facts(node, self.vendors)).devices]
         again = replay(self.vendors, nodes=nodes, pods=facts)
         mine, other = self.ledger.state(), again.state()

@@ -7,7 +7,6 @@ what could not be read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -51,15 +50,6 @@ async def collect(
         (*unseen, *installation.unseen),
         sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
-
-
-def apply_overrides(setup: Setup, *, device_config: tuple[str, str] | None, flags: Any) -> Setup:
-    """Applies the command line: (text, file) of a device configuration, and scheduler flags."""
-    if device_config is not None:
-        setup = replace(setup, device_config=device_config[0], device_config_from=device_config[1])
-    if flags:
-        setup = replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
-    return setup
 
 
 async def _listed(client: KubeClient, path: str, what: str) -> list[Json]:

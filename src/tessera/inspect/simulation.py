@@ -23,14 +23,11 @@ from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
 from tessera.inspect.verdicts import FitsNowhere, NodeGroup, judge
-from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.host_resources import host_ask
 from tessera.scheduler.pod_requests import PreparedRequest
-from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
 from tessera.wire.admission import Verdict
-from tessera.wire.json_patch import apply_json_patch
 from tessera.wire.objects import Pod
 
 MAX_COPIES = 10_000
@@ -147,12 +144,12 @@ def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Js
         document,
         namespace=manifest.namespace,
         vendors=cluster.vendors,
-        settings=_admission(cluster.settings),
+        settings=AdmissionSettings.of(cluster.settings),
         quotas=cluster.ledger.quotas,
     )
     if not verdict.allowed:
         return None, verdict
-    document = apply_json_patch(document, [dict(operation) for operation in verdict.patch])
+    document = verdict.changed or document
     document["metadata"]["uid"] = f"simulated-{manifest.namespace}-{manifest.name}-{number:06}"
     return document, verdict
 
@@ -184,15 +181,3 @@ def _stop_reason(
     assert isinstance(verdict, FitsNowhere)  # nothing has changed since the selector refused it
     best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "kube-scheduler excludes every node")
     return StopReason(best, verdict, group_by_reason(candidates.filtered_out))
-
-
-def _admission(settings: Settings) -> AdmissionSettings:
-    """The same settings that the webhook has in the service."""
-    return AdmissionSettings(
-        scheduler_name=settings.scheduler_name,
-        force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
-        privileged=settings.privileged,
-        injection=Injection(
-            settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
-        ),
-    )

@@ -21,7 +21,6 @@ from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
-from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
@@ -101,15 +100,7 @@ class Service:
             observer=self._observer,
         )
         engine.is_leader = lead is None
-        self._admission = AdmissionSettings(
-            scheduler_name=settings.scheduler_name,
-            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
-            privileged=settings.privileged,
-            trusted_users=settings.trusted_users,
-            injection=Injection(
-                settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
-            ),
-        )
+        self._admission = AdmissionSettings.of(settings)
         self._informers: tuple[Reflector[Any], ...] = (
             self._reflector(PODS.path(), Pod, engine.pods),
             self._reflector(NODES.path(), Node, engine.nodes),

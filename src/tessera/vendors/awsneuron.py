@@ -7,7 +7,7 @@ devices are always unused neighbours, because only those are linked. A grant rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, verdict
@@ -17,18 +17,9 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    Family,
-    NodeProblem,
-    ResourceNames,
-    Section,
-    Switches,
-    Vendor,
-)
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.capacity import capacity_of, cards_by_capacity
+from tessera.vendors.parts.capacity import alike_cards, capacity_of, cards_by_capacity
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
@@ -78,9 +69,6 @@ class Neuron(Vendor):
         use_uuids=("aws.amazon.com/use-neuron-uuid",),
         avoid_uuids=("aws.amazon.com/nouse-neuron-uuid",),
     )
-
-    def __init__(self, section: NeuronSection) -> None:
-        super().__init__(ResourceNames(count=section.resource_count_name, cores=section.resource_core_name))
 
     # -- admission and requests
 
@@ -137,19 +125,11 @@ class Neuron(Vendor):
                 f"{count} {self.names.count} with {cores} {self.names.cores} would be {per_device} cores a device,"
                 f" not 1 to {MOST_CORES}"
             )
-        custom = {INSTANCE_TYPE: node.labels.get(INSTANCE_TYPE_LABEL, "")}
-        return tuple(
-            Device(
-                uuid=f"{node.name}-{self.key}-{position}",
-                vendor=self.key,
-                index=position,
-                slots=per_device,
-                cores=(1 << per_device) - 1,
-                model=self.key,
-                custom=custom,
-            )
-            for position in range(count)
+        card = Device(
+            f"{node.name}-{self.key}", self.key, slots=per_device, cores=(1 << per_device) - 1, model=self.key
         )
+        instance = node.labels.get(INSTANCE_TYPE_LABEL, "")
+        return alike_cards(replace(card, custom={INSTANCE_TYPE: instance}), count)
 
     # -- fitting
 
@@ -256,8 +236,4 @@ def neighbours(fitting: Fitting, devices: int) -> Grants | None:
     return None
 
 
-def build(section: NeuronSection, switches: Switches) -> list[Vendor]:
-    return [Neuron(section)]
-
-
-FAMILY = Family(section="awsneuron", schema=NeuronSection, chart=CHART, build=build)
+FAMILY = Family(section="awsneuron", chart=CHART, build=lambda section, _: [Neuron(section.names)])

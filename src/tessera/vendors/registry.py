@@ -17,7 +17,7 @@ import msgspec
 
 from tessera import vendors as package
 from tessera.vendors.base import Family, Switches, Vendor
-from tessera.wire.device_config import SectionSchema
+from tessera.wire.device_config import SectionSchema, empty_section
 
 
 @cache
@@ -81,16 +81,8 @@ def _families_of(module: object) -> tuple[Family, ...]:
 def _section(family: Family, value: Any) -> Any:
     """A section decoded by its schema; decoded values pass unchanged."""
     if value is None:
-        return _empty(family)
+        return empty_section(family.schema)
     try:
         return msgspec.convert(value, family.schema)
     except msgspec.ValidationError as error:
         raise ValueError(f"{family.section}: {error}") from error
-
-
-def _empty(family: Family) -> Any:
-    """The schema's empty value: a section without keys, or no entries."""
-    try:
-        return msgspec.convert({}, family.schema)
-    except msgspec.ValidationError:
-        return msgspec.convert([], family.schema)

@@ -6,18 +6,19 @@ Each format checks its own values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from tessera.wire.errors import WireError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def decode_array(text: str, what: str) -> list[Any]:
-    """The members of a JSON array; `null` has none."""
+def decode_array(text: str, kind: type[T], *, what: str, member: str) -> list[T]:
+    """The members of a JSON array, for which `null` has none. Messages call them `member` and their position."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -26,7 +27,7 @@ def decode_array(text: str, what: str) -> list[Any]:
         return []
     if not isinstance(value, list):
         raise WireError(f"{what} must be a JSON array, not {type(value).__name__}")
-    return value
+    return [_convert(fold(raw, kind), kind, f"{member} {position}") for position, raw in enumerate(value)]
 
 
 def encode(value: Any) -> str:
@@ -37,29 +38,36 @@ def encode(value: Any) -> str:
         raise WireError(f"cannot be written as JSON: {error}") from error
 
 
-def key_table(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """A map from lower case to the wire name, for `fold`."""
-    return MappingProxyType({name.lower(): name for name in kind.__struct_encode_fields__})
-
-
-def fold(value: Any, keys: Mapping[str, str]) -> Any:
-    """An object with only the known keys, spelled as on the wire; other values unchanged."""
+def fold(value: Any, kind: type[msgspec.Struct]) -> Any:
+    """An object with only the keys of `kind`, spelled as on the wire, at every level; other values unchanged."""
     if not isinstance(value, dict):
         return value
+    fields = _fields(kind)
     return {
-        keys[lowered]: member
+        fields[lowered].encode_name: _folded(member, fields[lowered].type)
         for key, member in value.items()
-        if member is not None and (lowered := key.lower()) in keys
+        if member is not None and (lowered := key.lower()) in fields
     }
 
 
-def fold_each(value: Any, keys: Mapping[str, str]) -> Any:
-    """Apply `fold` to a list; other values unchanged."""
-    return [fold(member, keys) for member in value] if isinstance(value, list) else value
+def _folded(value: Any, info: inspect.Type) -> Any:
+    match info:
+        case inspect.StructType(cls=cls):
+            return fold(value, cls)
+        case inspect.ListType(item_type=of) if isinstance(value, list):
+            return [_folded(member, of) for member in value]
+    return value
 
 
-def convert(value: Any, kind: type[T], what: str) -> T:
-    """A checked struct from a folded object."""
+@cache
+def _fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
+    """By name in lower case."""
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    return {field.encode_name.lower(): field for field in info.fields}
+
+
+def _convert(value: Any, kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -28,8 +28,6 @@ DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
 """applies to cards of every vendor, despite its name"""
-POD_GROUP = "scheduling.x-k8s.io/pod-group"
-"""label; set on members of a group"""
 
 # -- pod: a container's slice, read by its own environment through fieldRef
 
@@ -70,14 +68,3 @@ DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
-
-# -- labels of the installation
-
-WEBHOOK = "hami.io/webhook"
-WEBHOOK_IGNORE = "ignore"
-"""on a pod or a namespace: the webhook ignores it"""
-SCHEDULER_ROLE = "hami.io/scheduler-role"
-ROLE_LEADER = "leader"
-ROLE_FOLLOWER = "follower"
-COMPONENT = "app.kubernetes.io/component"
-SCHEDULER_COMPONENT = "hami-scheduler"

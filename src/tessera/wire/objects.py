@@ -5,7 +5,7 @@ Partial structs: unknown fields are skipped without being built, which keeps a l
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -71,17 +71,12 @@ class Container(Partial, frozen=True):
     security_context: SecurityContext | None = None
 
 
-class SchedulingGroup(Partial, frozen=True):
-    pod_group_name: str | None = None
-
-
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     node_name: str = ""
     scheduler_name: str = ""
     runtime_class_name: str | None = None
-    scheduling_group: SchedulingGroup | None = None
 
 
 class Terminated(Partial, frozen=True):
@@ -150,14 +145,8 @@ class Node(Partial, frozen=True):
         return self.status.allocatable or {}
 
 
-class NodeList(Partial, frozen=True):
-    items: list[Node] | None = None
-
-
 class ResourceQuotaSpec(Partial, frozen=True):
     hard: dict[str, QuantityText] | None = None
-    scopes: list[str] | None = None
-    scope_selector: dict[str, Any] | None = None
 
 
 class ResourceQuota(Partial, frozen=True):

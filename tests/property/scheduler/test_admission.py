@@ -170,6 +170,7 @@ def test_admitting_a_pod_again_changes_nothing(
         assert answer.message
         return
     stored = patched(document, answer.patch)
+    assert answer.changed in (None, stored)
     again = decided(stored, how, nvidia)
     assert again.allowed
     assert again.patch == ()

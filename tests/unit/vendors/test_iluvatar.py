@@ -40,7 +40,7 @@ def chip() -> IluvatarChips:
 
 
 def old() -> OldIluvatar:
-    return OldIluvatar(OLD_SECTION)
+    return OldIluvatar(OLD_SECTION.names)
 
 
 def admitted(vendor: Iluvatar, draft: ContainerDraft) -> bool:

@@ -57,7 +57,7 @@ def one_as_list(section: Any) -> Any:
 SCHEMAS: dict[str, Any] = {
     "nvidia": Green,
     "vnpus": SectionSchema(Chips, upgrade=under_configs),
-    "iluvatars": SectionSchema(tuple[Chip, ...], upgrade=one_as_list, aliases=("iluvatar",)),
+    "iluvatars": SectionSchema(tuple[Chip, ...], upgrade=one_as_list),
     "metax": list[Chip],
 }
 
@@ -122,12 +122,12 @@ def test_the_list_form_and_the_table_form_of_a_section_mean_the_same(text: str) 
 @pytest.mark.parametrize(
     ("text", "chips"),
     [
-        ("iluvatar: {resourceName: iluvatar.ai/vgpu}", (Chip(chip_name="old", resource_name="iluvatar.ai/vgpu"),)),
-        ("iluvatar: {chipName: MR-V50}", (Chip(chip_name="MR-V50"),)),
+        ("iluvatars: {resourceName: iluvatar.ai/vgpu}", (Chip(chip_name="old", resource_name="iluvatar.ai/vgpu"),)),
+        ("iluvatars: {chipName: MR-V50}", (Chip(chip_name="MR-V50"),)),
         ("iluvatars: [{chipName: MR-V50}]", (Chip(chip_name="MR-V50"),)),
     ],
 )
-def test_a_section_is_known_by_its_old_name_and_in_its_old_form(text: str, chips: tuple[Chip, ...]) -> None:
+def test_a_section_is_read_in_its_old_form(text: str, chips: tuple[Chip, ...]) -> None:
     assert load(text) == {"iluvatars": chips}
 
 
@@ -135,12 +135,6 @@ def test_mistakes_in_an_old_form_keep_their_lines() -> None:
     assert problems("vnpus:\n- chipName: a\n- chipName: 5\n")[0].startswith(
         "device-config.yaml:3: vnpus.configs[1].chipName: expected a text, found 5"
     )
-
-
-def test_a_section_under_both_of_its_names_is_refused() -> None:
-    assert problems("iluvatars: []\niluvatar: {}") == [
-        'device-config.yaml:2: "iluvatar" and "iluvatars" are the same section; keep one'
-    ]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tessera.host.cards import MAX_NVLINKS, CardError, CardFacts, Found, Links, TopologyLevel, UnreadableCard
-from tessera.host.nvml.mig_profiles import read_mig_profiles
+from tessera.host.nvml.mig import read_mig_profiles
 from tessera.host.nvml.session import Handle, Session, text_of
 from tessera.wire.quotes import quoted
 

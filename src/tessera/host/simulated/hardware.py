@@ -222,6 +222,11 @@ class SimulatedHardware:
         return self._boards.board(card.facts.uuid, mig=card.group.mig)
 
 
+def no_cards() -> SimulatedHardware:
+    """The hardware of a node without cards."""
+    return SimulatedHardware(lambda: SimulationDescription(cards=()), node_name="")
+
+
 def simulated_hardware(path: Path, *, node_name: str) -> SimulatedHardware:
     """Simulates the cards of a file, which is read again when it changes. Raises ConfigError."""
     description = load_description(path)

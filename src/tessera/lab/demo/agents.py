@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -87,10 +86,9 @@ class RealAgent:
             settings,
             links=self._inventory.links,
             events=self._events,
-            zone=datetime.now().astimezone().tzinfo or UTC,
         )
         self._mode = build_mode(
-            settings, hardware, write=MigAnnotations(client).write, known=self._handover.live_claims
+            settings, hardware, write=MigAnnotations(client).write, known=self._handover.pods.live_claims
         )
         self._serving = asyncio.Event()
 
@@ -136,7 +134,7 @@ class RealAgent:
             await self._mode.start(self.fleet.value)
             self._handover.use(self._settings, self._mode)
             self._serving.set()
-            await Reconciler(self._mode, self._handover, self.fleet, mark=self._watch.mark).run()
+            await Reconciler(self._mode, self._handover.pods, self.fleet, mark=self._watch.mark).run()
         finally:
             await self._mode.stop()
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
-from tessera.host.cards import CardEvent, Found, InventoryError
+from tessera.host.async_hardware import AsyncInventory
+from tessera.host.cards import InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.health.roster import NOT_READ, Roster
@@ -35,20 +35,10 @@ PAUSES = Backoff(initial=1.0, cap=30.0, floor=0.5)
 """after failed waits; shorter than the quiet period of a card, so that no card recovers in between"""
 
 
-class CardSource(Protocol):
-    """`AsyncInventory` as far as it is needed here. All methods raise InventoryError."""
-
-    async def scan(self) -> Sequence[Found]: ...
-
-    async def listen(self, uuids: Sequence[str]) -> Mapping[str, str]: ...
-
-    async def wait(self, timeout: float) -> CardEvent | None: ...
-
-
 class HardwareWatch:
     """Lives as long as the agent; `use` gives it other settings."""
 
-    def __init__(self, inventory: CardSource, settings: AgentSettings, *, rng: random.Random | None = None) -> None:
+    def __init__(self, inventory: AsyncInventory, settings: AgentSettings, *, rng: random.Random | None = None) -> None:
         self._inventory = inventory
         self._roster = Roster(settings)
         self._rng = rng or random.Random()

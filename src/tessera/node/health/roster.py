@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.health.state import Health, after_fault, after_good_probe
-from tessera.node.health.xids import rules_of
 from tessera.node.settings import AgentSettings
 
 KEPT_S = 600.0
@@ -49,7 +48,7 @@ class Roster:
 
     def use(self, settings: AgentSettings) -> None:
         """Takes other settings; what is known of the cards stays."""
-        self._rules = rules_of(settings)
+        self._rules = settings.health
         self._filter = settings.node.filtered
         self._left_out: dict[str, bool] = {}
         """decided when a card is first seen: after a card is lost, the driver may renumber the others"""

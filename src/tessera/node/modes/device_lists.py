@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
@@ -19,6 +19,9 @@ from tessera.node.modes.base import AllocationRefused, ContainerResponse, Device
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
 from tessera.wire.quotes import quoted
+
+if TYPE_CHECKING:
+    from tessera.node.modes.cdi_files import CdiFiles
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
@@ -32,17 +35,6 @@ LIST_SOURCE = "/dev/null"
 REPLICA_MARK = "::"
 """the number of a replica follows; it is not part of the name"""
 MIG_PREFIX = "MIG-"
-
-
-class CdiOffers(Protocol):
-    """What the CDI specs on this node offer."""
-
-    @property
-    def problem(self) -> str:
-        """why the specs are not up to date; empty if they are"""
-        ...
-
-    def offers(self, device_class: str, name: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +56,14 @@ class Member:
 
 
 class DeviceLists:
-    """A `DeviceLister` for the configured strategies."""
+    """Names devices by the configured strategies."""
 
     def __init__(
         self,
         settings: AgentSettings,
         *,
         specs: DeviceSpecs | None = None,
-        cdi: CdiOffers | None = None,
+        cdi: CdiFiles | None = None,
         new_suffix: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         self._settings = settings
@@ -80,6 +72,7 @@ class DeviceLists:
         self._new_suffix = new_suffix
 
     def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
+        """`ids` are uuids of cards or of MIG `instances`. Raises AllocationRefused."""
         members = self._members(ids, fleet, instances)
         response = ContainerResponse()
         # In the order of the enum: volume mounts override the variable.

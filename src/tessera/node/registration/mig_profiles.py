@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from tessera.core.devices import MigProfile
 from tessera.host.cards import GpuInstanceProfile
 from tessera.host.mig_profile_names import parse_profile_name
-from tessera.node.settings import AllowedMigProfiles
+from tessera.vendors.nvidia.mig import MigAllowance
 
 NAMED_ALIKE_MIB = 1024
 """between names that different drivers give one profile: a whole A100 80GB is 7g.79gb or 7g.80gb"""
@@ -24,7 +24,7 @@ _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
 
 
 def allowed_profiles(
-    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[AllowedMigProfiles]
+    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[MigAllowance]
 ) -> tuple[GpuInstanceProfile, ...]:
     """Returns profiles in the card's order. `model` is the type that the card registers."""
     usable = [profile for profile in profiles if profile.placements]
@@ -58,8 +58,8 @@ def _repeats(profile: GpuInstanceProfile, profiles: Sequence[GpuInstanceProfile]
 
 
 def _allowance(
-    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[AllowedMigProfiles]
-) -> AllowedMigProfiles | None:
+    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[MigAllowance]
+) -> MigAllowance | None:
     """Returns the first allowance whose model name is part of the model.
 
     HAMi's own list has models that no driver reports. So without a match, the first allowance of the same card family

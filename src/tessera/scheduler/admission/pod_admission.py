@@ -18,7 +18,7 @@ from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
 from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
-from tessera.scheduler.settings import PrivilegedMode
+from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -49,6 +49,18 @@ class AdmissionSettings:
     trusted_users: frozenset[str] = frozenset()
     """may create pods with reserved annotations"""
     injection: Injection = field(default_factory=Injection)
+
+    @classmethod
+    def of(cls, settings: Settings) -> AdmissionSettings:
+        return cls(
+            scheduler_name=settings.scheduler_name,
+            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
+            privileged=settings.privileged,
+            trusted_users=settings.trusted_users,
+            injection=Injection(
+                settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
+            ),
+        )
 
 
 def admit(
@@ -165,7 +177,7 @@ def _protect(
     warnings = draft.warnings
     if len(warnings) > MAX_WARNINGS:
         warnings = [*warnings[: MAX_WARNINGS - 1], f"and {len(warnings) - MAX_WARNINGS + 1} more warnings"]
-    return admission.patched(diff(document, answer), warnings=warnings)
+    return admission.patched(diff(document, answer), changed=answer, warnings=warnings)
 
 
 def _mutate(draft: drafts.PodDraft, vendors: Mapping[str, Vendor], left_alone: frozenset[int]) -> bool | drafts.Denied:

@@ -16,4 +16,4 @@ def build(section: AscendSection, switches: Switches) -> list[Vendor]:
     return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
 
 
-FAMILY = Family(section="vnpus", schema=AscendSection, chart=CHART, build=build, upgrade=upgrade_vnpus)
+FAMILY = Family(section="vnpus", chart=CHART, build=build, upgrade=upgrade_vnpus)

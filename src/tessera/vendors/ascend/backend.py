@@ -22,8 +22,7 @@ from tessera.core.requests import Constraint, PodRequest, Request
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD, request_of
-from tessera.vendors.parts.registered import registered_cards
+from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
@@ -131,7 +130,7 @@ class Ascend(Vendor):
     # -- requests
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        asked = request_of(resources, self.names, vendor=self.key, mib_per_unit=self.quota_factor, default_cores=0)
+        asked = super().request(resources)
         if isinstance(asked, Request) and self.pairs and asked.count > 1 and asked.count % 2:
             return BadRequest(
                 self.names.count, str(asked.count), "chips come in modules of two: write 1 or an even number"
@@ -141,7 +140,7 @@ class Ascend(Vendor):
     # -- nodes
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        found = registered_cards(node, self.keys.register, vendor=self.key)
+        found = super().devices(node)
         if isinstance(found, NodeProblem):
             return found
         return tuple(replace(device, cores=SOFT_CORES) for device in found)

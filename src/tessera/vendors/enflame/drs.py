@@ -17,7 +17,7 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
+from tessera.vendors.base import AnnotationKeys, Bound, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.enflame.profiles import (
     CORES,
@@ -25,7 +25,6 @@ from tessera.vendors.enflame.profiles import (
     MIB_PER_GB,
     MINOR,
     Profile,
-    Unreadable,
     devices_from,
     max_slice_of,
     profiles_of,
@@ -116,14 +115,8 @@ class Drs(Vendor):
 
     # -- nodes
 
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        text = node.annotations.get(CAPACITY, "")
-        if not text.strip():
-            return ()
-        try:
-            return devices_from(text, node=node.name, vendor=self.key)
-        except Unreadable as error:
-            return NodeProblem(f"{CAPACITY}: {error}")
+    def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
+        return devices_from(text, node=node.name, vendor=self.key)
 
     # -- fitting
 

@@ -18,7 +18,7 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.base import AnnotationKeys, Bound, ResourceNames, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
 from tessera.vendors.metax.sharing_rules import (
@@ -37,7 +37,6 @@ from tessera.vendors.metax.sharing_rules import (
 )
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
-from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
@@ -133,14 +132,8 @@ class MetaxSgpu(Vendor):
                 advice = f"{reason}; {advice}"
         return BadRequest(self.names.memory, str(text), advice)
 
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        text = node.annotations.get(self.keys.register, "")
-        if not text.strip():
-            return ()
-        try:
-            return read_cards(text, vendor=self.key)
-        except WireError as error:
-            return NodeProblem(f"{self.keys.register}: {error}")
+    def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
+        return read_cards(text, vendor=self.key)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         online = ask.constraint.setting(APP_CLASS) == ONLINE

@@ -10,19 +10,13 @@ from dataclasses import replace
 
 from tessera.core.devices import Device
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    NodeProblem,
-    Vendor,
-)
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
-from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
@@ -63,7 +57,7 @@ class Nvidia(Vendor):
         self.section = section
         self.percentage = section.resource_memory_percentage_name
         self.priority = section.resource_priority_name
-        super().__init__(section.names(self.percentage, self.priority))
+        super().__init__(replace(section.names, others=(self.percentage, self.priority)))
         self.quota_factor = max(section.memory_factor, 1)
         self.hides_devices = section.overwrite_env
         self.downward_api = NvidiaDownwardApi(core_policy="disable" if section.disable_core_limit else "default")
@@ -160,7 +154,7 @@ class Nvidia(Vendor):
     # -- nodes
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        cards = registered_cards(node, self.keys.register, vendor=self.key)
+        cards = super().devices(node)
         scores = node.annotations.get(PAIR_SCORES)
         if isinstance(cards, NodeProblem) or not scores:
             return cards

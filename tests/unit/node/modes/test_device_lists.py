@@ -11,6 +11,7 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
+from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.device_specs import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
@@ -23,12 +24,12 @@ CRI = DeviceListStrategy.CDI_CRI
 KIND = "k8s.device-plugin.nvidia.com"
 
 
-class Offers:
+class Offers(CdiFiles):
     """CDI specs that offer these names of every class."""
 
     def __init__(self, *names: str, problem: str = "") -> None:
         self._names = names
-        self.problem = problem
+        self._problem = problem
 
     def offers(self, device_class: str, name: str) -> bool:
         return name in self._names or f"{device_class}={name}" in self._names

@@ -18,7 +18,6 @@ from tessera.host.mig_profile_names import parse_profile_name
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.mig.records import InstanceRecord, intended_record
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import MigAllocation, split_legacy_uuid
 from tessera.wire.quotes import quoted
@@ -34,10 +33,6 @@ class InstanceRequest:
     pod: PodKey
     allocation: MigAllocation
     profile: GpuInstanceProfile
-
-    @property
-    def intended_record(self) -> InstanceRecord:
-        return intended_record(self.pod, self.allocation, self.profile.profile_id)
 
 
 def requests_of(

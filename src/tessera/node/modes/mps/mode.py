@@ -20,8 +20,9 @@ from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister, HostMount
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
 from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.card import ContainerKey, MpsCard
 from tessera.node.modes.mps.control import ControlError, Limits, MpsProgram, limits_on
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
@@ -39,30 +40,27 @@ HAND_OVER_S = 20.0
 """for preparing a card while kubelet waits"""
 
 
-class Mps:
-    """A `SharingMode`."""
-
+class Mps(SharingMode):
     def __init__(
         self,
         settings: AgentSettings,
         *,
-        device_lists: DeviceLister,
+        device_lists: DeviceLists,
         modes: ComputeModes,
         program: MpsProgram | None = None,
         hand_over_s: float = HAND_OVER_S,
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._device_lists = device_lists
         self._modes = AsyncComputeModes(modes)
         self._program = program or MpsProgram(environ=settings.environ)
         self._hand_over_s = hand_over_s
-        self._fleet = Fleet()
         self._cards: dict[str, MpsCard] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why cards take no new container in this mode, by uuid."""
         return {uuid: card.state.problem for uuid, card in self._cards.items() if card.state.problem}
 
     @property
@@ -100,9 +98,6 @@ class Mps:
         if state.problem:
             raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {state.problem}")
         return response.with_more(self._access(facts.uuid, limits))
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        raise AllocationRefused("a node that shares cards through MPS does not use the downward API")
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         self._fleet = fleet
