@@ -75,6 +75,10 @@ class SchedulingGroup(Partial, frozen=True):
     pod_group_name: str | None = None
 
 
+class SchedulingGate(Partial, frozen=True):
+    name: str = ""
+
+
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -82,6 +86,7 @@ class PodSpec(Partial, frozen=True):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     scheduling_group: SchedulingGroup | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
 class Terminated(Partial, frozen=True):
