@@ -141,6 +141,8 @@ class Binder:
         prepared = self._filter.requests.read(pod)
         if isinstance(prepared, BadPod):
             return Outcome(WriteResult.VOID, prepared.text)
+        if self._is_taken_over(prepared, known=""):
+            return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
         if not prepared.request.asks_for_devices:
             return await self._write(cycle, args, prepared, {}, {})
         if cycle.state is CycleState.RESERVED:
@@ -290,11 +292,14 @@ class Binder:
         fresh = self._filter.requests.read(pod)
         if isinstance(fresh, BadPod) or not fresh.asks_the_same(prepared):
             return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
-        if fresh.fence != prepared.fence and not self._tenure.wrote(fresh.fence):
-            # Even if the lease looks valid from here.
+        if self._is_taken_over(fresh, known=prepared.fence):
             return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
         self._cycles.renew(cycle, fresh)
         return fresh
+
+    def _is_taken_over(self, prepared: PreparedRequest, *, known: str) -> bool:
+        """Whether another replica has fenced the pod, even if the lease looks valid here: what shows it may be late."""
+        return prepared.fence not in ("", known) and not self._tenure.wrote(prepared.fence)
 
     # -- after the write
 
@@ -338,14 +343,12 @@ class Binder:
         request = prepared.request
         args = BindingArgs(request.name, request.namespace, request.uid, placement.node)
         try:
-            if state is CycleState.BOUND:
-                pod = await self._api.get_pod(request.namespace, request.name)
-            elif self._tenure.is_held():
+            if state is CycleState.UNCERTAIN and self._tenure.is_held():
                 # What was sent before can land no more, so what the answer shows is the end of it.
                 fence = {keys.FENCE: self._tenure.next_touch()}
                 pod = await self._api.annotate_pod(request.namespace, request.name, fence)
             else:
-                return  # The pods are this replica's to touch when it leads again.
+                pod = await self._api.get_pod(request.namespace, request.name)
         except KubeError as error:
             if not isinstance(error, ApiError) or error.status != NOT_FOUND:
                 if state is CycleState.UNCERTAIN:
@@ -355,6 +358,8 @@ class Binder:
         else:
             outcome = _read_outcome(pod, args, "")
             is_bound = outcome is not None and outcome.result is WriteResult.BOUND
+            if outcome is None and pod.metadata.resource_version == prepared.version:
+                return  # It may land yet.
         if cycle.state is state:
             await self._finish(cycle, ticket, WriteResult.BOUND if is_bound else WriteResult.VOID)
 

@@ -119,18 +119,20 @@ class Engine:
         """Whether this replica decides, judged now."""
         return self.tenure.is_held()
 
-    async def take_over(self, number: int, read_again: Callable[[], None]) -> None:
-        """Begin a tenure, unless the lease moves before that is done. `read_again` starts another list of all pods."""
+    async def take_over(self, number: int, catch_up: Callable[[], None]) -> None:
+        """Begin a tenure, unless the lease moves before that is done. `catch_up` starts another list of all pods."""
         fence = await self.takeover.run(number)
         if fence is not None:
             # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
-            read_again()
+            catch_up()
             self.tenure.begin(number, fence)
+        else:
+            self.tenure.end()
 
     def step_down(self) -> None:
-        """Another replica may decide: it may give away what was reserved here."""
+        """The tenure is over."""
         self.tenure.end()
-        self.cycles.term += 1
+        self.cycles.end_term()
 
     def _is_ours(self, pod: Pod) -> bool:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""

@@ -260,6 +260,8 @@ class PodCycles:
         if cycle.written_at is not None:
             self.ledger.unbind(cycle.uid, deadline=math.inf)
             self._apply(Transition.LOSE_TRACK, cycle)
+        elif cycle.term != self.term:
+            self.void(cycle)  # Another replica may have given the devices away.
         else:
             self.ledger.unbind(cycle.uid, deadline=self._deadline())
             self._apply(Transition.PUT_BACK, cycle)
@@ -337,6 +339,13 @@ class PodCycles:
             self.unschedulable.on_room()
 
     # -- time
+
+    def end_term(self) -> None:
+        """Another replica may lead from now on: it may give away what is only reserved here."""
+        self.term += 1
+        for cycle in self:
+            if cycle.state is RESERVED and not cycle.is_claimed:
+                self.give_up(cycle)
 
     def tick(self) -> None:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""

@@ -175,6 +175,14 @@ class Service:
         handler.has_synced = False
         self._watch(handler)
 
+    def _catch_up(self) -> None:
+        """Read again what an earlier decider may have known better than the watches here; all of it, if there was one
+        while this process watched."""
+        self._read_again(self.engine.pods)
+        if self._lease is not None:
+            self._read_again(self.engine.nodes)
+            self._read_again(self.engine.quotas)
+
     async def _follow_lease(self) -> None:
         """Decide while the kube-scheduler beside this process leads, or always; in each tenure after a take-over."""
         tenure = self.engine.tenure
@@ -185,10 +193,8 @@ class Service:
                 self.engine.step_down()
             if current is not None and tenure.number is None:
                 log.info("taking over")
-                await self.engine.take_over(current, lambda: self._read_again(self.engine.pods))
-                if tenure.number is None:
-                    tenure.end()
-                else:
+                await self.engine.take_over(current, self._catch_up)
+                if tenure.number is not None:
                     log.info("leading", fence=tenure.fence)
             await asyncio.sleep(LEASE_PERIOD)
 
