@@ -346,9 +346,10 @@ class ServerConnection(HttpConnection):
 
     def _proceed(self) -> None:
         while self.requests and self._handled is None and self._is_writable:
-            is_large = len(self.requests[0].request.body) > LARGE_BODY_BYTES
-            share = self._state.large if is_large else self._state.small
-            if self._defer(share):
+            incoming = self.requests[0]
+            share = self._state.large if len(incoming.request.body) > LARGE_BODY_BYTES else self._state.small
+            # A refusal that ends the connection costs next to nothing.
+            if incoming.is_complete and self._defer(share):
                 return
             began = self._state.timer() if self._is_limited else 0.0
             self._handle(self.requests.popleft())
