@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.host.writable_dirs import opened_dir
 from tessera.monitor import collector
 from tessera.monitor.collector import RegionCollector, Snapshot
 from tessera.monitor.container_dirs import Owner
@@ -153,7 +154,7 @@ def test_a_file_that_cannot_be_opened_any_more_touches_no_other(
 ) -> None:
     node.put(A, region())
     node.put(B, region())
-    usual = collector.opened_dir
+    usual = opened_dir
 
     def opened(name: str, tree: int) -> object:
         # The scan has been; the file is opened afterwards.
