@@ -153,7 +153,11 @@ class AgentProcess:
             if self.configuration.metrics is not None:
                 group.create_task(
                     serve(
-                        self.configuration.metrics, self.metrics, missing=self.missing, on_listening=self._on_listening
+                        self.configuration.metrics,
+                        self.metrics,
+                        limits=self.configuration.limits,
+                        missing=self.missing,
+                        on_listening=self._on_listening,
                     )
                 )
 
