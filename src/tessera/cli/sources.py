@@ -63,14 +63,16 @@ class ClusterSource:
 
     def override(self, setup: Setup) -> Setup:
         """The setup with what the command line says instead."""
+        from msgspec import structs
+
         from tessera.cli.grouped import read_file
         from tessera.inspect.scheduler_settings import parse_scheduler_flags
 
         file, flags = self.device_config_file, parse_scheduler_flags(self.scheduler_flag)
         if file:
-            setup = replace(setup, device_config=read_file(file), device_config_from=file)
+            setup = structs.replace(setup, device_config=read_file(file), device_config_from=file)
         if flags:
-            setup = replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
+            setup = structs.replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
         return setup
 
 

@@ -20,11 +20,11 @@ from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
-from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.kube_api import Annotations
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
@@ -33,6 +33,34 @@ from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
 
 T = TypeVar("T")
+
+
+class OfflineClient:
+    """Refuses every request: there is no apiserver, so each is a bug in Tessera."""
+
+    async def get_pod(self, namespace: str, name: str) -> Pod:
+        raise AssertionError("an inspected cluster is never read again")
+
+    async def get_node(self, name: str) -> Node:
+        raise AssertionError("an inspected cluster is never read again")
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+    ) -> None:
+        raise AssertionError("an inspected cluster is never changed")
+
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+        raise AssertionError("an inspected cluster is never changed")
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
+        raise AssertionError("an inspected cluster is never changed")
 
 
 class OfflineCluster:

@@ -6,7 +6,7 @@ flags are unknown, every vendor is switched on: a vendor without cards and pods 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tessera.inspect.state import InspectionError, Setup
 from tessera.scheduler.configuration.options import build_settings
@@ -65,7 +65,7 @@ def select_placement_flags(arguments: Sequence[str]) -> dict[str, str | tuple[st
     return found
 
 
-def parse_scheduler_flags(texts: Sequence[str]) -> Mapping[str, str | tuple[str, ...]]:
+def parse_scheduler_flags(texts: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
     """Parses `--scheduler-flag NAME=VALUE`. Raises InspectionError for a flag that does not affect placement."""
     for text in texts:
         name = text.lstrip("-").partition("=")[0]

@@ -54,8 +54,6 @@ class StopReason:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The outcome for one manifest."""
-
     namespace: str
     name: str
     count: int

@@ -24,17 +24,14 @@ class Amount:
     def share(self) -> float:
         return self.used / self.total if self.total > 0 else 0.0
 
-    def plus(self, other: Amount) -> Amount:
-        return Amount(self.used + other.used, self.total + other.total)
 
-
-NOTHING = Amount(0, 0)
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    listed = list(amounts)
+    return Amount(sum(one.used for one in listed), sum(one.total for one in listed))
 
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """One card."""
-
     node: str
     index: int
     card: str
@@ -51,8 +48,6 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """All cards of a node."""
-
     node: str
     cards: int
     models: tuple[str, ...]
@@ -65,8 +60,6 @@ class NodeUsage:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """One pod that holds devices."""
-
     namespace: str
     name: str
     node: str
@@ -186,21 +179,21 @@ def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
         device.model,
         device.mode,
         Amount(card.used_memory, device.memory),
-        # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
-        Amount(card.used_cores, device.cores) if not _counts_masks(ledger, card) else _bits(card),
+        _cores(ledger, card),
         Amount(card.used, device.slots),
         problem or _state(card),
         card_holders(ledger, node, device.uuid),
     )
 
 
-def _counts_masks(ledger: Ledger, card: Card) -> bool:
-    rules = ledger.rules.get(card.device.vendor)
-    return rules is not None and rules.core_masks
-
-
-def _bits(card: Card) -> Amount:
-    return Amount(card.used_cores.bit_count(), card.device.cores.bit_count())
+def _cores(ledger: Ledger, card: Card) -> Amount:
+    used, total = card.used_cores, card.device.cores
+    # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
+    return (
+        Amount(used.bit_count(), total.bit_count())
+        if ledger.rules[card.device.vendor].core_masks
+        else Amount(used, total)
+    )
 
 
 def _state(card: Card) -> str:
@@ -212,13 +205,16 @@ def _state(card: Card) -> str:
 
 
 def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
-    memory, cores, slots = NOTHING, NOTHING, NOTHING
-    for use in cards:
-        memory, cores, slots = memory.plus(use.memory_mib), cores.plus(use.cores), slots.plus(use.slots)
     closed = [use for use in cards if use.state]
     view = ledger.node(name)
     problem = view.facts.problem if view is not None else ""
-    state = problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else "")
-    pods = {(pod.namespace, pod.name) for use in cards for pod in use.pods}
-    models = tuple(dict.fromkeys(use.model for use in cards))
-    return NodeUsage(name, len(cards), models, memory, cores, slots, state, len(pods))
+    return NodeUsage(
+        name,
+        len(cards),
+        tuple(dict.fromkeys(use.model for use in cards)),
+        _sum(use.memory_mib for use in cards),
+        _sum(use.cores for use in cards),
+        _sum(use.slots for use in cards),
+        problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else ""),
+        len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+    )

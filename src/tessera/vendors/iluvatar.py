@@ -109,7 +109,5 @@ def build_old(section: SharedSection, switches: Switches) -> list[Vendor]:
     return [OldIluvatar(section.names)] if section.resource_count_name else []
 
 
-FAMILIES = (
-    Family(section="iluvatars", chart=CHART, build=build_chips),
-    Family(section="iluvatar", chart=SharedSection(), build=build_old),
-)
+FAMILY = Family(section="iluvatars", chart=CHART, build=build_chips)
+OLD_FAMILY = Family(section="iluvatar", chart=SharedSection(), build=build_old)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from tessera.wire.errors import WireError
 from tessera.wire.quotes import quoted
@@ -87,19 +86,6 @@ def listing(items: Iterable[Item], line: int) -> Listing:
 def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
     members = tuple(entries)
     return Table(members, line, 1 + sum(m.size for _, m in members), 1 + max((m.depth for _, m in members), default=0))
-
-
-def as_item(value: Any, line: int) -> Item:
-    """Convert plain lists, dicts and texts, which may contain items, to an item of line `line`."""
-    match value:
-        case Scalar() | Listing() | Table():
-            return value
-        case list():
-            return listing([as_item(member, line) for member in value], line)
-        case dict():
-            members = ((key, as_item(member, line)) for key, member in value.items())
-            return table([(Key(str(key), member.line), member) for key, member in members], line)
-    return Scalar(value, line, str(value), quoted=isinstance(value, str))
 
 
 def bare(text: str) -> str:

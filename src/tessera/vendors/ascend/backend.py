@@ -43,8 +43,6 @@ SOFT_CORES = 100
 
 
 class Ascend(Vendor):
-    """One kind of chip."""
-
     def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
         super().__init__(
             ResourceNames(count=chip.resource_name, memory=chip.resource_memory_name, cores=chip.resource_core_name)
