@@ -30,14 +30,14 @@ FUZZ_SECONDS ?= 20
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
-TESTED = tests/model tests/property tests/integration tests/contract tests/unit
+TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
 TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages generate chart proto lock clean
+.PHONY: help demo test check format types layers fuzz bench e2e robustness kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -106,6 +106,9 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
+
+robustness: $(READY) ## break a real cluster for three minutes and judge its history (ROBUSTNESS_S=3600, ROBUSTNESS_SEED=1)
+	@ROBUSTNESS_S=$(ROBUSTNESS_S) ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(BIN)/python -m tests.robustness
 
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py

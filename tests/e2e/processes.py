@@ -68,12 +68,13 @@ class Program:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
+    def start(self, **environ: str) -> None:
+        """`environ` is added for this life alone."""
         assert not self.is_running, f"{self.name} runs already"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env=self._environ,
+                env=self._environ | environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

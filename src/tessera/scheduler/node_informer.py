@@ -46,7 +46,7 @@ class NodeListener(Protocol):
         """The node was deleted, or is no longer ours."""
         ...
 
-    def on_handshake(self, node: str, annotations: Patch) -> None:
+    def on_handshake(self, node: Node, annotations: Patch) -> None:
         """Stamps are to be written to the node."""
         ...
 
@@ -154,7 +154,7 @@ class NodeInformer:
             if isinstance(decode_handshake(said, zone=self._clock.zone), Reported):
                 stamps[handshake] = encode_requesting(self._time(), zone=self._clock.zone)
         if stamps:
-            self._listener.on_handshake(node.name, stamps)
+            self._listener.on_handshake(node, stamps)
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)

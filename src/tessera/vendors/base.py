@@ -21,6 +21,7 @@ from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
 from tessera.vendors.downward_api import DownwardApi
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
@@ -126,6 +127,10 @@ class Vendor(Rules):
     keys: AnnotationKeys = AnnotationKeys()
     downward_api: DownwardApi | None = None
     """how slices reach a container from its own pod; None = through Allocate alone"""
+    protected: ProtectedVariables | None = None
+    """variables that a tenant must not set; None = no variable gives this maker's cards to a container"""
+    hides_devices: bool = False
+    """hide all cards from containers that ask for none"""
     default_cores: int = 0
     """cores of each card for a container that names none"""
     limits_only: bool = False

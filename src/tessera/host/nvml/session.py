@@ -70,15 +70,6 @@ def load_binding(driver_root: Path, *, dlopen: Dlopen = ctypes.CDLL) -> Binding:
     raise InventoryError(f"cannot load {LIBRARY}: {'; '.join(dict.fromkeys(problems))}")
 
 
-def why_not_loadable(driver_root: Path, *, dlopen: Dlopen = ctypes.CDLL) -> str:
-    """Returns why the library cannot be loaded; empty if it can. Does not start NVML."""
-    try:
-        load_binding(driver_root, dlopen=dlopen)
-    except InventoryError as error:
-        return str(error)
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Session:
     """A started NVML."""

@@ -11,8 +11,6 @@ content matches. A file that another program changed stays.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
@@ -21,14 +19,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
-from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, DeviceSpecs, enabled_features
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -39,7 +37,6 @@ REMEMBERED = 2
 
 DEADLINE_S = 10.0
 """for one refresh; a few milliseconds on a working disk"""
-FILE_MODE = 0o644
 _Seen = tuple[tuple[CardFacts, ...], tuple[MigInstance, ...]]
 
 
@@ -83,10 +80,7 @@ class CdiRecord:
             return {}
 
     def _save(self, known: dict[str, list[str]]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(known))
-        os.replace(draft, self._path)
+        replace_file(self._path, msgspec.json.encode(known))
 
 
 class CdiFiles:
@@ -101,11 +95,8 @@ class CdiFiles:
         self._texts: dict[str, bytes] = {}
         """what the files should contain, by class"""
         self._offered: dict[str, frozenset[str]] = {}
-        self._problem = ""
-
-    @property
-    def problem(self) -> str:
-        return self._problem
+        self.problem = ""
+        """why the specs are not up to date; empty if they are"""
 
     def offers(self, device_class: str, name: str) -> bool:
         """Whether a container runtime finds this device now."""
@@ -121,9 +112,9 @@ class CdiFiles:
             problem = f"CDI specs cannot be written: {error}"
         if problem:
             self._offered = {}
-        if problem and problem != self._problem:
+        if problem and problem != self.problem:
             log.error("cdi specs are not up to date", problem=problem)
-        self._problem = problem
+        self.problem = problem
 
     async def stop(self) -> None:
         """Ends the thread; the files stay."""
@@ -155,9 +146,9 @@ class CdiFiles:
     def _write(self, device_class: str, text: bytes) -> None:
         path = self._path(device_class)
         if _content(path) != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._record_digest(path, text)
-            _replace(path, text)
+            # Its draft has a suffix that no runtime reads.
+            replace_file(path, text)
         self._texts[device_class] = text
 
     def _record_digest(self, path: Path, text: bytes) -> None:
@@ -184,36 +175,21 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _replace(path: Path, text: bytes) -> None:
-    # Runtimes read files that end in .json or .yaml, so the unfinished file has another suffix.
-    handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), FILE_MODE)
-        os.replace(unfinished, path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
-
-
-class WithCdi:
+class WithCdi(SharingMode):
     """A sharing mode that keeps CDI specs up to date.
 
     The inner mode runs first, because it creates or finds the MIG instances that the specs list.
     """
 
     def __init__(self, mode: SharingMode, files: CdiFiles, instances: Callable[[], Sequence[MigInstance]]) -> None:
+        super().__init__()
         self.mode = mode
         self.files = files
         self._instances = instances
-        self._fleet = Fleet()
 
     @property
     def problems(self) -> Mapping[str, str]:
-        """Why the mode cannot share cards now, by uuid."""
-        found: Mapping[str, str] = getattr(self.mode, "problems", {})
-        return found
+        return self.mode.problems
 
     async def refresh(self) -> None:
         """Writes the current cards and instances."""

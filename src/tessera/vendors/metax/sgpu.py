@@ -118,7 +118,7 @@ class MetaxSgpu(Vendor):
         online = ask.constraint.setting(APP_CLASS) == ONLINE
         if online:
             ask = ask._replace(request=replace(ask.request, cores=0))
-        own = {grant.uuid for grants in ask.earlier for grant in grants}
+        own = ask.earlier
 
         def judge(card: Card) -> Offer:
             grant = self.grant(card, ask)

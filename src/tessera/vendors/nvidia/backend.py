@@ -13,7 +13,7 @@ from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Requ
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import mig
-from tessera.vendors.nvidia.downward_api import CORE_POLICY, VISIBLE, NvidiaDownwardApi
+from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
@@ -26,8 +26,6 @@ from tessera.wire.quotes import shortened
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 PAIR_SCORES = "hami.io/node-nvidia-score"
-INSTANCES = "nvidia.com/mig-"
-"""prefix of the resources of existing MIG instances, which a plugin hands out without our scheduler"""
 
 POLICY_EFFECTS = {
     "force": "is enforced even while the card is idle",
@@ -52,7 +50,7 @@ class Nvidia(Vendor):
         mode="nvidia.com/vgpu-mode",
         lock=NODE_LOCK,
     )
-    downward_api = NvidiaDownwardApi()
+    protected = PROTECTED
 
     def __init__(self, section: NvidiaSection) -> None:
         mig.validate(section.mig_profile_allowlist)
@@ -62,6 +60,8 @@ class Nvidia(Vendor):
         super().__init__(replace(section.names, others=(self.percentage, self.priority)))
         self.quota_factor = max(section.memory_factor, 1)
         self.default_cores = section.default_cores
+        self.hides_devices = section.overwrite_env
+        self.downward_api = NvidiaDownwardApi(core_policy="disable" if section.disable_core_limit else "default")
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         percent = container.text(self.percentage)
@@ -71,8 +71,6 @@ class Nvidia(Vendor):
                 f"must be an integer between 0 and {WHOLE_MEMORY}"
             )
         if not self._asks(container):
-            if self.section.overwrite_env and not _asks_for_instances(container):
-                container.set_env(VISIBLE, "none")
             return False
         priority = container.amount(self.priority, limits_only=True)
         if isinstance(priority, BadRequest):
@@ -159,7 +157,3 @@ class Nvidia(Vendor):
         if allocations:
             written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
         return written
-
-
-def _asks_for_instances(container: ContainerDraft) -> bool:
-    return any(name.startswith(INSTANCES) for name in (*container.limits, *container.requests))

@@ -13,9 +13,9 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import ContainerResponse
+from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_files import CdiFiles, WithCdi
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing_modes import MIG, A, B, claim, fleet, instance, put_files, settings
 
@@ -138,10 +138,11 @@ async def test_a_write_that_fails_half_way_leaves_the_old_file(
     assert names(own.paths.cdi / GPU) == {A, "all"}
 
 
-class Mode:
+class Mode(SharingMode):
     """Remembers what it was told, and makes an instance at its start."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.told: list[Any] = []
         self.instances: tuple[Any, ...] = ()
 

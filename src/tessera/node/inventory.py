@@ -1,4 +1,7 @@
-"""Prints the cards of this machine, or of a file: `python -m tessera.node.inventory [--simulate FILE] [-o json]`."""
+"""The hardware that the configuration asks for, and a command that prints it:
+
+python -m tessera.node.inventory [--simulate FILE] [-o json]
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,28 @@ import click
 import msgspec
 
 from tessera.host.cards import CardFacts, Found, Hardware, InventoryError, Links, MigInstance, UnreadableCard
-from tessera.node.inventory.factory import choose_hardware
+from tessera.host.nvml.hardware import NvmlHardware
+from tessera.host.simulated.hardware import no_cards, simulated_hardware
 from tessera.node.registration.pair_scores import PairScores, pair_scores
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
+
+MIB = 2**20
+"""bytes"""
+PairLinks = Mapping[tuple[str, str], Links]
+
+
+def choose_hardware(configuration: Configuration) -> Hardware:
+    """Builds the hardware without reading it. Raises ConfigError if the file of simulated cards is wrong."""
+    kind, simulated = configuration.inventory, configuration.simulated
+    if kind is InventoryKind.NULL:
+        return no_cards()
+    if kind is InventoryKind.SIMULATED:
+        if simulated is None:
+            raise ValueError("simulated cards need a file that describes them")
+        return simulated_hardware(simulated, node_name=configuration.settings.node_name)
+    driver_root = configuration.settings.paths.driver_root_here
+    return NvmlHardware(driver_root=driver_root, awaits_driver=kind is InventoryKind.AUTO)
 
 
 @click.command()
@@ -49,11 +70,6 @@ def _shown(hardware: Hardware, output: str) -> str:
     scores = pair_scores(uuids, links)
     instances = {card.uuid: hardware.instances(card.uuid) for card in cards if card.mig_enabled}
     return as_json(found, links, scores, instances) if output == "json" else as_table(found, scores, instances)
-
-
-MIB = 2**20
-"""bytes"""
-PairLinks = Mapping[tuple[str, str], Links]
 
 
 def as_json(

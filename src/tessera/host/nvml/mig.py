@@ -1,4 +1,7 @@
-"""GPU instances and MIG mode of one card.
+"""GPU instance profiles, GPU instances and MIG mode of one card.
+
+Every profile number that NVML defines is tried; a card that is not in MIG mode may know none of them. Names come from
+the driver if it gives them, otherwise from the profile's attributes.
 
 A GPU instance gets one compute instance that spans all of it. A half-created instance is destroyed again. Instances are
 found by id, and destroyed only if profile and placement still match: NVML reuses ids.
@@ -12,14 +15,82 @@ A mode change that another program left pending is refused and not touched.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
-from tessera.host.nvml.mig_profiles import read_profiles
+from tessera.host.mig_profile_names import ATTRIBUTES, has_media_extensions, name_from_driver, profile_name
 from tessera.host.nvml.session import Handle, Session, text_of
+
+MIB = 2**20
+"""bytes"""
+
+
+def read_profiles(session: Session, device: Handle) -> dict[int, Any]:
+    """Returns what NVML says about each profile that the card knows, by its number in NVML's enumeration."""
+    numbers = range(session.api.NVML_GPU_INSTANCE_PROFILE_COUNT)
+    infos = ((number, _info(session, device, number)) for number in numbers)
+    return {number: info for number, info in infos if info is not None}
+
+
+def _info(session: Session, device: Handle, number: int) -> Any:
+    """Returns None if the card or the driver does not know the profile."""
+    api = session.api
+    # A driver older than version 2 of the struct refuses it in one of two ways.
+    older = (api.NVML_ERROR_FUNCTION_NOT_FOUND, api.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    unknown = (api.NVML_ERROR_NOT_SUPPORTED, api.NVML_ERROR_INVALID_ARGUMENT)
+    for version in (2, 1):
+        try:
+            return api.nvmlDeviceGetGpuInstanceProfileInfo(device, number, version=version)
+        except api.NVMLError as error:
+            if error.value in unknown:
+                return None
+            if error.value not in older:
+                raise
+    return None
+
+
+def read_mig_profiles(session: Session, device: Handle, *, memory_bytes: int | None) -> tuple[GpuInstanceProfile, ...]:
+    """Returns profiles by slices, memory and name. Pods ask by name, so each name occurs once."""
+    profiles = read_profiles(session, device)
+    card_mib = (memory_bytes or 0) // MIB or max((int(info.memorySizeMB) for info in profiles.values()), default=0)
+    found: dict[str, GpuInstanceProfile] = {}
+    for number, info in profiles.items():
+        places = _placements(session, device, int(info.id))
+        if places:
+            named = _named(info, places, card_mib=card_mib, attribute=ATTRIBUTES.get(number, ""))
+            found.setdefault(named.name, named)
+    return tuple(sorted(found.values(), key=lambda each: (each.slices, each.memory_mib, each.name)))
+
+
+def _named(info: Any, placements: Sequence[MigPlacement], *, card_mib: int, attribute: str) -> GpuInstanceProfile:
+    slices, memory_mib = int(info.sliceCount), int(info.memorySizeMB)
+    name = name_from_driver(text_of(getattr(info, "name", ""))) or profile_name(
+        slices=slices, memory_mib=memory_mib, card_mib=card_mib, attribute=attribute
+    )
+    return GpuInstanceProfile(
+        name=name,
+        profile_id=int(info.id),
+        slices=slices,
+        memory_mib=memory_mib,
+        multiprocessors=int(info.multiprocessorCount),
+        instances=int(info.instanceCount),
+        placements=tuple(placements),
+        media_extensions=has_media_extensions(name),
+    )
+
+
+def _placements(session: Session, device: Handle, profile_id: int) -> list[MigPlacement]:
+    api = session.api
+    ask = api.nvmlDeviceGetGpuInstancePossiblePlacements
+    count = ctypes.c_uint(0)
+    if session.optional(ask, device, profile_id, None, ctypes.byref(count)) is None or not count.value:
+        return []
+    places = (api.c_nvmlGpuInstancePlacement_t * count.value)()
+    ask(device, profile_id, places, ctypes.byref(count))
+    return sorted(MigPlacement(int(place.start), int(place.size)) for place in places[: count.value])
 
 
 def read_instances(session: Session, uuid: str) -> list[MigInstance]:
@@ -29,8 +100,8 @@ def read_instances(session: Session, uuid: str) -> list[MigInstance]:
         uuids = mig_uuids(session, device)
         found = [
             _instance(session, uuid, handle, uuids)
-            for profile in read_profiles(session, device)
-            for handle in _gpu_instances(session, device, profile.id, profile.instances)
+            for info in read_profiles(session, device).values()
+            for handle in _gpu_instances(session, device, int(info.id), int(info.instanceCount))
         ]
     return sorted(found, key=lambda each: (each.placement, each.gpu_instance))
 
