@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -124,7 +124,7 @@ def _take_source(given: dict[str, Any]) -> ClusterSource:
     return source
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
+def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs the work of a command. Every expected fault becomes one message and exit code 2."""
     import asyncio
 
@@ -132,12 +132,8 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
     from tessera.kube.errors import KubeError
 
     _be_quiet()
-
-    async def main() -> T:
-        return await work()
-
     try:
-        return asyncio.run(main())
+        return asyncio.run(work())
     except InspectionError as error:
         raise CommandError(str(error)) from error
     except KubeError as error:

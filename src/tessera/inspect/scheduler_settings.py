@@ -31,15 +31,10 @@ def build_offline_settings(setup: Setup) -> Settings:
     """Raises InspectionError if the scheduler itself would not start with this setup."""
     flags = dict(ASSUMED_FLAGS if setup.flags is None else setup.flags)
     flags.pop(DEVICE_CONFIG, None)
-    text = setup.device_config
-    if text is not None:
+    if setup.device_config is not None:
         flags[DEVICE_CONFIG] = setup.device_config_from
-
-    def read_file(_path: str) -> str:
-        return text or ""
-
     try:
-        return build_settings(flags, {}, read_file)
+        return build_settings(flags, {}, lambda _path: setup.device_config or "")
     except SettingsError as error:
         raise InspectionError(
             f"the scheduler's configuration is invalid: {error}\nUse another one with --device-config-file FILE"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -143,30 +143,21 @@ def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list
     return sorted(found, key=lambda use: (use.namespace, use.name))
 
 
-Usage = TypeVar("Usage", CardUsage, NodeUsage)
-
-ORDERS: dict[str, Callable[[CardUsage | NodeUsage], float]] = {
-    "memory": lambda use: -use.memory_mib.share,
-    "cores": lambda use: -use.cores.share,
-    "slots": lambda use: -use.slots.share,
-    "free": lambda use: -(use.memory_mib.total - use.memory_mib.used),
-    "name": lambda _use: 0.0,
-}
-"""how to sort cards and nodes: the fullest first, or the most free memory first"""
+Usage = TypeVar("Usage", CardUsage, NodeUsage, PodUsage)
 
 
-def sort_usage(uses: Sequence[Usage], order: str) -> list[Usage]:
-    """Equal ones keep the order of their names."""
-    return sorted(uses, key=ORDERS[order])
+def sort_usage(uses: Iterable[Usage], order: str) -> list[Usage]:
+    """By memory, cores or slots the fullest first, by free the most free memory first. Equal ones, and all by name,
+    keep their order."""
+    return sorted(uses, key=lambda use: _rank(use, order))
 
 
-def sort_pods(uses: Iterable[PodUsage], order: str) -> list[PodUsage]:
-    sizes: dict[str, Callable[[PodUsage], float]] = {
-        "memory": lambda use: -use.memory_mib,
-        "cores": lambda use: -use.cores,
-        "slots": lambda use: -use.cards,
-    }
-    return sorted(uses, key=sizes.get(order, lambda _use: 0.0))
+def _rank(use: CardUsage | NodeUsage | PodUsage, order: str) -> float:
+    if isinstance(use, PodUsage):
+        return -{"memory": use.memory_mib, "cores": use.cores, "slots": use.cards}.get(order, 0)
+    memory = use.memory_mib
+    ranks = {"memory": memory.share, "cores": use.cores.share, "slots": use.slots.share}
+    return -ranks.get(order, memory.total - memory.used if order == "free" else 0)
 
 
 def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:

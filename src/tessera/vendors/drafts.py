@@ -90,16 +90,9 @@ class ContainerDraft(Resources):
     env: dict[str, str] = field(default_factory=dict)
     """literal values by name; empty for values that come from elsewhere"""
 
-    def set_limit(self, name: str, value: int) -> None:
-        self.limits[name] = str(value)
-
     def set_both(self, name: str, value: int) -> None:
         self.limits[name] = str(value)
         self.requests[name] = str(value)
-
-    def set_env(self, name: str, value: str) -> None:
-        """Add the variable, or give it this value."""
-        self.env[name] = value
 
 
 @dataclass(slots=True)
