@@ -203,7 +203,7 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
-            for pod in self.unschedulable.wake(self.selector):
+            async for pod in self.unschedulable.wake(self.selector):
                 serial += 1
                 try:
                     await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
