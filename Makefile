@@ -96,6 +96,7 @@ fuzz: $(FUZZ_READY) ## feed random bytes to every decoder, FUZZ_SECONDS=20 each
 
 bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about four minutes)
 	@$(BIN)/python -m bench.core --check
+	@$(BIN)/python -m bench.hostile --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
 	@$(BIN)/python -m bench.allocate --check

@@ -183,13 +183,13 @@ class PodCycles:
         cycle.prepared, cycle.placement, cycle.term = prepared, placement, self.term
         return cycle
 
-    def refuse(self, request: PodRequest, candidates: Candidates) -> bool:
-        """PENDING -> REFUSED; whether it is the pod's first refusal."""
+    def refuse(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+        """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished."""
         cycle = self._get_or_add(request.uid)
         if cycle.state is not REFUSED:
             self._apply(Transition.REFUSE, cycle)
         cycle.unseen_ticks = 0
-        return self.unschedulable.add(request, candidates)
+        return self.unschedulable.add(request, candidates, is_judged=is_judged)
 
     def give_up(self, cycle: PodCycle) -> None:
         """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
