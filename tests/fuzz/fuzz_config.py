@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import atheris
@@ -21,14 +22,10 @@ def one_input(data: bytes) -> None:
     except WireError:
         pass
     else:
-        try:
+        with contextlib.suppress(ValueError):
             build_vendors(sections, Switches(ascend=True, iluvatar=True))
-        except ValueError:
-            pass
-    try:
+    with contextlib.suppress(WireError):
         load_node_config(text, file="f")
-    except WireError:
-        pass
 
 
 if __name__ == "__main__":

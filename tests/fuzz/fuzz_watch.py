@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import atheris
@@ -22,14 +23,10 @@ def one_input(data: bytes) -> None:
     for piece in pieces(data):
         for line in splitter.feed(piece):
             for kind in (Pod, Node):
-                try:
+                with contextlib.suppress(KubeError):
                     DECODERS.decode_event(line, kind, unreadable.append)
-                except KubeError:
-                    pass
-    try:
+    with contextlib.suppress(KubeError):
         DECODERS.decode_list(data, Pod, unreadable.append)
-    except KubeError:
-        pass
     assert all(str(each) for each in unreadable)
     api_error(500, data, {"retry-after": data[:16].decode("latin-1")})
 
