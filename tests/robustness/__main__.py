@@ -10,6 +10,7 @@ a violation, 77 where this machine cannot run the suite.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -53,6 +54,8 @@ def main(arguments: list[str]) -> int:
     folder = Path(tempfile.mkdtemp(prefix="tessera-robustness-"))
     plane = folder / "plane"
     plane.mkdir()
+    # The simulated nodes log every connection that a fault ends.
+    logging.basicConfig(filename=folder / "suite.log")
     tell(f"seed {seed}, {seconds:g} s; history in {folder}")
     with (
         History(folder / "history.jsonl", time.monotonic) as history,

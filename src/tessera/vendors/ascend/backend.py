@@ -75,8 +75,6 @@ class Ascend(Vendor):
             lock=NODE_LOCK,
         )
 
-    # -- admission
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         count = container.amount(self.names.count, limits_only=True)
         if count is None:
@@ -127,8 +125,6 @@ class Ascend(Vendor):
         container.set_both(name, units)
         return None
 
-    # -- requests
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
         asked = super().request(resources)
         if isinstance(asked, Request) and self.pairs and asked.count > 1 and asked.count % 2:
@@ -137,15 +133,11 @@ class Ascend(Vendor):
             )
         return asked
 
-    # -- nodes
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         found = super().devices(node)
         if isinstance(found, NodeProblem):
             return found
         return tuple(replace(device, cores=SOFT_CORES) for device in found)
-
-    # -- placement
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         if _soft(ask.constraint):
@@ -184,8 +176,6 @@ class Ascend(Vendor):
             if sizes:
                 score += max(sizes.values()) / len(container)
         return score * NETWORK_WEIGHT
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         soft = _soft(bound.pod.constraint(self.key))

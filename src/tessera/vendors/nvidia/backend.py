@@ -16,7 +16,7 @@ from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
-from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
@@ -59,10 +59,9 @@ class Nvidia(Vendor):
         self.priority = section.resource_priority_name
         super().__init__(replace(section.names, others=(self.percentage, self.priority)))
         self.quota_factor = max(section.memory_factor, 1)
+        self.default_cores = section.default_cores
         self.hides_devices = section.overwrite_env
         self.downward_api = NvidiaDownwardApi(core_policy="disable" if section.disable_core_limit else "default")
-
-    # -- admission
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         percent = container.text(self.percentage)
@@ -123,35 +122,17 @@ class Nvidia(Vendor):
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
 
-    # -- requests
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = cards_asked(resources, self.names.count)
-        if count is None or isinstance(count, BadRequest):
-            return count
-        memory = memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
-        if isinstance(memory, BadRequest):
-            return memory
-        percent = resources.amount(self.percentage)
+        found, percent = super().request(resources), resources.amount(self.percentage)
+        if not isinstance(found, Request) or (found.memory and not isinstance(percent, BadRequest)):
+            return found
         if isinstance(percent, BadRequest):
             return percent
-        cores = resources.amount(self.names.cores)
-        if isinstance(cores, BadRequest):
-            return cores
-        if not memory and not percent:
-            memory = self.section.default_memory
-        return Request(
-            vendor=self.key,
-            count=count,
-            memory=memory,
-            percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY),
-            cores=self.section.default_cores if cores is None else cores,
-        )
+        memory = 0 if percent else self.section.default_memory
+        return replace(found, memory=memory, percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY))
 
     def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
         return narrow_modes(pod, self.key, has_references=has_references)
-
-    # -- nodes
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         cards = super().devices(node)
@@ -164,8 +145,6 @@ class Nvidia(Vendor):
             # Scores only order cards that fit: without them the cards stay usable.
             return cards
         return tuple(replace(card, links=links[card.uuid]) if card.uuid in links else card for card in cards)
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
