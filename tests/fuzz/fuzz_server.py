@@ -10,14 +10,18 @@ import atheris
 
 with atheris.instrument_imports(include=["tessera.http11"]):
     from tessera.http11.router import Response, Route, Router
-    from tessera.http11.server import ServerConnection, ServerState
+    from tessera.http11.server import Guard, ServerConnection, ServerState
+    from tessera.services.common_settings import ListenerLimits
     from tests.fuzz.transport import PipeTransport, pieces
 
-ROUTES = [Route("GET", "/healthz", lambda _: Response(200)), Route("POST", "/filter", lambda body: Response(200, body))]
+ROUTES = [
+    Route("GET", "/healthz", lambda _: Response(200)),
+    Route("POST", "/filter", lambda request: Response(200, request.body)),
+]
 
 
-async def serve(data: bytes) -> None:
-    state = ServerState(Router(ROUTES), lambda _: None)
+async def serve(data: bytes, guard: Guard | None) -> None:
+    state = ServerState(Router(ROUTES), ListenerLimits(), guard=guard)
     connection = ServerConnection(state)
     transport = PipeTransport()
     connection.connection_made(transport)
@@ -25,13 +29,20 @@ async def serve(data: bytes) -> None:
         if transport.is_closing():
             break
         connection.data_received(piece)
+    await asyncio.sleep(0)
     assert transport.written.startswith(b"HTTP/1.1 ") or not transport.written
     connection.connection_lost(None)
     assert not state.connections
 
 
+async def serve_both(data: bytes) -> None:
+    """A peer that is limited, and one that the guard admits."""
+    await serve(data, None)
+    await serve(data, lambda _: None)
+
+
 def run(loop: asyncio.AbstractEventLoop) -> Any:
-    return lambda data: loop.run_until_complete(serve(data))
+    return lambda data: loop.run_until_complete(serve_both(data))
 
 
 if __name__ == "__main__":
