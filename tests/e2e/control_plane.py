@@ -37,6 +37,7 @@ USERS = {
     "controller-manager": ("system:kube-controller-manager", ""),
     "kube-scheduler": ("system:kube-scheduler", ""),
     "tenant": ("tenant", ""),
+    "editor": ("editor", ""),
 }
 """users with a static token: name and group"""
 

@@ -39,8 +39,7 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
     """
 
     async def work() -> bool:
-        from tessera.inspect.checks.findings import unseen
-        from tessera.inspect.diagnosis import diagnose_objects, is_broken, saw_nothing
+        from tessera.inspect.diagnosis import CLUSTER, diagnose_objects, is_broken, saw_nothing
         from tessera.inspect.offline_cluster import OfflineCluster
         from tessera.inspect.render.diagnosis import diagnosis_lines
 
@@ -52,7 +51,7 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
             cluster = OfflineCluster(await sources.read_state(source))
             findings = diagnose_objects(cluster)
             findings.append(
-                unseen("cluster", "webhook, certificates, permissions and kube-scheduler are not in a snapshot")
+                CLUSTER.unseen("webhook, certificates, permissions and kube-scheduler are not in a snapshot")
             )
         lines = diagnosis_lines(findings)
         sources.print_answer("Diagnosis", cluster.state, {"findings": findings}, output=output, lines=lines)

@@ -14,6 +14,9 @@ class OfflineClient:
     async def get_pod(self, namespace: str, name: str) -> Pod:
         raise AssertionError("an inspected cluster is never read again")
 
+    async def unbound_pods(self) -> list[Pod]:
+        raise AssertionError("an inspected cluster is never read again")
+
     async def get_node(self, name: str) -> Node:
         raise AssertionError("an inspected cluster is never read again")
 
@@ -23,13 +26,14 @@ class OfflineClient:
         name: str,
         *,
         uid: str,
+        resource_version: str,
         node: str,
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> None:
         raise AssertionError("an inspected cluster is never changed")
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
         raise AssertionError("an inspected cluster is never changed")
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:

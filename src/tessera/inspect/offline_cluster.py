@@ -28,6 +28,7 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, ResourceQuota, ResourceRequirements
@@ -47,8 +48,8 @@ class OfflineCluster:
             clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
             observer=NullObserver(),
+            tenure=Tenure(lambda: None),
         )
-        self.engine.is_leader = False
         self.nodes: dict[str, Json] = {}
         self.pods: dict[str, Pod] = {}
         """by namespace/name"""

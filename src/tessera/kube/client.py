@@ -196,11 +196,15 @@ class KubeClient:
         *,
         uid: str,
         node: str,
+        resource_version: str = "",
         annotations: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Give the pod its node, annotations and labels in one write, if it is still the pod with this `uid`."""
+        """Give the pod its node, annotations and labels in one write, if it still has this `uid` and, if
+        given, this version (409 otherwise)."""
         metadata: dict[str, Any] = {"name": name, "namespace": namespace, "uid": uid}
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
         if annotations:
             metadata["annotations"] = dict(annotations)
         if labels:

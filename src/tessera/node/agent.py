@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -34,8 +33,7 @@ from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
-from tessera.node.static_mig.plugins import StaticMig, serves_instances
-from tessera.node.static_mig.resources import InstanceWatch
+from tessera.node.static_mig import InstanceWatch, StaticMig, serves_instances
 
 log = structlog.get_logger(__name__)
 
@@ -151,7 +149,9 @@ class NodeAgent:
 
     async def _serve(self) -> None:
         around = self._around
-        await self._wait_for_cards()
+        fleet = around.fleet.value
+        while not _is_known(fleet):
+            fleet = await around.fleet.other_than(fleet)
         await around.handover.pods.ready.wait()
         try:
             await self.mode.start(around.fleet.value)
@@ -165,12 +165,6 @@ class NodeAgent:
             around.handover.use(self._settings, NotStarted())
             around.watch.mark({})
             await self._stop_mode()
-
-    async def _wait_for_cards(self) -> None:
-        async with aclosing(self._around.fleet.changes()) as fleets:
-            async for fleet in fleets:
-                if _is_known(fleet):
-                    return
 
     async def _stop_mode(self) -> None:
         try:

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 import structlog
 
-from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.call_thread import CallTimeout, call_once
 from tessera.host.cards import Hardware
 from tessera.kube.access import load_access
 from tessera.kube.backoff import Backoff
@@ -153,7 +153,11 @@ class AgentProcess:
             if self.configuration.metrics is not None:
                 group.create_task(
                     serve(
-                        self.configuration.metrics, self.metrics, missing=self.missing, on_listening=self._on_listening
+                        self.configuration.metrics,
+                        self.metrics,
+                        limits=self.configuration.limits,
+                        missing=self.missing,
+                        on_listening=self._on_listening,
                     )
                 )
 
@@ -260,7 +264,5 @@ class AgentProcess:
 
 async def _close(hardware: Hardware) -> None:
     """A driver that hangs does not keep the process from exiting."""
-    thread = CallThread("closing")
     with suppress(CallTimeout):
-        await thread.call(hardware.close, deadline=CLOSE_S)
-    await thread.close(patience=0.0)
+        await call_once("closing", hardware.close, deadline=CLOSE_S)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.node.health.xids import HealthRules
 from tessera.services.addresses import Address
-from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, NodeServiceSettings
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of, shared
 from tessera.services.value_types import (
@@ -244,6 +244,7 @@ class Configuration(ClusterAccess):
         "Serve the cards that this file describes instead of real ones.")
     metrics: Address | None = Group.OPERATION("metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz; 'none' switches it off.", aliases=("metrics-bind",))
+    limits: ListenerLimits = nested(ListenerLimits)
     files: tuple[str, ...] = ()
     """read again when they change"""
     node_config: str | None = None

@@ -20,7 +20,7 @@ from tessera.core.misfits import Misfit
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector
-from tessera.scheduler.candidate_lists import CandidateLists
+from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
@@ -100,19 +100,20 @@ class Filter:
             return self._simulate(prepared.request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NO_NODES)
-        return self._decide(prepared, self._candidate_lists.lookup(args.node_names))
+        return self._decide(prepared, CandidateList(args.node_names, self._candidate_lists))
 
-    def _decide(self, prepared: PreparedRequest, candidates: Candidates) -> bytes:
+    def _decide(self, prepared: PreparedRequest, named: CandidateList) -> bytes:
         request = prepared.request
         cycle = self._cycles.get(request.uid)
-        standing = self._standing_answer(request, cycle, candidates)
+        standing = self._standing_answer(request, cycle, named)
         if standing is not None:
             return standing
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         was_refused = cycle is not None and cycle.state is CycleState.REFUSED
-        answer = self._selector.select(request, candidates)
+        answer = self._selector.select(request, named)
         if isinstance(answer, Refused):
+            candidates = named.resolve()
             is_first = self._cycles.refuse(request, candidates)
             if is_first:
                 self._demand.note_request(request)
@@ -125,11 +126,11 @@ class Filter:
         self._cycles.reserve(prepared, placement)
         self._after_reserve()
         self._observer.on_placed(
-            PlacedEvent(request, partial(success_text, answer), partial(brief_success_text, placement))
+            PlacedEvent(request, partial(self._describe_success, answer), partial(brief_success_text, placement))
         )
         return encode_filter_result(node_names=[placement.node])
 
-    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, candidates: Candidates) -> bytes | None:
+    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""
         pod, held = f"pod {request.namespace}/{request.name}", self._ledger.pod(request.uid)
         if held is not None and held.observed:
@@ -141,11 +142,17 @@ class Filter:
             return encode_filter_result(error=f"{pod} is being bound{where}")
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:
             node = cycle.placement.node
-            if node not in candidates.names or not self._cycles.may_be_written(cycle):
+            if node not in named or not self._cycles.may_be_written(cycle):
                 return encode_filter_result(error=f"{pod} may be bound to {node} already")
             # The same write again is right whether or not the first one took effect.
             return encode_filter_result(node_names=[node])
         return None
+
+    def _describe_success(self, selected: Selected) -> str:
+        try:
+            return success_text(selected)
+        except WireError:  # The chosen node was found in the list before something that is no name.
+            return brief_success_text(selected.placement)
 
     def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
         texts = failure_texts(refused)

@@ -34,6 +34,7 @@ CHART = SharedSection(
 class Amd(Vendor):
     key = "AMD"
     default_cores = WHOLE_CARD_CORES
+    limits_only = True
     keys = AnnotationKeys(
         register="hami.io/node-amd-register",
         to_allocate="hami.io/amd-devices-to-allocate",
@@ -55,9 +56,8 @@ class Amd(Vendor):
         return Denied(f"{self.names.cores} {PERCENTAGE}") if isinstance(cores, BadRequest) else True
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        limits = Resources(limits=resources.limits)
-        cores = limits.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, unit="per cent")
-        found = super().request(limits)
+        cores = resources.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, limits_only=True, unit="per cent")
+        found = super().request(resources)
         return cores if isinstance(found, Request) and isinstance(cores, BadRequest) else found
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:

@@ -70,8 +70,6 @@ class Neuron(Vendor):
         avoid_uuids=("aws.amazon.com/nouse-neuron-uuid",),
     )
 
-    # -- admission and requests
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         found = self.request(container)
         return Denied(f"{found.resource} {found.advice}") if isinstance(found, BadRequest) else found is not None
@@ -107,8 +105,6 @@ class Neuron(Vendor):
                 advice = "must be an integer"
         return BadRequest(name, str(text), advice)
 
-    # -- nodes
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         count = cards_by_capacity(node, self.names.count)
         cores = capacity_of(node, self.names.cores)
@@ -130,8 +126,6 @@ class Neuron(Vendor):
         )
         instance = node.labels.get(INSTANCE_TYPE_LABEL, "")
         return alike_cards(replace(card, custom={INSTANCE_TYPE: instance}), count)
-
-    # -- fitting
 
     def least_cards(self, request: Request) -> int:
         """How many devices a number of cores takes depends on the node's devices."""
@@ -190,8 +184,6 @@ class Neuron(Vendor):
 
     def charge(self, device: Device, grant: Grant) -> Use:
         return Use(slots=grant.slots, memory=grant.memory, cores=grant.cores)
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)

@@ -21,6 +21,7 @@ from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
 from tessera.vendors.downward_api import DownwardApi
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
@@ -126,8 +127,14 @@ class Vendor(Rules):
     keys: AnnotationKeys = AnnotationKeys()
     downward_api: DownwardApi | None = None
     """how slices reach a container from its own pod; None = through Allocate alone"""
+    protected: ProtectedVariables | None = None
+    """variables that a tenant must not set; None = no variable gives this maker's cards to a container"""
+    hides_devices: bool = False
+    """hide all cards from containers that ask for none"""
     default_cores: int = 0
     """cores of each card for a container that names none"""
+    limits_only: bool = False
+    """whether `request` ignores what only a container's requests name"""
 
     def __init__(self, names: ResourceNames) -> None:
         """Quotas limit memory and cores under the names by which pods ask for them."""
@@ -145,10 +152,12 @@ class Vendor(Rules):
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         """What a container asks; None = nothing of this vendor. The default: cards, with memory and cores of each."""
+        if self.limits_only:
+            resources = Resources(limits=resources.limits)
         count = cards_asked(resources, self.names.count)
         if count is None or isinstance(count, BadRequest):
             return count
-        memory = memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
+        memory = self.memory_asked(resources)
         if isinstance(memory, BadRequest):
             return memory
         cores = resources.amount(self.names.cores)
@@ -161,6 +170,10 @@ class Vendor(Rules):
             percent=0 if memory else WHOLE_MEMORY,
             cores=self.default_cores if cores is None else cores,
         )
+
+    def memory_asked(self, resources: Resources) -> int | BadRequest:
+        """MiB of each card; 0 if the container names none."""
+        return memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
 
     def constraint(self, annotations: Mapping[str, str]) -> Constraint:
         """Which cards the pod accepts, from its annotations."""

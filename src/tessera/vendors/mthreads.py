@@ -88,7 +88,7 @@ class MThreads(Vendor):
         return cards_from_capacity(self, node, stem="mthreads", cores_per_card=CORES_PER_CARD)
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
-        earlier = {grant.uuid for grants in ask.earlier for grant in grants}
+        earlier = ask.earlier
         return Reason.CUSTOM_RULE if earlier and card.device.uuid not in earlier else None
 
     def annotations(self, bound: Bound) -> dict[str, str]:

@@ -19,6 +19,11 @@ from tessera.wire.objects import Partial, decode_object
 
 MAX_BODY = 7 * 2**20
 """bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
+MAX_VALUES = 250_000
+"""in one review; the largest pod that etcd takes, 1.5 MB of environment variables, has 150,000. A value may need a
+hundred times the memory of its text, so that bytes alone limit nothing."""
+MAX_CONTAINERS = 128
+"""in one pod, of all kinds: every vendor looks at every container"""
 
 CONTENT_TYPE = "application/json"
 KIND = "AdmissionReview"
@@ -85,12 +90,27 @@ def content_refusal(content_type: str) -> Verdict | None:
     return errored(BAD_REQUEST, f"contentType={content_type}, expected {CONTENT_TYPE}")
 
 
-def size_refusal(size: int) -> Verdict | None:
-    """Why a body of `size` bytes is refused; empty if it is not."""
-    if size == 0:
+def size_refusal(body: bytes) -> Verdict | None:
+    """Why a body is refused unread; empty if it is not."""
+    if not body:
         return errored(BAD_REQUEST, "request body is empty")
-    if size > MAX_BODY:
+    if len(body) > MAX_BODY:
         return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_BODY} bytes")
+    # Every value but the first of a list or object follows a comma.
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_VALUES} values")
+    return None
+
+
+def container_refusal(review: Review) -> Verdict | None:
+    """Why a pod with so many containers is refused; empty if it is not, or if the object is not a pod."""
+    try:
+        spec = msgspec.json.decode(review.object, type=_ContainerLists).spec
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    count = sum(len(each or ()) for each in (spec.containers, spec.init_containers, spec.ephemeral_containers))
+    if count > MAX_CONTAINERS:
+        return denied(f"pod has {count} containers; at most {MAX_CONTAINERS} are served")
     return None
 
 
@@ -134,6 +154,16 @@ def encode_verdict(verdict: Verdict, review: Review | None) -> bytes:
 def _status(verdict: Verdict) -> dict[str, Any]:
     said = {"code": verdict.code, "reason": verdict.reason, "message": verdict.message}
     return {key: value for key, value in said.items() if value}
+
+
+class _ContainerSpec(Partial, frozen=True):
+    containers: list[Raw] | None = None
+    init_containers: list[Raw] | None = None
+    ephemeral_containers: list[Raw] | None = None
+
+
+class _ContainerLists(Partial, frozen=True):
+    spec: _ContainerSpec = _ContainerSpec()
 
 
 class _UserInfo(Partial, frozen=True):

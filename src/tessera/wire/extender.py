@@ -86,7 +86,7 @@ def decode_filter_args(body: bytes) -> FilterArgs:
     return FilterArgs(args.pod, _present(args.node_names), _present(args.nodes))
 
 
-def decode_node_names(raw: Raw) -> list[str]:
+def decode_node_names(raw: bytes | Raw) -> list[str]:
     return _decode(_name_list, raw, "NodeNames")
 
 

@@ -42,29 +42,26 @@ def fold(value: Any, kind: type[msgspec.Struct]) -> Any:
     """An object with only the keys of `kind`, spelled as on the wire, at every level; other values unchanged."""
     if not isinstance(value, dict):
         return value
-    fields = _fields(kind)
-    return {
-        fields[lowered].encode_name: _folded(member, fields[lowered].type)
-        for key, member in value.items()
-        if member is not None and (lowered := key.lower()) in fields
-    }
-
-
-def _folded(value: Any, info: inspect.Type) -> Any:
-    match info:
-        case inspect.StructType(cls=cls):
-            return fold(value, cls)
-        case inspect.ListType(item_type=of) if isinstance(value, list):
-            return [_folded(member, of) for member in value]
-    return value
+    keys, folded = _keys(kind), {}
+    for key, member in value.items():
+        name, inner = keys.get(key.lower(), ("", None))
+        if name and member is not None:
+            if inner is not None:
+                member = [fold(each, inner) for each in member] if isinstance(member, list) else fold(member, inner)
+            folded[name] = member
+    return folded
 
 
 @cache
-def _fields(kind: type[msgspec.Struct]) -> Mapping[str, inspect.Field]:
-    """By name in lower case."""
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    return {field.encode_name.lower(): field for field in info.fields}
+def _keys(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, type[msgspec.Struct] | None]]:
+    """By name in lower case: the name on the wire, and the struct that the member or its members are."""
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        info = inspect.type_info(field.type)
+        info = info.item_type if isinstance(info, inspect.ListType) else info
+        inner = info.cls if isinstance(info, inspect.StructType) else None
+        found[field.encode_name.lower()] = (field.encode_name, inner)
+    return found
 
 
 def _convert(value: Any, kind: type[T], what: str) -> T:

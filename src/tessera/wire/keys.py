@@ -16,6 +16,8 @@ BIND_TIME = "hami.io/bind-time"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 RETRY = "tessera.io/retry"
 """patched on a pending pod to make kube-scheduler ask again"""
+FENCE = "tessera.io/fence"
+"""patched on a pending pod so that its version changes, and no binding that was sent before can land"""
 
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"

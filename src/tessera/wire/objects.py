@@ -71,12 +71,17 @@ class Container(Partial, frozen=True):
     security_context: SecurityContext | None = None
 
 
+class SchedulingGate(Partial, frozen=True):
+    name: str = ""
+
+
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
     node_name: str = ""
     scheduler_name: str = ""
     runtime_class_name: str | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
 class Terminated(Partial, frozen=True):

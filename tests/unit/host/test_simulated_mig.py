@@ -9,13 +9,14 @@ import pytest
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, ComputeMode, GpuInstanceProfile, Hardware, MigInstance
 from tessera.host.simulated.description import parse_description
-from tessera.host.simulated.hardware import SimulatedHardware, simulated_hardware
+from tessera.host.simulated.hardware import simulated_hardware
 from tessera.wire.documents import ConfigError
+from tests.support.faulty_cards import FaultyCards
 
 
-def simulate(text: str = "cards: [{model: H200, mig: true}]", *, state: Path | None = None) -> SimulatedHardware:
+def simulate(text: str = "cards: [{model: H200, mig: true}]", *, state: Path | None = None) -> FaultyCards:
     description = parse_description(text, file="cards.yaml")
-    return SimulatedHardware(lambda: description, node_name="node-a", state=state)
+    return FaultyCards(lambda: description, node_name="node-a", state=state)
 
 
 def card(hardware: Hardware) -> CardFacts:

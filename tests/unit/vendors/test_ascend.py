@@ -288,24 +288,6 @@ def test_a_runtime_class_is_set_where_the_pod_has_none() -> None:
     assert own.runtime_class == "mine"
 
 
-@pytest.mark.parametrize(
-    ("asked", "overwrite", "env"),
-    [
-        ({"cpu": 1}, True, {"ASCEND_VISIBLE_DEVICES": ""}),
-        ({"cpu": 1}, False, {"ASCEND_VISIBLE_DEVICES": "0"}),
-        (limits("Ascend310P", 1), True, {"ASCEND_VISIBLE_DEVICES": "0"}),
-        (limits("Ascend910B3", 1), True, {"ASCEND_VISIBLE_DEVICES": "0"}),
-    ],
-)
-def test_chips_are_hidden_from_containers_that_ask_for_none(
-    asked: dict[str, Any], overwrite: bool, env: dict[str, str]
-) -> None:
-    container = ContainerDraft(limits=asked, env={"ASCEND_VISIBLE_DEVICES": "0"})
-    backend = vendor(overwrite_env=overwrite)
-    assert backend.mutate(container, PodDraft()) is ("huawei.com/Ascend910B3" in asked)
-    assert container.env == env
-
-
 @pytest.mark.parametrize("asked", [limits("Ascend910B3", "0.5"), limits("Ascend910B3", 0)])
 def test_a_count_that_asks_for_no_chip_changes_nothing(asked: dict[str, Any]) -> None:
     container = ContainerDraft(limits=dict(asked))

@@ -39,9 +39,8 @@ def cards(vendor: MThreads, count: int) -> list[Card]:
 
 
 def ask(request: Request, on: list[Card], *earlier: Grants) -> Ask:
-    return Ask(
-        request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=on, earlier=tuple(earlier)
-    )
+    uuids = frozenset(grant.uuid for grants in earlier for grant in grants)
+    return Ask(request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=on, earlier=uuids)
 
 
 def admitted(vendor: MThreads, draft: ContainerDraft) -> tuple[bool | Denied, PodDraft]:

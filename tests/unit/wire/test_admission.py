@@ -9,6 +9,7 @@ import pytest
 
 from tessera.wire.admission import (
     MAX_BODY,
+    MAX_VALUES,
     V1,
     VERSIONS,
     Review,
@@ -117,13 +118,19 @@ def test_only_plain_json_is_read(content_type: str) -> None:
 
 def test_plain_json_of_bearable_size_is_read() -> None:
     assert content_refusal("application/json") is None
-    assert size_refusal(1) is None
-    assert size_refusal(MAX_BODY) is None
+    assert size_refusal(b"x") is None
+    assert size_refusal(b"x" * MAX_BODY) is None
+    assert size_refusal(b"," * MAX_VALUES) is None
 
 
 def test_nothing_and_too_much_are_not_read() -> None:
-    assert size_refusal(0) == errored(400, "request body is empty")
-    assert size_refusal(7340033) == errored(413, "request entity is too large; limit is 7340032 bytes")
+    assert size_refusal(b"") == errored(400, "request body is empty")
+    assert size_refusal(b"x" * 7340033) == errored(413, "request entity is too large; limit is 7340032 bytes")
+
+
+@pytest.mark.parametrize("value", [b"1,", b"{},", b"[],"])
+def test_a_body_of_bearable_size_with_too_many_values_is_not_read(value: bytes) -> None:
+    assert size_refusal(value * (MAX_VALUES + 1)) == errored(413, "request entity is too large; limit is 250000 values")
 
 
 @pytest.mark.parametrize(

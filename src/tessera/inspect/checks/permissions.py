@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.checks.findings import Finding, Severity, broken, fine, unseen
+from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import SELF_SUBJECT_ACCESS_REVIEWS, Resource
 
-AREA = "permissions"
+AREA = Area("permissions")
 ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
 
 
@@ -59,7 +59,7 @@ async def check_permissions(client: KubeClient, installation: Installation) -> l
         if error.status not in (FORBIDDEN, NOT_FOUND):
             raise
         return [
-            unseen(AREA, f"you may not check the permissions of {account}; checking yours instead"),
+            AREA.unseen(f"you may not check the permissions of {account}; checking yours instead"),
             *await _own(client),
         ]
     return _findings(missing, who=account, severity=Severity.BROKEN)
@@ -73,19 +73,18 @@ async def _own(client: KubeClient) -> list[Finding]:
 
 def _findings(missing: list[Permission], *, who: str, severity: Severity) -> list[Finding]:
     if not missing:
-        return [fine(AREA, f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)")]
+        return [AREA.fine(f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)")]
     if severity is Severity.UNSEEN:
         texts = ", ".join(permission.text for permission in missing)
         return [
-            unseen(
-                AREA,
+            AREA.unseen(
                 f"you may not {texts}; whether the scheduler may is unknown",
                 fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
             )
         ]
     return [
-        broken(
-            AREA, f"{who} may not {permission.text}", why=permission.without, fix="apply the chart's ClusterRole again"
+        AREA.broken(
+            f"{who} may not {permission.text}", why=permission.without, fix="apply the chart's ClusterRole again"
         )
         for permission in missing
     ]

@@ -128,7 +128,9 @@ class RealAgent:
             await self._inventory.close()
 
     async def _serve(self) -> None:
-        await self._cards_known()
+        fleet = self.fleet.value
+        while not fleet.cards:
+            fleet = await self.fleet.other_than(fleet)
         await self._handover.pods.ready.wait()
         try:
             await self._mode.start(self.fleet.value)
@@ -137,12 +139,6 @@ class RealAgent:
             await Reconciler(self._mode, self._handover.pods, self.fleet, mark=self._watch.mark).run()
         finally:
             await self._mode.stop()
-
-    async def _cards_known(self) -> None:
-        async with aclosing(self.fleet.changes()) as fleets:
-            async for fleet in fleets:
-                if fleet.cards:
-                    return
 
 
 class HeldDevices:

@@ -42,16 +42,12 @@ class HardwareWatch:
         self._inventory = inventory
         self._roster = Roster(settings)
         self._rng = rng or random.Random()
-        self._fleet = WatchedValue(NOT_READ)
+        self.fleet: WatchedValue[Fleet] = WatchedValue(NOT_READ)
+        """a fleet with a problem and without cards means that nothing is known, not that there are no cards"""
         self._strangers: Mapping[str, str] = {}
         self._scan_now = asyncio.Event()
         self._scanned = asyncio.Event()
         self._listen_again = False
-
-    @property
-    def fleet(self) -> WatchedValue[Fleet]:
-        """A fleet with a problem and without cards means that nothing is known, not that there are no cards."""
-        return self._fleet
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -137,13 +133,13 @@ class HardwareWatch:
             log.debug("event of a card ignored", card=event.uuid, xid=event.xid)
 
     def _publish(self) -> None:
-        old, new = self._fleet.value, self._roster.fleet
+        old, new = self.fleet.value, self._roster.fleet
         _log_changes(old, new)
         for card, problem in self._roster.strangers.items():
             if self._strangers.get(card) != problem:
                 log.warning("card left out: it cannot be read", card=card, problem=problem)
         self._strangers = self._roster.strangers
-        self._fleet.set(new)
+        self.fleet.set(new)
 
 
 def _log_changes(old: Fleet, new: Fleet) -> None:

@@ -1,4 +1,4 @@
-"""The interface of a sharing mode, and what Allocate returns for one container."""
+"""The interface of a sharing mode, what Allocate returns for one container, and a container's slices by card."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import NamedTuple
 
-from tessera.node.fleet import Fleet
+from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
+from tessera.wire.quotes import quoted
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 NO_DEVICES = "void"
@@ -91,3 +93,36 @@ class SharingMode(ABC):
     async def stop(self) -> None:
         """The agent ends; running containers must not notice."""
         return None
+
+
+class CardSlice(NamedTuple):
+    """What a container gets of one card."""
+
+    card: CardState
+    memory: int
+    """MiB"""
+    cores: int
+    """percent; 0 = not limited"""
+
+    @property
+    def uuid(self) -> str:
+        return self.card.facts.uuid
+
+
+def slices_by_card(claim: Claim, fleet: Fleet) -> tuple[CardSlice, ...]:
+    """Returns slices in the container's order of cards. Two slices of one card become one. Raises AllocationRefused."""
+    found: dict[str, CardSlice] = {}
+    for entry in claim.slices:
+        card = fleet.card(entry.uuid)
+        if card is None:
+            raise AllocationRefused(f"card {quoted(entry.uuid)} is not among this node's cards")
+        if not card.healthy:
+            raise AllocationRefused(f"card {entry.uuid} takes no work: {card.problem}")
+        before = found.get(entry.uuid)
+        found[entry.uuid] = CardSlice(
+            card,
+            memory=entry.memory + (before.memory if before else 0),
+            # A slice without a core limit makes the sum unlimited.
+            cores=0 if before and not (entry.cores and before.cores) else entry.cores + (before.cores if before else 0),
+        )
+    return tuple(sorted(found.values(), key=lambda each: each.card.facts.index))

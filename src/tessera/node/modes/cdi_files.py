@@ -26,8 +26,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
-from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, DeviceSpecs, enabled_features
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -96,11 +95,8 @@ class CdiFiles:
         self._texts: dict[str, bytes] = {}
         """what the files should contain, by class"""
         self._offered: dict[str, frozenset[str]] = {}
-        self._problem = ""
-
-    @property
-    def problem(self) -> str:
-        return self._problem
+        self.problem = ""
+        """why the specs are not up to date; empty if they are"""
 
     def offers(self, device_class: str, name: str) -> bool:
         """Whether a container runtime finds this device now."""
@@ -116,9 +112,9 @@ class CdiFiles:
             problem = f"CDI specs cannot be written: {error}"
         if problem:
             self._offered = {}
-        if problem and problem != self._problem:
+        if problem and problem != self.problem:
             log.error("cdi specs are not up to date", problem=problem)
-        self._problem = problem
+        self.problem = problem
 
     async def stop(self) -> None:
         """Ends the thread; the files stay."""

@@ -19,8 +19,7 @@ from typing import Any
 from tessera.host.cards import MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import NO_DEVICES, DeviceNode, HostMount
-from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, VISIBLE_DEVICES
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, VISIBLE_DEVICES, DeviceSpecs
 from tessera.node.settings import Paths
 
 LIBRARY_FOLDERS = (

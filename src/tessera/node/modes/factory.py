@@ -14,8 +14,7 @@ from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import SharingMode
 from tessera.node.modes.cdi_files import CdiFiles, WithCdi
 from tessera.node.modes.container_dirs import ContainerDirs, Held, unknown_holders
-from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.modes.hami_core import HamiCore, home_of
 from tessera.node.modes.whole_cards import WholeCards
 from tessera.node.settings import AgentSettings

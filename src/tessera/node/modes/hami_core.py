@@ -24,8 +24,15 @@ from tessera.host.writable_dirs import (
 )
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import NO_DEVICES, AllocationRefused, ContainerResponse, HostMount, SharingMode
-from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.modes.base import (
+    NO_DEVICES,
+    AllocationRefused,
+    CardSlice,
+    ContainerResponse,
+    HostMount,
+    SharingMode,
+    slices_by_card,
+)
 from tessera.node.modes.container_dirs import ContainerDirs
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
 from tessera.node.settings import AgentSettings

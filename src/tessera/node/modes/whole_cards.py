@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
-from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.modes.base import AllocationRefused, CardSlice, ContainerResponse, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
 

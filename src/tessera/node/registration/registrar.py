@@ -9,10 +9,8 @@ about the cards, the node keeps its annotations. Nothing is written after `run` 
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 
 import structlog
@@ -66,7 +64,6 @@ class NodeRegistrar:
         self._now = now
         self._rng = random.Random()
         self._path = NODES.path(name=settings.node_name)
-        self._changed = asyncio.Event()
         self._left_out: Mapping[str, str] = {}
         self._reported: frozenset[tuple[str, str]] = frozenset()
         self._problem = ""
@@ -77,29 +74,17 @@ class NodeRegistrar:
 
     async def run(self) -> None:
         """Runs until cancelled. The annotations stay, because containers run on without the agent."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            group.create_task(self._keep())
-
-    async def _listen(self) -> None:
-        async with aclosing(self._fleet.changes()) as values:
-            async for _ in values:
-                self._changed.set()
-
-    async def _keep(self) -> None:
         while True:
-            self._changed.clear()
-            pause = await self._register()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
+            fleet = self._fleet.value
+            pause = await self._register(fleet)
+            await self._fleet.other_than(fleet, within=pause)
 
-    async def _register(self) -> float:
+    async def _register(self, fleet: Fleet) -> float:
         """Updates the node once. Returns the seconds until the next time."""
         asked_for = 0.0
         try:
             node = await self._client.get(self._path, Node)
-            wanted = await self._wanted(node)
+            wanted = await self._wanted(node, fleet)
             different = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
             if different:
                 await self._client.patch(self._path, {"metadata": {"annotations": different}})
@@ -119,9 +104,9 @@ class NodeRegistrar:
         self._problem = problem
         return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
 
-    async def _wanted(self, node: Node) -> dict[str, str | None]:
+    async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""
-        settings, fleet = self._settings, self._fleet.value
+        settings = self._settings
         way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
         wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
         if fleet.problem and not fleet.cards:

@@ -72,8 +72,6 @@ class Drs(Vendor):
         avoid_uuids=("enflame.com/nouse-gpuuuid",),
     )
 
-    # -- admission and requests
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         """Copy values between limits and requests: the apiserver requires them to be equal."""
         names = self._asked(container)
@@ -113,12 +111,8 @@ class Drs(Vendor):
             return BadRequest(self.names.memory, "0", "write a number of GB from 1, or leave it out")
         return DrsRequest(vendor=self.key, count=1, memory=memory, cores=cores or 0)
 
-    # -- nodes
-
     def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
         return devices_from(text, node=node.name, vendor=self.key)
-
-    # -- fitting
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         return first_fit(self, ask, lambda card: self._judge(card, ask))
@@ -153,8 +147,6 @@ class Drs(Vendor):
     def charge(self, device: Device, grant: Grant) -> Use:
         slots = slices_of(device, memory=grant.memory, cores=grant.cores)
         return Use(slots=slots, memory=grant.memory, cores=grant.cores)
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)

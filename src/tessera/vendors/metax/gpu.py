@@ -55,7 +55,7 @@ class MetaxGpu(Vendor):
 
         HAMi up to v2.10 refuses all other cards here, so a pod with two GPU containers never fits.
         """
-        before = {grant.uuid for grants in ask.earlier for grant in grants}
+        before = ask.earlier
         if before:
             ask = ask._replace(cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
         return card_checks.fit(self, ask)

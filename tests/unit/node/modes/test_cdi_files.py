@@ -15,7 +15,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_files import CdiFiles, WithCdi
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing_modes import MIG, A, B, claim, fleet, instance, put_files, settings
 

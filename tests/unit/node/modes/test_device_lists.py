@@ -12,8 +12,7 @@ import pytest
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
 from tessera.node.modes.cdi_files import CdiFiles
-from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
 from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, C, card, fleet, instance, put_files, settings
 
@@ -29,7 +28,7 @@ class Offers(CdiFiles):
 
     def __init__(self, *names: str, problem: str = "") -> None:
         self._names = names
-        self._problem = problem
+        self.problem = problem
 
     def offers(self, device_class: str, name: str) -> bool:
         return name in self._names or f"{device_class}={name}" in self._names

@@ -19,11 +19,10 @@ import structlog
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
-from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.mps.card import ContainerKey, MpsCard
+from tessera.node.modes.mps.card import MpsCard
 from tessera.node.modes.mps.control import ControlError, Limits, MpsProgram, limits_on
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
 from tessera.node.modes.mps.process import PIPES
@@ -93,7 +92,7 @@ class Mps(SharingMode):
         card = self._cards.get(facts.uuid)
         if card is None:
             raise AllocationRefused(f"card {facts.uuid} is not served yet")
-        card.need(_container_key(claim), limits)
+        card.need(claim.key, limits)
         state = await card.ready(limits, within=self._hand_over_s)
         if state.problem:
             raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {state.problem}")
@@ -136,7 +135,7 @@ class Mps(SharingMode):
 
     def _needs(self, live: Sequence[Claim], card: MpsCard) -> dict[ContainerKey, Limits]:
         limit_cores = not self._settings.disable_core_limit
-        every = ((_container_key(claim), limits_on(claim, card.facts, limit_cores=limit_cores)) for claim in live)
+        every = ((claim.key, limits_on(claim, card.facts, limit_cores=limit_cores)) for claim in live)
         return {container: limits for container, limits in every if limits is not None}
 
     def _access(self, uuid: str, limits: Limits) -> ContainerResponse:
@@ -152,10 +151,6 @@ class Mps(SharingMode):
                 HostMount(SHARED_MEMORY, SHARED_MEMORY, read_only=False),
             ),
         )
-
-
-def _container_key(claim: Claim) -> ContainerKey:
-    return claim.pod, claim.position
 
 
 async def retire_mps(

@@ -10,7 +10,7 @@ from tessera.core.devices import MigPlacement
 from tessera.host.cards import MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.kubelet.device_ids import Replica
-from tessera.node.static_mig.resources import resources_of
+from tessera.node.static_mig import resources_of
 from tests.support.mig_cards import A, B, card
 
 SMALL, MEDIA, HALF = 19, 20, 9

@@ -6,22 +6,34 @@ import asyncio
 import re
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 import trustme
 
-from tessera.http11.router import Response, Route
-from tessera.http11.server import KEEP_ALIVE_SECONDS, LINGER_SECONDS, MAX_BODY_BYTES, REQUEST_SECONDS
+from tessera.http11.limits import MAX_BUFFERED_BYTES
+from tessera.http11.router import Request, Response, Route
+from tessera.http11.server import (
+    BODY_SECONDS,
+    HEAD_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    LINGER_SECONDS,
+    MAX_BODY_BYTES,
+    WRITE_SECONDS,
+)
 from tessera.services.addresses import Address
-from tessera.services.http_listener import EXPIRE_EVERY_SECONDS, HttpListener
+from tessera.services.common_settings import ListenerLimits
+from tessera.services.listener import EXPIRE_EVERY_SECONDS, Listener
 from tests.support.event_loops import in_fake_time, in_real_time, on_uvloop
 from tests.support.logs import captured
 from tests.support.scheduler_process import LOOPBACK, trusting, until
 
 GRACE = 5.0
+MIB = 2**20
+PIECES = 20
 TURNS = 2000
 """of the loop, several times what reading all that is sent would take"""
 HEAD_OF_ALL = re.compile(
@@ -81,6 +93,9 @@ class Service:
     guarded: list[object] = field(default_factory=list)
     refusal: Response | None = None
     size: int = 0
+    made: int = 0
+    """pieces"""
+    fails_at: int = 0
 
     def routes(self) -> list[Route]:
         return [
@@ -90,30 +105,38 @@ class Service:
             Route("POST", "/fails", self._fails),
             Route("POST", "/fails-later", self._fails_later),
             Route("POST", "/gives-up", self._gives_up),
-            Route("GET", "/large", lambda _body: Response(200, b"x" * self.size)),
+            Route("GET", "/large", lambda _request: Response(200, b"x" * self.size)),
+            Route("GET", "/pieces", lambda _request: Response(200, pieces=self._pieces())),
         ]
 
     def guard(self, transport: asyncio.BaseTransport) -> Response | None:
         self.guarded.append(transport)
         return self.refusal
 
-    def _echo(self, body: bytes) -> Response:
-        self.asked.append(body)
-        return Response(200, body + b"x" * self.size, "application/json")
+    def _echo(self, request: Request) -> Response:
+        self.asked.append(request.body)
+        return Response(200, request.body + b"x" * self.size, "application/json")
 
-    async def _later(self, body: bytes) -> Response:
-        self.asked.append(body)
+    async def _later(self, request: Request) -> Response:
+        self.asked.append(request.body)
         await self.gate.wait()
-        self.ended.append(body)
-        return Response(200, body)
+        self.ended.append(request.body)
+        return Response(200, request.body)
 
-    def _fails(self, _body: bytes) -> Response:
+    async def _pieces(self) -> AsyncGenerator[bytes, None]:
+        for number in range(PIECES):
+            self.made += 1
+            if self.made == self.fails_at:
+                raise RuntimeError("a bug")
+            yield b"%d " % number + b"x" * self.size
+
+    def _fails(self, _request: Request) -> Response:
         raise RuntimeError("a bug")
 
-    async def _fails_later(self, _body: bytes) -> Response:
+    async def _fails_later(self, _request: Request) -> Response:
         raise RuntimeError("a bug")
 
-    async def _gives_up(self, _body: bytes) -> Response:
+    async def _gives_up(self, _request: Request) -> Response:
         raise asyncio.CancelledError
 
 
@@ -121,7 +144,7 @@ class Service:
 class Served(Service):
     """A service behind a listener."""
 
-    listener: HttpListener = field(init=False)
+    listener: Listener = field(init=False)
     trust: ssl.SSLContext | None = None
     clients: list[Client] = field(default_factory=list)
 
@@ -133,15 +156,18 @@ class Served(Service):
 
 
 @asynccontextmanager
-async def serving(*, tls: bool = False, grace: float = GRACE, at: Address = LOOPBACK) -> AsyncIterator[Served]:
+async def serving(
+    *, tls: bool = False, grace: float = GRACE, at: Address = LOOPBACK, limits: ListenerLimits | None = None
+) -> AsyncIterator[Served]:
+    """With `limits` the peers have them, and are not admitted by the guard."""
     context: ssl.SSLContext | None = None
-    served = Served()
+    served = Served(refusal=Response(403) if limits else None)
     if tls:
         authority = trustme.CA()
         served.trust = trusting(authority)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         authority.issue_cert("127.0.0.1").configure_cert(context)
-    served.listener = HttpListener(at, served.routes(), guard=served.guard, tls=context, grace=grace)
+    served.listener = Listener(at, served.routes(), guard=served.guard, tls=context, limits=limits, grace=grace)
     await served.listener.start()
     try:
         yield served
@@ -190,15 +216,15 @@ async def test_a_request_that_comes_byte_by_byte_is_answered() -> None:
 async def test_requests_sent_ahead_wait_for_the_one_before() -> None:
     async with serving() as served:
         client = await served.connect()
-        client.send(post("/later", b"0"), *(post("/echo", b"%d" % i) for i in range(1, 200)))
+        client.send(post("/later", b"0"), *(post("/echo", b"%d" % i) for i in range(1, 20)))
         await until(lambda: served.asked)
-        client.send(*(post("/later", b"%d" % i) for i in range(200, 300)))
+        client.send(*(post("/later", b"%d" % i) for i in range(20, 30)))
         other = await served.connect()
         other.send(post("/echo", b"other"))
         assert await other.answer() == (200, b"other")
         assert served.asked == [b"0", b"other"]
         served.gate.set()
-        assert [await client.answer() for _ in range(300)] == [(200, b"%d" % i) for i in range(300)]
+        assert [await client.answer() for _ in range(30)] == [(200, b"%d" % i) for i in range(30)]
 
 
 @on_uvloop
@@ -412,19 +438,24 @@ async def test_an_idle_connection_is_closed_in_the_end(answered: bool) -> None:
         assert KEEP_ALIVE_SECONDS <= await ends_after(client) <= KEEP_ALIVE_SECONDS + EXPIRE_EVERY_SECONDS
 
 
+@pytest.mark.parametrize(
+    ("start", "seconds"),
+    [(b"POST /echo HTTP/1.1\r\nX: ", HEAD_SECONDS), (post("/echo", b"x" * 1000)[:-1000], BODY_SECONDS)],
+    ids=["head", "body"],
+)
 @in_fake_time
-async def test_a_request_must_be_complete_in_time_however_often_a_byte_comes() -> None:
+async def test_a_request_must_be_complete_in_time_however_often_a_byte_comes(start: bytes, seconds: float) -> None:
     async with serving() as served:
         client = await served.connect()
         time = asyncio.get_running_loop().time
         began = time()
-        client.send(b"POST /echo HTTP/1.1\r\nContent-Length: 1000\r\n\r\n")
+        client.send(start)
         ended = asyncio.create_task(client.ends())
         while not ended.done():
-            assert time() - began <= REQUEST_SECONDS + EXPIRE_EVERY_SECONDS
+            assert time() - began <= seconds + EXPIRE_EVERY_SECONDS
             client.send(b"x")
             await asyncio.wait([ended], timeout=1)
-        assert time() - began >= REQUEST_SECONDS
+        assert time() - began >= seconds
 
 
 @in_fake_time
@@ -467,6 +498,200 @@ async def test_a_client_that_never_reads_its_answer_is_cut_off(connection: str) 
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await client.answer()
+
+
+# -- limits
+
+
+async def is_cut(client: Client) -> bool:
+    try:
+        return await client.ends()
+    except ConnectionError:
+        return True
+
+
+async def handshakes(served: Served) -> Client:
+    """A connection that says nothing, where the server waits for TLS."""
+    at = served.listener.address
+    client = Client(*await asyncio.open_connection(at.host, at.port))
+    served.clients.append(client)
+    return client
+
+
+@pytest.mark.parametrize("connect", [Served.connect, handshakes], ids=["plain", "before the handshake"])
+@on_uvloop
+async def test_connections_above_the_limit_of_their_address_are_refused(
+    connect: Callable[[Served], Awaitable[Client]],
+) -> None:
+    with captured() as logs:
+        limits = ListenerLimits(connections=20, connections_per_peer=3)
+        async with serving(tls=connect is handshakes, limits=limits) as served:
+            held = [await connect(served) for _ in range(3)]
+            await until(lambda: len(served.listener._state.connections) == 3)
+            refused = [await connect(served) for _ in range(5)]
+            assert all([await is_cut(client) for client in refused])
+            held[0].cut()
+            await until(lambda: len(served.listener._state.connections) == 2)
+            client = await served.connect()
+            client.send(post("/echo", b"abc"))
+            assert await client.answer() == (200, b"abc")
+    [event] = logs.events
+    assert (event["event"], event["last_peer"]) == ("requests refused", "127.0.0.1")
+
+
+@on_uvloop
+async def test_peers_that_the_guard_admits_have_no_limit_of_connections() -> None:
+    limits = ListenerLimits(connections=2, connections_per_peer=1)
+    async with serving(limits=limits) as served:
+        served.refusal = None
+        for client in [await served.connect() for _ in range(10)]:
+            client.send(post("/echo", b"abc"))
+            assert await client.answer() == (200, b"abc")
+
+
+@in_fake_time
+async def test_a_handshake_must_be_complete_in_time() -> None:
+    with captured() as logs:
+        async with serving(tls=True) as served:
+            silent = await handshakes(served)
+            assert HEAD_SECONDS <= await ends_after(silent) <= HEAD_SECONDS + EXPIRE_EVERY_SECONDS
+            wrong = await handshakes(served)
+            wrong.send(get("/large"))
+            assert b"HTTP" not in await wrong.reader.read()
+    assert [event["counts"] for event in logs.events] == [{"no TLS handshake": 1}]
+
+
+@in_fake_time
+async def test_clients_that_stop_in_the_middle_of_large_bodies_hold_a_bounded_number_of_bytes() -> None:
+    async with serving(limits=ListenerLimits()) as served:
+        served.listener._state.timer = lambda: 0.0
+        clients = [await served.connect() for _ in range(40)]
+        for client in clients:
+            client.send(post("/echo", b"x" * MAX_BODY_BYTES)[: -MAX_BODY_BYTES + MIB])
+        await asyncio.sleep(BODY_SECONDS / 2)
+        connections = served.listener._state.connections
+        assert 0 < sum(len(each._body) for each in connections) <= MAX_BUFFERED_BYTES
+        assert len(connections) < len(clients)
+        other = await served.connect()
+        other.send(post("/echo", b"abc"))
+        assert await other.answer() == (200, b"abc")
+        await asyncio.sleep(BODY_SECONDS)
+        assert sum(len(each._body) for each in connections) == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /large HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(101)) + b"\r\n", 431),
+        (b"GET /large HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(102)), 431),
+        (get("/large") * 1000, 400),
+    ],
+    ids=["headers", "headers without an end", "requests ahead"],
+)
+@on_uvloop
+async def test_what_costs_more_than_its_bytes_is_refused_with_one_line_in_the_log(data: bytes, status: int) -> None:
+    with captured() as logs:
+        async with serving(limits=ListenerLimits()) as served:
+            for _ in range(5):
+                client = await served.connect()
+                client.send(data)
+                found = 200
+                while found == 200:
+                    found, headers, _ = await client.whole()
+                assert (found, headers["Connection"]) == (status, "close")
+    assert [event["event"] for event in logs.events] == ["requests refused"]
+
+
+@pytest.mark.parametrize("admitted", [False, True])
+@in_fake_time
+async def test_a_peer_that_uses_much_of_the_event_loop_waits_for_its_share(admitted: bool) -> None:
+    async with serving(limits=ListenerLimits()) as served:
+        if admitted:
+            served.refusal = None
+        # Every look at the clock is 50 ms later: that is what a request seems to cost.
+        ticks = count(step=0.05)
+        served.listener._state.timer = lambda: next(ticks)
+        time = asyncio.get_running_loop().time
+        began = time()
+        clients = [await served.connect() for _ in range(4)]
+        for client in clients:
+            client.send(post("/echo", b"abc"))
+        for client in clients:
+            assert await client.answer() == (200, b"abc")
+        assert (time() - began > 1.0) is not admitted
+
+
+# -- responses in pieces
+
+
+async def chunks(client: Client) -> list[bytes]:
+    found = []
+    while size := int(await client.reader.readline(), 16):
+        found.append(await client.reader.readexactly(size))
+        await client.reader.readline()
+    await client.reader.readline()
+    return found
+
+
+@pytest.mark.parametrize("limits", [None, ListenerLimits()], ids=["admitted", "limited"])
+@either
+@on_uvloop
+async def test_a_response_is_sent_while_it_is_made(tls: bool, limits: ListenerLimits | None) -> None:
+    async with serving(tls=tls, limits=limits) as served:
+        client = await served.connect()
+        client.send(get("/pieces"), get("/pieces", "HEAD"), post("/echo", b"abc"))
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"\r\nTransfer-Encoding: chunked\r\n" in head
+        assert await chunks(client) == [b"%d " % number for number in range(PIECES)]
+        head = await client.reader.readuntil(b"\r\n\r\n")
+        assert b"\r\nTransfer-Encoding: chunked\r\n" in head
+        assert await client.answer() == (200, b"abc")
+        client.send(b"GET /pieces HTTP/1.0\r\n\r\n")
+        head, body = (await client.reader.read()).split(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == b"".join(b"%d " % number for number in range(PIECES))
+
+
+@on_uvloop
+async def test_a_response_is_made_no_faster_than_it_is_read() -> None:
+    async with serving(limits=ListenerLimits()) as served:
+        served.size = 4 * MIB
+        client = await served.connect()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(get("/pieces"))
+        await until(lambda: served.made)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        assert served.made < PIECES / 2
+        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+        await client.reader.readuntil(b"\r\n\r\n")
+        assert [len(chunk) for chunk in await chunks(client)] == [
+            len(b"%d " % number) + 4 * MIB for number in range(PIECES)
+        ]
+
+
+@in_fake_time
+async def test_a_client_that_stops_reading_a_response_in_pieces_is_cut_off() -> None:
+    async with serving() as served:
+        served.size = 4 * MIB
+        client = await served.connect()
+        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        client.send(get("/pieces"))
+        await asyncio.sleep(WRITE_SECONDS + EXPIRE_EVERY_SECONDS)
+        assert not served.listener._state.connections
+        assert not served.listener._state.tasks
+        assert 0 < served.made < PIECES
+
+
+@on_uvloop
+async def test_a_response_that_fails_half_way_ends_without_its_last_chunk() -> None:
+    with captured() as logs:
+        async with serving() as served:
+            served.fails_at = 3
+            client = await served.connect()
+            client.send(get("/pieces"))
+            assert b"0\r\n\r\n" not in await client.reader.read()
+    assert [event["event"] for event in logs.events] == ["the handler of a request failed"]
 
 
 # -- starting and stopping
@@ -557,7 +782,7 @@ async def test_after_a_cut_no_response_is_sent_and_no_handler_runs() -> None:
 @on_uvloop
 async def test_a_port_that_is_taken_is_a_fault_at_the_start() -> None:
     async with serving() as served:
-        second = HttpListener(served.listener.address, [], grace=GRACE)
+        second = Listener(served.listener.address, [], grace=GRACE)
         with pytest.raises(OSError, match="address"):
             await second.start()
         await second.stop()
