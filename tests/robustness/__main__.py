@@ -92,4 +92,7 @@ def tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Not sys.exit: connections that a run leaves behind outlive uvloop's loop, and may crash the interpreter's end.
+    os._exit(code)
