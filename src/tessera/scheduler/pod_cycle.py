@@ -56,6 +56,7 @@ from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketSt
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -158,6 +159,7 @@ class PodCycles:
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
         self._cycles: dict[str, PodCycle] = {}
+        self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
 
     def __iter__(self) -> Iterator[PodCycle]:
         return iter(list(self._cycles.values()))
@@ -382,6 +384,7 @@ class PodCycles:
         cycle = self._cycles.get(uid)
         if cycle is None:
             return
+        self._before_settle()
         cycle.is_shown = False
         self._end_turn(cycle)
         if cycle.state is not SETTLED:
