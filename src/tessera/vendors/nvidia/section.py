@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
-from tessera.vendors.base import Section, SharedSection
-from tessera.vendors.drafts import INT32_MAX
+from tessera.vendors.base import Amount, Section, SharedSection
 from tessera.wire.quotes import quoted
 
-Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Scaling = Annotated[float, Meta(ge=0)]
 
 
