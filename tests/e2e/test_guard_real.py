@@ -85,7 +85,7 @@ async def tenant(guarded: ChartInstall) -> AsyncIterator[Client]:
             assert account.status in (201, 409), account.body
 
         async def are_known() -> bool:
-            steering = await found.post(PODS.path(GUARDED), plain(literal(VISIBLE, "all")), dryRun="All")
+            steering = await found.post(PODS.path(GUARDED), plain(literal("CUDA_REDIRECT", "x")), dryRun="All")
             bound = plain()
             bound["spec"] |= {"nodeName": "x", "containers": device()["spec"]["containers"]}
             asking = await found.post(PODS.path(GUARDED), bound, dryRun="All")
