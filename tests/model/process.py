@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
@@ -28,7 +28,7 @@ class Process:
         """in a fixed order, so that a life can be lived again"""
         self._bindings = bindings
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
-        engine = self.engine = Engine(Settings(), api, clock=clock, spawn=self._spawn, observer=NullObserver())
+        engine = self.engine = Engine(Settings(), api, clock=clock, spawn=self._spawn, observer=SchedulerObserver())
         self.checker = Checker(api, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
         self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)

@@ -25,7 +25,7 @@ from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.vendors.base import Vendor
@@ -46,7 +46,7 @@ class OfflineCluster:
             OfflineClient(),
             clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
-            observer=NullObserver(),
+            observer=SchedulerObserver(),
         )
         self.engine.is_leader = False
         self.nodes: dict[str, Json] = {}
