@@ -99,9 +99,9 @@ def shapes() -> Iterator[tuple[str, Json]]:
     """The worst pods known, by what is wrong with them."""
     one = container("a", gpu=1, gpumem=1_000)
     yield "2 containers that fit alone, but not together", pod(*different(2, gpu=8, memory=45_000))
-    yield "32 containers that fit alone, but not together", pod(*different(32, gpu=1, memory=45_000))
-    yield "32 init containers, each another amount", pod(one, init=different(31, gpu=8, memory=1_000))
-    yield "33 containers with devices", pod(*different(33, gpu=1, memory=100))
+    yield "16 containers that fit alone, but not together", pod(*different(16, gpu=1, memory=45_000))
+    yield "16 init containers, each another amount", pod(one, init=different(15, gpu=8, memory=1_000))
+    yield "17 containers with devices", pod(*different(17, gpu=1, memory=100))
     yield "400 init containers with devices", pod(one, init=different(400, gpu=1, memory=100))
     yield "init containers with devices, 1.4 MB", pod(one, init=different(BODY // 160, gpu=1, memory=100))
     yield "256 containers, one with devices", pod(one, *many(255))
@@ -125,8 +125,8 @@ def shapes() -> Iterator[tuple[str, Json]]:
     links = {CARD_POLICY: "topology-aware"}
     yield "topology-aware, two containers that fit alone", pod(*different(2, gpu=7, memory=45_000), annotations=links)
     ahead = {NODE_POLICY: "fragmentation", CARD_POLICY: "fragmentation"}
-    yield "fragmentation, 32 that do not fit together", pod(*different(32, gpu=1, memory=45_000), annotations=ahead)
-    yield "fragmentation, 32 different requests", pod(one, init=different(31, gpu=8, memory=1_000), annotations=ahead)
+    yield "fragmentation, 16 that do not fit together", pod(*different(16, gpu=1, memory=45_000), annotations=ahead)
+    yield "fragmentation, 16 different requests", pod(one, init=different(15, gpu=8, memory=1_000), annotations=ahead)
     for key in ("nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype"):
         shown = key.partition("/")[2]
         yield f"{shown}, 250 KiB", pod(one, annotations={key: "a," * (ANNOTATION // 2)})

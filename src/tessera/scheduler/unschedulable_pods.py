@@ -22,8 +22,8 @@ LISTS_AT_ONCE = 8
 """candidate lists tried for one shape at one change; pods of one shape differ in them by node selectors"""
 MOST_WORK = 1_500
 """checks of one request on one card that the plain rule makes at once: some 20 ms in which nothing else is served"""
-MOST_SLICES = 2_000
-"""of so much work for one decision: 32 requests on 10,000 nodes with 8 cards take 1,700"""
+MOST_SLICES = 1_000
+"""of so much work for one decision: 16 requests on 10,000 nodes with 8 cards take 850"""
 
 
 @dataclass(slots=True)
