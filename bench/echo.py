@@ -15,9 +15,9 @@ import sys
 import uvloop
 from aiohttp import web
 
+from bench.measurement import HOST
+from tessera.http11.server import MAX_BODY_BYTES
 from tessera.scheduler.http_api import JSON
-from tessera.services.addresses import Address
-from tessera.services.listener import Listener
 from tessera.wire.extender import decode_filter_args, decode_node_names, encode_filter_result
 
 ANSWER = encode_filter_result(node_names=["gpu-a100-pool-node-00000"])
@@ -47,15 +47,16 @@ class EchoRefusal:
 
 
 async def serve() -> None:
-    listener = Listener(
-        Address("127.0.0.1", 0), [web.post("/echo", echo), web.post("/echo-refusal", EchoRefusal().__call__)], grace=0.1
-    )
-    await listener.start()
+    application = web.Application(client_max_size=MAX_BODY_BYTES)
+    application.add_routes([web.post("/echo", echo), web.post("/echo-refusal", EchoRefusal().__call__)])
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, 0).start()
     gc.collect()
     gc.freeze()
-    print(listener.address.port, flush=True)
+    print(runner.addresses[0][1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    await listener.stop()
+    await runner.cleanup()
 
 
 if __name__ == "__main__":

@@ -19,21 +19,22 @@ from dataclasses import dataclass
 from datetime import UTC
 from time import monotonic, thread_time, time
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from bench.core import make_held, make_node
 from bench.measurement import Budget, progress, table
 from tessera.core.quota import QuotaFacts
-from tessera.inspect.offline_client import OfflineClient
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.filter import UNFINISHED
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.tenure import Tenure
 from tessera.vendors.pod_reader import MAX_ENTRIES
 from tessera.wire.objects import Pod
 
@@ -163,10 +164,11 @@ class Bench:
         clock = Clock(time, monotonic, UTC)
         self.engine = Engine(
             Settings(),
-            OfflineClient(),
+            cast("KubeApi", None),  # nothing is written: no filter reaches the API
             clock=clock,
             spawn=lambda work: work.close(),
             observer=SchedulerObserver(),
+            tenure=Tenure.unlimited(),
         )
         ledger = self.engine.ledger
         self.names = []

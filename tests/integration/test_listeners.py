@@ -19,11 +19,10 @@ from tessera.http11.server import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.scheduler.http_api import Routes, health_routes
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
 from tessera.services.addresses import Address
-from tessera.services.listener import Listener
+from tessera.services.listener import Listener, health_routes
 from tests.support.admission import SAMPLES
 from tests.support.event_loops import in_fake_time, on_uvloop
 from tests.support.product import gpu_pod
@@ -208,21 +207,7 @@ async def test_five_mebibytes_are_read_and_more_than_eight_are_refused(world: Wo
 
 @in_fake_time
 async def test_an_idle_connection_outlives_the_patience_of_gos_clients() -> None:
-    async def nothing(_body: bytes) -> bytes:
-        return b""
-
-    async def no_metrics() -> AsyncIterator[bytes]:
-        yield b""
-
-    routes = Routes(
-        filter=lambda body: body,
-        bind=nothing,
-        review=lambda body, _kind: body,
-        metrics=no_metrics,
-        is_ready=lambda: "",
-        observe=lambda _verb, _seconds: None,
-    )
-    listener = Listener(LOOPBACK, health_routes(routes), grace=1.0)
+    listener = Listener(LOOPBACK, health_routes(str), grace=1.0)
     await listener.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", listener.address.port)
     time = asyncio.get_running_loop().time

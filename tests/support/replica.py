@@ -11,8 +11,6 @@ from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
-from tessera.services.http_listener import HttpListener
-from tessera.services.listener import Listener
 
 START_S = 60.0
 
@@ -47,7 +45,11 @@ class Replica:
         client = self._client = await KubeClient(access, user_agent=self.agent).__aenter__()
         process = self._process = Process(self.settings, client)
         self._task = asyncio.create_task(process.run())
-        await self._until(lambda: len(process.listeners) == 3 and not process.service.unsynced())
+        service, waits = process.service, self.settings.leadership is not None
+        # A replica that waits for the lease knows everything, but decides nothing.
+        await self._until(
+            lambda: len(process.listeners) == 3 and not (service.unsynced() if waits else service.missing())
+        )
         found = {name: listener.address for name, listener in process.listeners.items()}
         # The ports stay the same over restarts, as a Service's would.
         listeners = Listeners(extender=found["extender"], webhook=found["webhook"], metrics=found["metrics"])
@@ -69,7 +71,7 @@ class Replica:
         assert self._client is not None
         assert not self._task.done(), "the scheduler has ended by itself"
         for listener in self.process.listeners.values():
-            _cut_off(listener)
+            listener.cut()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._client.__aexit__(None, None, None)
@@ -83,15 +85,3 @@ class Replica:
                 if self._task.done():
                     raise AssertionError(f"the scheduler ended with {self._task.result()}")
                 await asyncio.sleep(0)
-
-
-def _cut_off(listener: Listener | HttpListener) -> None:
-    """aiohttp cannot end a server without waiting for its handlers, and takes 0 seconds as no limit."""
-    if isinstance(listener, HttpListener):
-        listener.cut()
-        return
-    runner = listener._runner
-    runner._shutdown_timeout = 0.001
-    for connection in runner.server.connections if runner.server is not None else ():
-        if connection.transport is not None:
-            connection.transport.abort()

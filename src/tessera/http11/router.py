@@ -1,8 +1,8 @@
-"""Which handler responds to a method and path, and what a handler responds with."""
+"""Requests and responses as handlers see them, and which handler responds to a method and path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,21 +11,31 @@ import httptools
 TEXT = "text/plain; charset=utf-8"
 
 
+class Request(NamedTuple):
+    """A request with its whole body; a named tuple because one is made for every request."""
+
+    target: bytes = b""
+    body: bytes = b""
+    content_type: bytes = b""
+
+
 class Response(NamedTuple):
-    """A whole response; a named tuple because one is made for every request."""
+    """A response; a named tuple because one is made for every request."""
 
     status: int
     body: bytes = b""
     content_type: str = TEXT
     allow: str = ""
     """the methods that the path has; only with status 405"""
+    pieces: AsyncGenerator[bytes, None] | None = None
+    """a body that is made while it is sent, in place of `body`"""
 
 
 BAD_TARGET = Response(400, b"no such target\n")
 NOT_FOUND = Response(404, b"not found\n")
 
-Handler = Callable[[bytes], Response | Coroutine[Any, Any, Response]]
-"""takes the body; returns a response, or a coroutine that returns one"""
+Handler = Callable[[Request], Response | Coroutine[Any, Any, Response]]
+"""returns a response, or a coroutine that returns one"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,47 +4,73 @@
       any --refused, asked to close, too slow--> ending --flushed, or too slow--> gone
 
 A refusal is the last request of a connection: nothing after it is looked at. A body that no handler will see is
-counted, not kept. Reading pauses while requests wait, so one read bounds how many wait. Requests have no timers: the
-listener calls `expire` on all connections every few seconds.
+counted, not kept. Reading pauses while requests wait, and while the peer waits for its share of the event loop's time
+(`limits`). Requests have no timers: the listener calls `expire` on all connections every few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from email.utils import formatdate
-from functools import lru_cache
+from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 import structlog
 
 from tessera.http11.connection import HttpConnection
-from tessera.http11.router import Handler, Response, Route, Router
+from tessera.http11.limits import (
+    LARGE_BODY_BYTES,
+    LARGE_SHARE,
+    SMALL_SHARE,
+    ConnectionLimits,
+    LoopShare,
+    PeerTable,
+    RefusalLog,
+)
+from tessera.http11.router import Handler, Request, Response, Route, Router
 
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 8 * 2**20
-"""a filter request names every node of the cluster"""
-MAX_HEAD_BYTES = 64 * 2**10
-"""kube-scheduler's heads have a few hundred"""
+"""A filter request has a pod and the names of all nodes: 5000 names of the longest kind are 1.3 MB. A review has the
+object, at most 3 MiB in a request to the apiserver, and perhaps the object before it. Whole Node objects (an extender
+that is not nodeCacheCapable) fit for some hundred nodes."""
+MAX_HEAD_BYTES = 16 * 2**10
+"""kube-scheduler's and the apiserver's heads have a few hundred; a token may have some thousand"""
+MAX_HEADERS = 100
+MAX_REQUESTS_AHEAD = 32
+"""that may wait on one connection; Go's clients send none ahead"""
 
 USUAL_HEADERS = frozenset({b"Host", b"User-Agent", b"Content-Length", b"Content-Type", b"Accept-Encoding"})
 """what kube-scheduler sends; only if there are others are names converted to lower case"""
 KEEP_ALIVE_SECONDS = 100.0
 """above the 90 s after which Go's clients close idle connections, so that they do it, not the server"""
-REQUEST_SECONDS = 60.0
-"""for head and body to be complete"""
+HEAD_SECONDS = 10.0
+"""for a TLS handshake, and for a head to be complete after its first byte"""
+BODY_SECONDS = 30.0
+"""for a body to be complete: the longest time that an apiserver and a kube-scheduler give a call"""
+WRITE_SECONDS = 30.0
+"""for a client to read some of a response that fills the socket"""
 LINGER_SECONDS = 10.0
 """for a client to read its refusal while it is still sending; closing at once would take the response from it"""
 
+ACCEPT_COST, HANDSHAKE_COST, BYTE_COST = 1e-4, 1e-3, 1e-9
+"""seconds of the event loop that are spent before this module is called, and so cannot be measured by it"""
+
 NOT_HTTP = Response(400, b"this is not HTTP/1.1\n")
 NO_UPGRADE = Response(400, b"there is nothing to upgrade to\n")
+TOO_MANY_AHEAD = Response(400, b"too many requests sent ahead\n")
 BODY_TOO_LARGE = Response(413, f"a body has at most {MAX_BODY_BYTES} bytes\n".encode())
-HEAD_TOO_LARGE = Response(431, f"a head has at most {MAX_HEAD_BYTES} bytes\n".encode())
+HEAD_TOO_LARGE = Response(431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} fields\n".encode())
+OVERLOADED = Response(503, b"this address sends too much at once\n")
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 INTERNAL_ERROR = Response(500, b"internal error, see the log\n")
@@ -57,12 +83,13 @@ class IncomingRequest(NamedTuple):
     """A request that is complete, or was refused before it was."""
 
     handle: Handler | Response
-    target: bytes = b""
-    body: bytes = b""
+    request: Request = Request()
     keeps_connection: bool = False
     confirms_keep_alive: bool = False
     """HTTP/1.0 asks for it, and expects a header that confirms it"""
     is_head: bool = False
+    is_chunkable: bool = True
+    """HTTP/1.0 does not know chunks"""
     is_complete: bool = True
 
 
@@ -71,13 +98,27 @@ class _Refused(Exception):
 
 
 class ServerState:
-    """What the connections of one listener share."""
+    """What the connections of one listener share. Without a guard every route is open and every peer is limited."""
 
-    def __init__(self, router: Router, guard: Guard) -> None:
+    def __init__(
+        self,
+        router: Router,
+        limits: ConnectionLimits,
+        *,
+        guard: Guard | None = None,
+        tls: ssl.SSLContext | None = None,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`timer` measures what requests cost."""
         self.router = router
         self.guard = guard
+        self.tls = tls
+        self.timer = timer
+        self.peers = PeerTable(limits)
+        self.small, self.large = LoopShare(SMALL_SHARE), LoopShare(LARGE_SHARE)
+        self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
-        self.tasks: set[asyncio.Task[Response]] = set()
+        self.tasks: set[asyncio.Task[Response] | asyncio.Task[None]] = set()
         self.is_stopping = False
         self.is_drained = asyncio.Event()
         """set when the listener stops and no connection and no task is left"""
@@ -86,9 +127,32 @@ class ServerState:
         if self.is_stopping and not self.connections and not self.tasks:
             self.is_drained.set()
 
+    def expire(self, now: float) -> None:
+        """End the connections that are past their deadline."""
+        for connection in tuple(self.connections):
+            connection.expire(now)
+        self.small.forget_paid()
+        self.large.forget_paid()
+
+
+class TlsGate(asyncio.Protocol):
+    """Counts a connection when it is accepted; a server with TLS of its own would show it only after its handshake."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        connection = ServerConnection(self._state)
+        if connection.accept(transport):
+            # A transport would read at once. A socket can wait for its turn.
+            connection.secure(transport.get_extra_info("socket").dup())
+        else:
+            connection.abort()
+        cast("asyncio.Transport", transport).abort()
+
 
 class ServerConnection(HttpConnection):
-    """Called by its transport, its parser and its listener."""
+    """Called by its transport, its parser, its listener and `limits`."""
 
     max_stalled_bytes = MAX_HEAD_BYTES
     _parser: httptools.HttpRequestParser
@@ -101,55 +165,123 @@ class ServerConnection(HttpConnection):
         """a request has begun and is not complete"""
         self.expects_continue = False
         """the client waits for permission to send its body"""
+        self.peer = ""
+        self.held_bytes = 0
         self._state = state
         self._loop = asyncio.get_running_loop()
         self._handled: IncomingRequest | None = None
+        self._is_limited = True
+        self._refusal: Response | None = None
+        self._socket: socket.socket | None = None
+        """waits for its TLS handshake"""
+        self._handshake: asyncio.Task[None] | None = None
+        self._is_waiting = self._has_turn = False
+        """for its share of the event loop's time"""
+        self._progress: asyncio.Future[None] | None = None
+        """what a response in pieces waits for"""
         self._is_writable = True
         self._deadline = self._loop.time() + KEEP_ALIVE_SECONDS
+        self._write_deadline = float("inf")
+        self._is_large = False
+        self._body: bytes | bytearray = b""
         self._url: list[bytes] = []
         self.on_url = self._url.append
         self._parser = httptools.HttpRequestParser(self)
 
+    @property
+    def is_busy(self) -> bool:
+        return self._handled is not None
+
     # -- called by the transport
+
+    def accept(self, transport: asyncio.BaseTransport) -> bool:
+        """Count the connection. Returns whether it may stay."""
+        state = self._state
+        state.connections.add(self)
+        peername = transport.get_extra_info("peername")
+        self.peer = str(peername[0]) if peername else ""
+        if not self._is_limited:
+            return not state.is_stopping
+        problem = state.peers.add(self)
+        if problem:
+            state.refusals.note(problem, self.peer)
+        else:
+            state.small.charge(self.peer, ACCEPT_COST)
+        return not problem and not state.is_stopping
+
+    def secure(self, accepted: socket.socket) -> None:
+        """Begin the TLS handshake when it is the peer's turn; `connection_made` is called after it."""
+        self._socket = accepted
+        if not self._defer(self._state.small):
+            self._start_handshake()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._refusal = self._state.guard(transport)
-        self._state.connections.add(self)
-        if self._state.is_stopping:
-            transport.close()
+        state = self._state
+        if state.guard is not None:
+            self._refusal = state.guard(transport)
+            self._is_limited = self._refusal is not None
+        if state.tls is None:
+            if not self.accept(transport):
+                self.abort()
+        elif self._is_limited:
+            state.small.charge(self.peer, HANDSHAKE_COST)
+        else:
+            state.peers.remove(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._leave()
+
+    def _leave(self) -> None:
+        state = self._state
         self._stop_parsing()
         self.requests.clear()
-        self._state.connections.discard(self)
-        self._state.check_drained()
+        state.connections.discard(self)
+        state.peers.remove(self)
+        state.small.discard(self)
+        state.large.discard(self)
+        self._wake()
+        state.check_drained()
 
     def data_received(self, data: bytes) -> None:
         if self.is_over:
             return
         if self._handled is not None or self.requests:
             self.pause_reading()
-        was_reading = self.is_reading
-        self._feed(data)
-        if self.is_reading and not was_reading:
-            self._deadline = self._loop.time() + REQUEST_SECONDS
+        if self._is_limited:
+            began = self._state.timer()
+            self._feed(data)
+            share = self._state.large if self._is_large else self._state.small
+            share.charge(self.peer, self._state.timer() - began + len(data) * BYTE_COST)
+        else:
+            self._feed(data)
+        if len(self._header_fields) > MAX_HEADERS and not self.is_over:
+            self._refuse(HEAD_TOO_LARGE)
         self._proceed()
 
     def pause_writing(self) -> None:
         self._is_writable = False
+        self._write_deadline = self._loop.time() + WRITE_SECONDS
 
     def resume_writing(self) -> None:
         self._is_writable = True
+        self._write_deadline = float("inf")
+        self._wake()
         self._proceed()
 
-    # -- called by the listener
+    # -- called by the listener and by `limits`
 
     def expire(self, now: float) -> None:
-        """End the connection if it is past its deadline; a handler has its own."""
-        if self._handled is not None or now < self._deadline:
+        """End the connection if it is past its deadline. A handler has its own, and a wait for a turn has an end."""
+        if now >= self._write_deadline:
+            self.abort()
             return
+        is_held_up = self._handled is not None or self._is_waiting or self._handshake is not None
+        if is_held_up or now < self._deadline:
+            return
+        if self.is_reading:
+            self._state.refusals.note("too slow", self.peer)
         if self.is_over:
             self.abort()
         else:
@@ -159,70 +291,198 @@ class ServerConnection(HttpConnection):
         """End the connection if no request is outstanding; without unsent bytes this does not wait for the peer."""
         if self._handled is not None or self.requests or self.is_reading:
             return
-        if self._transport.get_write_buffer_size():
+        if hasattr(self, "_transport") and self._transport.get_write_buffer_size():
             self._transport.close()
         else:
             self.abort()
+
+    def give_way(self, reason: str) -> None:
+        self._state.refusals.note(reason, self.peer)
+        self._stop_parsing()
+        self.requests.clear()
+        self.abort()
+
+    def take_turn(self) -> None:
+        self._is_waiting, self._has_turn = False, True
+        if self._socket is not None:
+            self._start_handshake()
+        elif self._progress is not None:
+            self._wake()
+        else:
+            self._proceed()
+
+    def abort(self) -> None:
+        if hasattr(self, "_transport"):
+            super().abort()
+            return
+        # Before its handshake, or during it.
+        if self._handshake is not None:
+            self._handshake.cancel()
+        if self._socket is not None:
+            self._socket.close()
+        self._leave()
+
+    # -- TLS
+
+    def _start_handshake(self) -> None:
+        self._has_turn = False
+        self._handshake = self._loop.create_task(self._shake_hands())
+
+    async def _shake_hands(self) -> None:
+        accepted, self._socket = self._socket, None
+        assert accepted is not None
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self, accepted, ssl=self._state.tls, ssl_handshake_timeout=HEAD_SECONDS
+            )
+        except OSError:
+            self._state.small.charge(self.peer, HANDSHAKE_COST)
+            self._state.refusals.note("no TLS handshake", self.peer)
+            self._leave()
+        finally:
+            self._handshake = None
 
     # -- handling requests
 
     def _proceed(self) -> None:
         while self.requests and self._handled is None and self._is_writable:
+            incoming = self.requests[0]
+            share = self._state.large if len(incoming.request.body) > LARGE_BODY_BYTES else self._state.small
+            # A refusal that ends the connection costs next to nothing.
+            if incoming.is_complete and self._defer(share):
+                return
+            began = self._state.timer() if self._is_limited else 0.0
             self._handle(self.requests.popleft())
-        if self._handled is not None or self.requests or self._transport.is_closing():
+            if self._is_limited:
+                share.charge(self.peer, self._state.timer() - began)
+        if self._handled is not None or self.requests or self._is_waiting or self._transport.is_closing():
             return
         if self.expects_continue:
             self.expects_continue = False
             self._transport.write(CONTINUE)
-        self.resume_reading()
+        if not self._defer(self._state.large if self._is_large else self._state.small):
+            self.resume_reading()
 
-    def _handle(self, request: IncomingRequest) -> None:
-        handle = request.handle
+    def _defer(self, share: LoopShare) -> bool:
+        """Whether the peer has to wait for this share; if so, `take_turn` is called later."""
+        if self._is_waiting:
+            return True
+        if self._has_turn or not self._is_limited or (self._socket is None and self._transport.is_closing()):
+            self._has_turn = False
+            return False
+        if not share.must_wait(self.peer):
+            return False
+        self._is_waiting = True
+        self.pause_reading()
+        share.wait(self)
+        return True
+
+    def _handle(self, incoming: IncomingRequest) -> None:
+        handle = incoming.handle
+        if self._is_limited:
+            self._state.peers.release(self, len(incoming.request.body))
         try:
-            result = handle if isinstance(handle, Response) else handle(request.body)
+            result = handle if isinstance(handle, Response) else handle(incoming.request)
         except Exception as error:
-            result = _log_failure(request, error)
+            result = _log_failure(incoming, error)
         if isinstance(result, Response):
-            self._respond(request, result)
+            self._respond(incoming, result)
             return
         # The task ends even if the client goes away.
-        self._handled = request
+        self._handled = incoming
         task = self._loop.create_task(result)
         self._state.tasks.add(task)
         task.add_done_callback(self._on_handled)
 
     def _on_handled(self, task: asyncio.Task[Response]) -> None:
-        request, self._handled = self._handled, None
-        assert request is not None
+        incoming, self._handled = self._handled, None
+        assert incoming is not None
         self._state.tasks.discard(task)
         if task.cancelled():
             self.abort()
         else:
             error = task.exception()
-            self._respond(request, task.result() if error is None else _log_failure(request, error))
+            self._respond(incoming, task.result() if error is None else _log_failure(incoming, error))
             self._proceed()
         self._state.check_drained()
 
-    def _respond(self, request: IncomingRequest, response: Response) -> None:
+    def _respond(self, incoming: IncomingRequest, response: Response) -> None:
         if self._transport.is_closing():
             return
-        keeps = request.keeps_connection and not self._state.is_stopping
+        is_chunked = response.pieces is not None and incoming.is_chunkable
+        keeps = incoming.keeps_connection and not self._state.is_stopping and (response.pieces is None or is_chunked)
         extra = b"" if keeps else b"Connection: close\r\n"
-        if keeps and request.confirms_keep_alive:
+        if keeps and incoming.confirms_keep_alive:
             extra = b"Connection: keep-alive\r\n"
         if response.allow:
             extra += b"Allow: %s\r\n" % response.allow.encode()
-        start = _head_start(response.status, response.content_type)
-        head = b"%s%d\r\nDate: %s\r\n%s\r\n" % (start, len(response.body), _date(int(time.time())), extra)
-        self._transport.write(head if request.is_head else head + response.body)
-        if keeps:
-            self._deadline = self._loop.time() + (REQUEST_SECONDS if self.is_reading else KEEP_ALIVE_SECONDS)
+        if response.pieces is None:
+            length = b"Content-Length: %d\r\n" % len(response.body)
         else:
-            self._end(lingers=not request.is_complete)
+            length = b"Transfer-Encoding: chunked\r\n" if is_chunked else b""
+        start = _head_start(response.status, response.content_type)
+        head = b"%s%sDate: %s\r\n%s\r\n" % (start, length, _date(int(time.time())), extra)
+        self._transport.write(head if incoming.is_head else head + response.body)
+        if response.pieces is not None and not incoming.is_head:
+            self._handled = incoming
+            task = self._loop.create_task(self._send_pieces(response.pieces, is_chunked=is_chunked))
+            self._state.tasks.add(task)
+            task.add_done_callback(partial(self._on_pieces_sent, keeps=keeps))
+        else:
+            self._finish(incoming, keeps=keeps)
+
+    async def _send_pieces(self, pieces: AsyncGenerator[bytes, None], *, is_chunked: bool) -> None:
+        """Send a body while it is made; made no faster than the client reads, and than the peer's share allows."""
+        began, small = self._state.timer(), self._state.small
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if self._transport.is_closing():
+                    return
+                if piece:
+                    self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
+                if self._is_limited:
+                    # Later pieces let other tasks run meanwhile, so that their time cannot be measured.
+                    small.charge(self.peer, self._state.timer() - began if began else len(piece) * BYTE_COST)
+                    began = 0.0
+                while (not self._is_writable or self._defer(small)) and not self._transport.is_closing():
+                    self._progress = self._loop.create_future()
+                    await self._progress
+        if is_chunked:
+            self._transport.write(b"0\r\n\r\n")
+
+    def _on_pieces_sent(self, task: asyncio.Task[None], *, keeps: bool) -> None:
+        incoming, self._handled = self._handled, None
+        assert incoming is not None
+        self._state.tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log_failure(incoming, error)
+        if task.cancelled() or error is not None:
+            # The client notices that the response is not complete.
+            self.abort()
+        elif not self._transport.is_closing():
+            self._finish(incoming, keeps=keeps)
+            self._proceed()
+        self._state.check_drained()
+
+    def _finish(self, incoming: IncomingRequest, *, keeps: bool) -> None:
+        if not keeps:
+            self._end(lingers=not incoming.is_complete)
+            return
+        seconds = KEEP_ALIVE_SECONDS
+        if self.is_reading:
+            seconds = BODY_SECONDS if self._has_head else HEAD_SECONDS
+        self._deadline = self._loop.time() + seconds
+
+    def _wake(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
+        self._progress = None
 
     def _end(self, *, lingers: bool) -> None:
         self._stop_parsing()
         self.requests.clear()
+        self._state.peers.release(self)
         self._deadline = self._loop.time() + LINGER_SECONDS
         if lingers and self._transport.can_write_eof():
             self._transport.write_eof()
@@ -240,17 +500,23 @@ class ServerConnection(HttpConnection):
 
     def on_message_begin(self) -> None:
         self.is_reading = True
+        self._deadline = self._loop.time() + HEAD_SECONDS
+        self._has_head = self._is_large = False
         self._url.clear()
         self._header_fields.clear()
-        self._body: bytes | bytearray = b""
+        self._body = b""
         self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
         self._stalled_bytes = 0
+        self._has_head = True
+        self._deadline = self._loop.time() + BODY_SECONDS
         parser, headers = self._parser, self._header_fields
         if not headers.keys() <= USUAL_HEADERS:
-            headers = {name.lower(): value for name, value in headers.items()}
-        self._confirms_keep_alive = b"connection" in headers
+            # In the spelling of `USUAL_HEADERS`.
+            headers = {name.title(): value for name, value in headers.items()}
+        self._confirms_keep_alive = b"Connection" in headers
+        self._content_type = headers.get(b"Content-Type", b"")
         self._target = self._url[0] if len(self._url) == 1 else b"".join(self._url)
         self._method = parser.get_method()
         found = self._state.router.find(self._method, self._target)
@@ -263,9 +529,11 @@ class ServerConnection(HttpConnection):
             self._route_handler = found.handle
         if parser.should_upgrade():
             raise self._refuse(NO_UPGRADE)
-        if int(headers.get(b"Content-Length") or headers.get(b"content-length") or 0) > MAX_BODY_BYTES:
+        length = int(headers.get(b"Content-Length") or 0)
+        self._is_large = length > LARGE_BODY_BYTES
+        if length > MAX_BODY_BYTES:
             raise self._refuse(BODY_TOO_LARGE)
-        if headers.get(b"expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
+        if headers.get(b"Expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
             if isinstance(self._route_handler, Response):
                 raise self._refuse(self._route_handler)
             self.expects_continue = True
@@ -277,6 +545,10 @@ class ServerConnection(HttpConnection):
             raise self._refuse(BODY_TOO_LARGE)
         if isinstance(self._route_handler, Response):
             return
+        if self._is_limited:
+            self._is_large = self._is_large or self._body_bytes > LARGE_BODY_BYTES
+            if not self._state.peers.hold(self, len(piece)):
+                raise self._refuse(OVERLOADED)
         if not self._body:
             # Most bodies come in one piece, which is not copied.
             self._body = piece
@@ -288,25 +560,31 @@ class ServerConnection(HttpConnection):
     def on_message_complete(self) -> None:
         self._stalled_bytes = 0
         self.is_reading = self.expects_continue = False
+        if len(self.requests) == MAX_REQUESTS_AHEAD:
+            raise self._refuse(TOO_MANY_AHEAD)
+        parser = self._parser
         self.requests.append(
             IncomingRequest(
                 self._route_handler,
-                target=self._target,
-                body=bytes(self._body),
-                keeps_connection=self._parser.should_keep_alive(),
+                Request(self._target, bytes(self._body), self._content_type),
+                keeps_connection=parser.should_keep_alive(),
                 confirms_keep_alive=self._confirms_keep_alive,
                 is_head=self._method == b"HEAD",
+                is_chunkable=parser.get_http_version() != "1.0",
             )
         )
         self._body = b""
 
     def _refuse(self, response: Response) -> _Refused:
+        self._state.refusals.note(response.body.decode().strip(), self.peer)
         self._stop_parsing()
         self.requests.append(IncomingRequest(response, is_complete=False))
         return _Refused()
 
     def _stop_parsing(self) -> None:
         self.is_over, self.is_reading, self.expects_continue = True, False, False
+        self._state.peers.release(self, len(self._body))
+        self._body = b""
 
 
 @lru_cache(maxsize=1)
@@ -316,9 +594,9 @@ def _date(second: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def _head_start(status: int, content_type: str) -> bytes:
-    return f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: {content_type}\r\nContent-Length: ".encode()
+    return f"HTTP/1.1 {status} {PHRASES[status]}\r\nContent-Type: {content_type}\r\n".encode()
 
 
-def _log_failure(request: IncomingRequest, error: BaseException) -> Response:
-    log.error("the handler of a request failed", target=request.target.decode("latin-1"), exc_info=error)
+def _log_failure(incoming: IncomingRequest, error: BaseException) -> Response:
+    log.error("the handler of a request failed", target=incoming.request.target.decode("latin-1"), exc_info=error)
     return INTERNAL_ERROR

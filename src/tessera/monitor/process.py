@@ -19,7 +19,6 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from aiohttp import web
 from prometheus_client import CollectorRegistry
 
 from tessera.host.call_thread import CallThread, CallTimeout
@@ -36,7 +35,7 @@ from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
 from tessera.services import exposition
 from tessera.services.addresses import Address
-from tessera.services.listener import Listener
+from tessera.services.listener import Listener, health_routes, metrics_route
 from tessera.wire.objects import Pod
 
 log = structlog.get_logger(__name__)
@@ -141,11 +140,9 @@ class MonitorProcess:
         return code
 
     async def _work(self) -> None:
-        routes = [
-            web.get("/metrics", self._metrics),
-            *(web.get(path, self._health) for path in ("/healthz", "/readyz")),
-        ]
-        listener = Listener(self.settings.metrics, routes, grace=GRACE_S)
+        # /healthz says the same: a monitor that cannot read the regions is of no use.
+        routes = [metrics_route(partial(exposition.render, self._registry)), *health_routes(self.missing, self.missing)]
+        listener = Listener(self.settings.metrics, routes, limits=self.settings.limits, grace=GRACE_S)
         try:
             await listener.start()
             self.address = listener.address
@@ -196,13 +193,6 @@ class MonitorProcess:
             regions=self._snapshot.regions,
             cards=self._cards,
         )
-
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(body=exposition.render(self._registry), headers={"Content-Type": exposition.CONTENT_TYPE})
-
-    async def _health(self, _request: web.Request) -> web.Response:
-        text = self.missing()
-        return web.Response(status=503, text=f"{text}\n") if text else web.Response()
 
     async def _close(self) -> None:
         """A driver or disk that hangs does not keep the process from exiting."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tessera.services.addresses import Address
-from tessera.services.common_settings import ClusterAccess, NodeServiceSettings
+from tessera.services.common_settings import ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS, read_log_options
-from tessera.services.settings_table import Flags, Group, Setting, Sources, rows_of, shared
+from tessera.services.settings_table import Flags, Group, Setting, Sources, nested, rows_of, shared
 from tessera.services.value_types import DIRECTORY, REQUIRED_ADDRESS, SPAN, SWITCH
 
 
@@ -32,6 +32,7 @@ class MonitorSettings(ClusterAccess):
         "How long the folder of an unknown pod stays.", env=("HAMI_RESYNC_INTERVAL",), env_warns=True)
     metrics: Address = Group.OPERATION("metrics-bind-address", REQUIRED_ADDRESS, Address("", 9394),
         "Metrics, /healthz and /readyz.")
+    limits: ListenerLimits = nested(ListenerLimits)
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Show the names of HAMi up to v2.8 as well.")
     warnings: tuple[str, ...] = ()

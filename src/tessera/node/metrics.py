@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import structlog
-from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -21,7 +20,8 @@ from tessera import __version__
 from tessera.node.fleet import Fleet
 from tessera.services import exposition
 from tessera.services.addresses import Address
-from tessera.services.listener import Listener, health_routes
+from tessera.services.common_settings import ListenerLimits
+from tessera.services.listener import Listener, health_routes, metrics_route
 
 log = structlog.get_logger(__name__)
 
@@ -101,11 +101,17 @@ class _Gauges(Collector):
 
 
 async def serve(
-    address: Address, metrics: AgentMetrics, *, missing: Callable[[], str], on_listening: Callable[[Address], None]
+    address: Address,
+    metrics: AgentMetrics,
+    *,
+    limits: ListenerLimits,
+    missing: Callable[[], str],
+    on_listening: Callable[[Address], None],
 ) -> None:
     """Serves until cancelled; calls `on_listening` with the address."""
     while True:
-        listener = Listener(address, [*_metrics_routes(metrics), *health_routes(missing)], grace=GRACE_S)
+        routes = [metrics_route(metrics.render), *health_routes(missing)]
+        listener = Listener(address, routes, limits=limits, grace=GRACE_S)
         try:
             await listener.start()
             log.info("listening", what="metrics", address=str(listener.address))
@@ -116,10 +122,3 @@ async def serve(
         finally:
             await listener.stop()
         await asyncio.sleep(LISTEN_AGAIN_S)
-
-
-def _metrics_routes(metrics: AgentMetrics) -> list[web.RouteDef]:
-    async def answer(_request: web.Request) -> web.Response:
-        return web.Response(body=metrics.render(), headers={"Content-Type": exposition.CONTENT_TYPE})
-
-    return [web.get("/metrics", answer)]

@@ -27,6 +27,7 @@ from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObser
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts
@@ -62,6 +63,7 @@ class Filter:
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
+        self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
@@ -127,6 +129,7 @@ class Filter:
             self._demand.note_request(request)
         placement = answer.placement
         self._cycles.reserve(prepared, placement)
+        self._after_reserve()
         self._observer.on_placed(
             PlacedEvent(request, partial(self._describe_success, answer), partial(brief_success_text, placement))
         )

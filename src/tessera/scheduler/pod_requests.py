@@ -19,6 +19,7 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import PodReader, PolicyDefaults
+from tessera.wire import keys
 from tessera.wire.objects import Container, Pod
 
 REMEMBERED = 1024
@@ -36,6 +37,20 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     request: PodRequest
     uses_downward_api: bool
     """all its containers read their slices from the pod's own annotations, so Allocate's response does not matter"""
+    version: str = ""
+    """of the pod that was read; a Binding is valid for this one only"""
+    fence: str = ""
+    """of the pod that was read"""
+
+    def asks_the_same(self, other: PreparedRequest) -> bool:
+        """Whether what was found for one may be given to the other."""
+        mine, theirs = self.request, other.request
+        return (mine.containers, mine.constraints, mine.numa_bind, self.uses_downward_api) == (
+            theirs.containers,
+            theirs.constraints,
+            theirs.numa_bind,
+            other.uses_downward_api,
+        )
 
 
 class RequestReader:
@@ -67,7 +82,8 @@ class RequestReader:
         request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
         if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
-        return PreparedRequest(request, known.uses_downward_api)
+        fence = pod.annotations.get(keys.FENCE, "")
+        return PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:
         request = self._reader.request(pod)

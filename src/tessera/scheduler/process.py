@@ -11,35 +11,30 @@ import asyncio
 import gc
 import os
 import signal
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 import structlog
 import uvloop
 
 from tessera.core.audit import AuditFinding
+from tessera.http11.router import Route
+from tessera.http11.server import Guard
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
-from tessera.scheduler.http_api import (
-    Routes,
-    aiohttp_extender_routes,
-    extender_routes,
-    find_refusal,
-    health_routes,
-    metrics_routes,
-    webhook_routes,
-)
+from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, metrics_routes, webhook_routes
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
 from tessera.scheduler.observer import RefusedEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
+from tessera.services.addresses import Address
 from tessera.services.file_watch import FileWatch
-from tessera.services.http_listener import HttpListener
-from tessera.services.listener import Listener
+from tessera.services.listener import Listener, health_routes
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
 from tessera.wire.errors import WireError
@@ -92,7 +87,7 @@ class Process(SchedulerObserver):
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
-        self.listeners: dict[str, Listener | HttpListener] = {}
+        self.listeners: dict[str, Listener] = {}
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
@@ -148,27 +143,38 @@ class Process(SchedulerObserver):
     # -- listening
 
     async def _listen(self) -> None:
-        listeners, grace = self.settings.listeners, self.settings.grace_seconds * (1 - EVENTS_SHARE)
-        routes = self._routes()
-        decide, admit = aiohttp_extender_routes(routes), webhook_routes(routes)
-        health, metrics = health_routes(routes), metrics_routes(routes)
-        tls = self._tls.context
+        listeners, routes, tls = self.settings.listeners, self._routes(), self._tls.context
+        decide, admit, metrics = extender_routes(routes), webhook_routes(routes), metrics_routes(routes)
         if listeners.single is not None:
-            everything = [*decide, *admit, *health]
-            self.listeners["single"] = Listener(listeners.single, everything, tls=tls, grace=grace)
+            self._add_listener("single", listeners.single, [*decide, *admit], guard=find_refusal, tls=tls)
         else:
-            if listeners.extender is not None:
-                own = tls if listeners.extender_tls else None
-                self.listeners["extender"] = HttpListener(
-                    listeners.extender, extender_routes(routes), guard=find_refusal, tls=own, grace=grace
-                )
-            if listeners.webhook is not None and tls is not None:
-                self.listeners["webhook"] = Listener(listeners.webhook, [*admit, *health], tls=tls, grace=grace)
-        if listeners.metrics is not None:
-            self.listeners["metrics"] = Listener(listeners.metrics, [*metrics, *health], grace=grace)
+            own = tls if listeners.extender_tls else None
+            self._add_listener("extender", listeners.extender, decide, guard=find_refusal, tls=own)
+            if tls is not None:
+                self._add_listener("webhook", listeners.webhook, admit, tls=tls)
+        self._add_listener("metrics", listeners.metrics, metrics)
         for name, listener in self.listeners.items():
             await listener.start()
             log.info("listening", what=name, address=str(listener.address))
+
+    def _add_listener(
+        self,
+        name: str,
+        address: Address | None,
+        routes: list[Route],
+        *,
+        guard: Guard | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        if address is not None:
+            self.listeners[name] = Listener(
+                address,
+                [*routes, *health_routes(self._unready)],
+                guard=guard,
+                tls=tls,
+                limits=self.settings.listeners.limits,
+                grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
+            )
 
     async def close_listeners(self) -> None:
         """Accept nothing new; running requests end within the grace period."""
@@ -180,13 +186,12 @@ class Process(SchedulerObserver):
             bind=self.service.engine.answer_bind,
             review=self.service.answer_review,
             metrics=self._render_metrics,
-            is_ready=self._unready,
             observe=self.metrics.observe,
         )
 
     def _unready(self) -> str:
-        """What is missing before callers should be sent here; leading is not needed for that."""
-        return self.service.unsynced() or self._tls.missing()
+        """What is missing before callers should be sent here; leading is not needed for that, but to be able to."""
+        return self.service.unsynced() or self.service.engine.takeover.problem or self._tls.missing()
 
     # -- metrics
 
@@ -203,7 +208,7 @@ class Process(SchedulerObserver):
             text = pod.annotations.get(keys.MIG_ALLOCATIONS, "")
             self._exposition.instances.put(uid, node=pod.spec.node_name, text=text)
 
-    async def _render_metrics(self) -> AsyncIterator[bytes]:
+    async def _render_metrics(self) -> AsyncGenerator[bytes, None]:
         service = self.service
         engine = service.engine
         self.metrics.set_levels(
@@ -212,6 +217,8 @@ class Process(SchedulerObserver):
                 awaiting_turn=engine.queue.waiting,
                 reserved=engine.cycles.count(*HOLDS_RESERVATION),
                 refused=len(engine.unschedulable),
+                uncertain=engine.cycles.count(CycleState.UNCERTAIN),
+                unfenced=engine.takeover.left,
             )
         )
         self.metrics.keep_only(service.ledger.node_names())

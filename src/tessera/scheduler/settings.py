@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tessera.scheduler.configuration.legacy_flags import IGNORED, OVERRIDES
 from tessera.services.addresses import Address
-from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess
+from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits
 from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of
 from tessera.services.value_types import (
@@ -110,6 +110,7 @@ class Listeners:
         "PEM file of the authority whose client certificates let other machines call filter and bind.",
         default_text="no other machine may")
     extender_tls: bool = Group.LISTENERS("extender-tls", SWITCH, False, "Serve filter and bind over TLS.")
+    limits: ListenerLimits = nested(ListenerLimits)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.services.settings_table import Group, Setting
-from tessera.services.value_types import DIRECTORY, DNS_NAME, FILE, NAME, SWITCH, optional
+from tessera.services.value_types import COUNT, DIRECTORY, DNS_NAME, FILE, NAME, SWITCH, optional
 
 # fmt: off
 
@@ -30,6 +30,16 @@ class NodeServiceSettings:
     driver_root_here: Path = Group.FOLDERS("driver-root-ctr-path", DIRECTORY, Path("/driver-root"),
         "Where this process sees the host's driver root.", aliases=("container-driver-root",),
         env=("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"))
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerLimits:
+    """Open connections per listener. Peers that may call filter and bind do not count."""
+
+    connections: int = Group.LISTENERS("max-connections", COUNT, 512,
+        "Open connections per listener; above, the address with most of them loses one.")
+    connections_per_peer: int = Group.LISTENERS("max-connections-per-peer", COUNT, 256,
+        "Of them from one address; above the apiserver's --max-mutating-requests-inflight, which is 200.")
 
 
 PRINT_CONFIG = Setting("print-config", SWITCH, False, Group.OPERATION,

@@ -1,71 +1,114 @@
-"""A listener on aiohttp, and the two health routes that every service has."""
+"""A listener of a service: one address with some routes, over HTTP/1.1 (`http11`), and the routes that all have.
+
+A handler that returns a response has responded in the same turn of the event loop. A coroutine runs as a task, which
+ends even if its client goes away.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 
-from aiohttp import web
-
-from tessera.http11.router import Response
-from tessera.http11.server import KEEP_ALIVE_SECONDS, MAX_BODY_BYTES
+from tessera.http11.router import Request, Response, Route, Router
+from tessera.http11.server import Guard, ServerConnection, ServerState, TlsGate
+from tessera.services import exposition
 from tessera.services.addresses import Address
-
-SHUTDOWN_WAITS = 2
-"""how often aiohttp gives running requests its timeout: to end, and once more after it has cut off their bodies"""
+from tessera.services.common_settings import ListenerLimits
 
 BACKLOG = 1024
 """connections that may wait: kube-scheduler opens many short-lived ones to bind"""
+EXPIRE_EVERY_SECONDS = 2.0
+"""one timer checks the deadlines of all connections; requests have none"""
+CANCEL_SECONDS = 1.0
+"""for cancelled handlers to end"""
 
 OK = Response(200)
 
 
-def health_checks(missing: Callable[[], str]) -> Mapping[str, Callable[[], Response]]:
-    """Liveness and readiness, by path. `missing` says why the service is not ready; empty if it is."""
+def health_routes(missing: Callable[[], str], fault: Callable[[], str] = str) -> list[Route]:
+    """Readiness and liveness. `missing` says why the service is not ready, `fault` why it is not even alive; both are
+    empty if it is."""
 
-    def check_ready() -> Response:
-        text = missing()
-        return Response(503, f"{text}\n".encode()) if text else OK
+    def route(path: str, problem: Callable[[], str]) -> Route:
+        def check(_request: Request) -> Response:
+            text = problem()
+            return Response(503, f"{text}\n".encode()) if text else OK
 
-    return {"/healthz": lambda: OK, "/readyz": check_ready}
+        return Route("GET", path, check)
 
-
-def health_routes(missing: Callable[[], str]) -> list[web.RouteDef]:
-    def route(path: str, check: Callable[[], Response]) -> web.RouteDef:
-        async def handle(_request: web.Request) -> web.Response:
-            return as_web_response(check())
-
-        return web.get(path, handle)
-
-    return [route(path, check) for path, check in health_checks(missing).items()]
+    return [route("/healthz", fault), route("/readyz", missing)]
 
 
-def as_web_response(response: Response) -> web.Response:
-    return web.Response(status=response.status, body=response.body, headers={"Content-Type": response.content_type})
+def metrics_route(render: Callable[[], bytes]) -> Route:
+    return Route("GET", "/metrics", lambda _request: Response(200, render(), exposition.CONTENT_TYPE))
 
 
 class Listener:
-    """One address with some routes."""
+    """One address with some routes; each peer that the guard does not admit has `limits`."""
 
     def __init__(
-        self, address: Address, routes: list[web.RouteDef], *, tls: ssl.SSLContext | None = None, grace: float
+        self,
+        address: Address,
+        routes: Iterable[Route],
+        *,
+        guard: Guard | None = None,
+        tls: ssl.SSLContext | None = None,
+        limits: ListenerLimits | None = None,
+        grace: float,
     ) -> None:
         """`grace` is how many seconds running requests have when the listener stops."""
         self.address = address
-        self._tls = tls
-        app = web.Application(client_max_size=MAX_BODY_BYTES)
-        app.add_routes(routes)
-        wait = grace / SHUTDOWN_WAITS
-        self._runner = web.AppRunner(app, access_log=None, keepalive_timeout=KEEP_ALIVE_SECONDS, shutdown_timeout=wait)
+        self._grace = grace
+        self._state = ServerState(Router(routes), limits or ListenerLimits(), guard=guard, tls=tls)
+        self._server: asyncio.Server | None = None
+        self._expiry: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen. If the port was 0, `address` has the real one afterwards."""
-        await self._runner.setup()
         host, port = self.address.host or None, self.address.port
-        site = web.TCPSite(self._runner, host, port, ssl_context=self._tls, backlog=BACKLOG)
-        await site.start()
-        self.address = Address(self.address.host, self._runner.addresses[0][1])
+        protocol = ServerConnection if self._state.tls is None else TlsGate
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: protocol(self._state), host, port, backlog=BACKLOG
+        )
+        self.address = Address(self.address.host, self._server.sockets[0].getsockname()[1])
+        self._expiry = asyncio.create_task(self._expire_connections())
 
     async def stop(self) -> None:
-        """Accept nothing new. Running requests end within the grace period."""
-        await self._runner.cleanup()
+        """Accept nothing new. Idle connections end at once, running requests within the grace period."""
+        self._close()
+        for connection in tuple(self._state.connections):
+            connection.retire()
+        await self._wait_until_drained(self._grace)
+        self.cut()
+        await self._wait_until_drained(CANCEL_SECONDS)
+        if self._expiry is not None:
+            await asyncio.gather(self._expiry, return_exceptions=True)
+
+    def cut(self) -> None:
+        """End all connections at once and cancel the running handlers."""
+        self._close()
+        for connection in tuple(self._state.connections):
+            connection.abort()
+        for task in tuple(self._state.tasks):
+            task.cancel()
+
+    def _close(self) -> None:
+        self._state.is_stopping = True
+        self._state.check_drained()
+        if self._server is not None:
+            self._server.close()
+        if self._expiry is not None:
+            self._expiry.cancel()
+
+    async def _wait_until_drained(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._state.is_drained.wait()
+
+    async def _expire_connections(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(EXPIRE_EVERY_SECONDS)
+            self._state.expire(clock())

@@ -112,6 +112,12 @@ def parse_amount(text: str) -> int:
     return int(text)
 
 
+def parse_count(text: str) -> int:
+    if not _WHOLE.match(text) or not 1 <= int(text) <= INT32_MAX:
+        raise ValueError(f"expected a whole number from 1 to {INT32_MAX}, found {quoted(text)}")
+    return int(text)
+
+
 def parse_number(text: str) -> float:
     if not _NUMBER.match(text):
         raise ValueError(f"expected a number, found {quoted(text)}")
@@ -207,6 +213,7 @@ NAME = ValueType("NAME", str)
 DNS_NAME = ValueType("NAME", parse_dns_name)
 WHOLE = ValueType("NUMBER", parse_whole)
 AMOUNT = ValueType("NUMBER", parse_amount)
+COUNT = ValueType("NUMBER", parse_count)
 NUMBER = ValueType("NUMBER", parse_number)
 SECONDS = ValueType("SECONDS", parse_seconds, format_duration)
 DURATION = ValueType("DURATION", parse_duration, format_duration)

@@ -1,4 +1,4 @@
-"""Converts API pods to core values: what a pod requests (`pod_request`) and what it holds (`pod_facts`).
+"""Converts API pods to core values: what a pod requests and what it holds.
 
 Requests fail closed: a value that cannot be honoured refuses the pod. Holdings fail safe: what can be read counts,
 what cannot be read blocks the node, and where positions cannot be trusted every container counts as running.
@@ -57,11 +57,6 @@ def pod_request(
 ) -> PodRequest | BadPod:
     """Read one pod's request. To read many pods, keep a `PodReader`."""
     return PodReader(vendors, defaults).request(pod)
-
-
-def pod_facts(pod: Pod, vendors: Mapping[str, Vendor]) -> PodFacts | None:
-    """Read one pod's holdings. To read many pods, keep a `PodReader`."""
-    return PodReader(vendors).facts(pod)
 
 
 class PodReader:

@@ -15,10 +15,15 @@ import msgspec
 from msgspec import Raw
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Partial, Pod, decode_object
+from tessera.wire.objects import Partial, decode_object
 
 MAX_BODY = 7 * 2**20
 """bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
+MAX_VALUES = 250_000
+"""in one review; the largest pod that etcd takes, 1.5 MB of environment variables, has 150,000. A value may need a
+hundred times the memory of its text, so that bytes alone limit nothing."""
+MAX_CONTAINERS = 128
+"""in one pod, of all kinds: every vendor looks at every container"""
 
 CONTENT_TYPE = "application/json"
 KIND = "AdmissionReview"
@@ -33,8 +38,6 @@ FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A request for admission."""
-
     api_version: str
     uid: str
     operation: str
@@ -42,14 +45,7 @@ class Review:
     name: str
     """empty where the apiserver will generate it"""
     username: str
-    dry_run: bool
     object: Raw
-
-    def pod(self) -> Pod:
-        """The object; raises `WireError` where it is not a pod."""
-        if not self.object or self.object == _NULL:
-            raise WireError("the request has no object")
-        return decode_object(bytes(self.object), Pod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +58,8 @@ class Verdict:
     reason: str = ""
     patch: tuple[Mapping[str, Any], ...] = ()
     """operations of a JSON patch (RFC 6902)"""
+    changed: Any = None
+    """the object with the patch applied; None where it stays as it is"""
     warnings: tuple[str, ...] = ()
     """sentences that kubectl shows"""
 
@@ -70,9 +68,9 @@ def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
     return Verdict(True, 200, message, warnings=tuple(warnings))
 
 
-def patched(patch: Sequence[Mapping[str, Any]], *, warnings: Sequence[str] = ()) -> Verdict:
-    """Allowed with changes, or unchanged if there are no operations."""
-    return Verdict(True, 200, patch=tuple(patch), warnings=tuple(warnings))
+def patched(patch: Sequence[Mapping[str, Any]], *, changed: Any = None, warnings: Sequence[str] = ()) -> Verdict:
+    """Allowed with changes, or unchanged if there are no operations. `changed` is the object after them."""
+    return Verdict(True, 200, patch=tuple(patch), changed=changed, warnings=tuple(warnings))
 
 
 def denied(message: str, *, warnings: Sequence[str] = ()) -> Verdict:
@@ -90,12 +88,27 @@ def content_refusal(content_type: str) -> Verdict | None:
     return errored(BAD_REQUEST, f"contentType={content_type}, expected {CONTENT_TYPE}")
 
 
-def size_refusal(size: int) -> Verdict | None:
-    """Why a body of `size` bytes is refused; empty if it is not."""
-    if size == 0:
+def size_refusal(body: bytes) -> Verdict | None:
+    """Why a body is refused unread; empty if it is not."""
+    if not body:
         return errored(BAD_REQUEST, "request body is empty")
-    if size > MAX_BODY:
+    if len(body) > MAX_BODY:
         return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_BODY} bytes")
+    # Every value but the first of a list or object follows a comma.
+    if body.count(b",") + body.count(b"[") + body.count(b"{") > MAX_VALUES:
+        return errored(TOO_LARGE, f"request entity is too large; limit is {MAX_VALUES} values")
+    return None
+
+
+def container_refusal(review: Review) -> Verdict | None:
+    """Why a pod with so many containers is refused; empty if it is not, or if the object is not a pod."""
+    try:
+        spec = msgspec.json.decode(review.object, type=_ContainerLists).spec
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    count = sum(len(each or ()) for each in (spec.containers, spec.init_containers, spec.ephemeral_containers))
+    if count > MAX_CONTAINERS:
+        return denied(f"pod has {count} containers; at most {MAX_CONTAINERS} are served")
     return None
 
 
@@ -116,7 +129,6 @@ def decode_review(body: bytes) -> Review:
         namespace=request.namespace,
         name=request.name,
         username=request.user_info.username,
-        dry_run=bool(request.dry_run),
         object=request.object,
     )
 
@@ -142,7 +154,14 @@ def _status(verdict: Verdict) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value}
 
 
-_NULL = Raw(b"null")
+class _ContainerSpec(Partial, frozen=True):
+    containers: list[Raw] | None = None
+    init_containers: list[Raw] | None = None
+    ephemeral_containers: list[Raw] | None = None
+
+
+class _ContainerLists(Partial, frozen=True):
+    spec: _ContainerSpec = _ContainerSpec()
 
 
 class _UserInfo(Partial, frozen=True):
@@ -154,7 +173,6 @@ class _Request(Partial, frozen=True):
     operation: str = ""
     namespace: str = ""
     name: str = ""
-    dry_run: bool | None = None
     user_info: _UserInfo = _UserInfo()
     object: Raw = Raw()
 

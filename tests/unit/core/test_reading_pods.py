@@ -11,7 +11,7 @@ from tessera.core.grants import Grant, Span
 from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest, Request, Role, Weights
 from tessera.vendors import pod_reader as reading_pods
 from tessera.vendors.drafts import BadPod
-from tessera.vendors.pod_reader import PodReader, pod_facts, pod_request
+from tessera.vendors.pod_reader import PodReader, pod_request
 from tests.support.builders import PodBuilder, gpu_pod, pod, vendors
 
 WEIGHTS = "hami.io/device-scoring-weights"
@@ -112,7 +112,7 @@ def test_two_pods_of_one_shape_differ_in_identity_only() -> None:
     ],
 )
 def test_a_pod_that_is_not_bound_or_ended_holds_nothing(one: PodBuilder) -> None:
-    assert pod_facts(one.api(), vendors()) is None
+    assert PodReader(vendors()).facts(one.api()) is None
 
 
 def test_a_running_pod_holds_what_its_annotation_says() -> None:

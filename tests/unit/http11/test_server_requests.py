@@ -24,13 +24,14 @@ from tessera.http11.server import (
     ServerConnection,
     ServerState,
 )
+from tessera.services.common_settings import ListenerLimits
 
 FORBIDDEN = Response(403, b"not you\n")
 ROUTER = Router(
     [
-        Route("POST", "/echo", lambda body: Response(200, body)),
-        Route("POST", "/own", lambda body: Response(200, body), guarded=True),
-        Route("GET", "/hello", lambda _body: Response(200, b"hello")),
+        Route("POST", "/echo", lambda request: Response(200, request.body)),
+        Route("POST", "/own", lambda request: Response(200, request.body), guarded=True),
+        Route("GET", "/hello", lambda _request: Response(200, b"hello")),
     ]
 )
 CONVERSATION = (
@@ -63,7 +64,7 @@ def connected(wire: Wire, router: Router = ROUTER, refusal: Response | None = No
     """A connection whose requests stay where they are, since nothing can be written."""
 
     async def connect() -> ServerConnection:
-        made = ServerConnection(ServerState(router, lambda _transport: refusal))
+        made = ServerConnection(ServerState(router, ListenerLimits(), guard=lambda _transport: refusal))
         made.connection_made(wire)
         made.pause_writing()
         return made
@@ -83,7 +84,9 @@ def read(*pieces: bytes, refusal: Response | None = None) -> ServerConnection:
 def test_requests_are_the_same_wherever_their_bytes_are_split(cuts: list[int]) -> None:
     bounds = [0, *cuts, len(CONVERSATION)]
     made = read(*(CONVERSATION[a:b] for a, b in pairwise(bounds)))
-    assert [(r.target, r.body, r.keeps_connection, r.confirms_keep_alive, r.is_head) for r in made.requests] == [
+    assert [
+        (r.request.target, r.request.body, r.keeps_connection, r.confirms_keep_alive, r.is_head) for r in made.requests
+    ] == [
         (b"/echo?timeout=5s", b"abcde", True, False, False),
         (b"/echo", b"abcde", True, False, False),
         (b"/hello", b"", True, True, True),
@@ -95,7 +98,7 @@ def test_requests_are_the_same_wherever_their_bytes_are_split(cuts: list[int]) -
 
 def test_one_byte_at_a_time_is_enough() -> None:
     made = read(*(bytes([byte]) for byte in CONVERSATION))
-    assert [request.body for request in made.requests] == [b"abcde", b"abcde", b"", b""]
+    assert [request.request.body for request in made.requests] == [b"abcde", b"abcde", b"", b""]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +155,7 @@ def test_chunks_count_together(chunk: int) -> None:
     head = b"POST /echo HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
     framed = b"%x\r\n%s\r\n" % (chunk, b"x" * chunk)
     whole = read(head, framed * (MAX_BODY_BYTES // chunk), b"0\r\n\r\n")
-    assert [len(request.body) for request in whole.requests] == [MAX_BODY_BYTES]
+    assert [len(request.request.body) for request in whole.requests] == [MAX_BODY_BYTES]
     over = read(head, framed * (MAX_BODY_BYTES // chunk), b"1\r\nx\r\n")
     assert [request.handle for request in over.requests] == [BODY_TOO_LARGE]
 
@@ -186,7 +189,7 @@ def test_a_request_finds_its_route_or_the_reason_why_not(
 ) -> None:
     data = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx".encode()
     [request] = read(data, refusal=refusal).requests
-    found = request.handle if isinstance(request.handle, Response) else request.handle(request.body)
+    found = request.handle if isinstance(request.handle, Response) else request.handle(request.request)
     assert isinstance(found, Response)
     assert found.status == status
 
@@ -195,7 +198,7 @@ def test_a_request_finds_its_route_or_the_reason_why_not(
 def test_a_body_that_no_handler_will_see_is_not_kept(path: str) -> None:
     head = f"POST {path} HTTP/1.1\r\nContent-Length: {MAX_BODY_BYTES}\r\n\r\n".encode()
     [request] = read(head, b"x" * MAX_BODY_BYTES, refusal=FORBIDDEN).requests
-    assert (request.body, request.is_complete) == (b"", True)
+    assert (request.request.body, request.is_complete) == (b"", True)
 
 
 def test_a_connection_that_was_lost_leaves_nothing_to_the_collector() -> None:
@@ -221,7 +224,7 @@ def test_a_client_that_asks_first_is_invited_or_refused(version: str, path: str,
     assert (wire.written, made.is_over) == (CONTINUE if expects else b"", refused)
     if expects:
         made.data_received(b"abc")
-        assert (wire.written, made.requests[0].body) == (CONTINUE, b"abc")
+        assert (wire.written, made.requests[0].request.body) == (CONTINUE, b"abc")
 
 
 def test_a_fault_of_our_own_is_not_taken_for_a_bad_request() -> None:

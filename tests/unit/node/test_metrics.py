@@ -9,6 +9,7 @@ from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.metrics import LISTEN_AGAIN_S, AgentMetrics, AgentStatus, serve
 from tessera.services.addresses import Address
+from tessera.services.common_settings import ListenerLimits
 from tests.support.event_loops import in_fake_time, in_real_time
 from tests.support.logs import captured
 from tests.support.scheduler_process import calling
@@ -51,6 +52,7 @@ async def test_health_readiness_and_metrics_are_on_one_address() -> None:
             serve(
                 Address("127.0.0.1", 0),
                 AgentMetrics(lambda: AgentStatus(fleet=FLEET)),
+                limits=ListenerLimits(),
                 missing=lambda: missing[0],
                 on_listening=at.set_result,
             )
@@ -74,7 +76,11 @@ async def test_an_address_that_is_taken_is_tried_again() -> None:
         address = Address("127.0.0.1", taken.getsockname()[1])
         task = asyncio.create_task(
             serve(
-                address, AgentMetrics(lambda: AgentStatus(fleet=FLEET)), missing=lambda: "", on_listening=at.set_result
+                address,
+                AgentMetrics(lambda: AgentStatus(fleet=FLEET)),
+                limits=ListenerLimits(),
+                missing=lambda: "",
+                on_listening=at.set_result,
             )
         )
         await logs.until("no metrics: cannot listen")

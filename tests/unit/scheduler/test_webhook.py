@@ -9,8 +9,8 @@ import pytest
 from tessera.core.quota import QuotaBook
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
-from tessera.vendors.base import Vendor
-from tessera.wire.admission import Verdict
+from tessera.vendors.base import ResourceNames, Vendor
+from tessera.wire.admission import MAX_CONTAINERS, Verdict
 from tests.support.admission import SAMPLES, vendors
 from tests.support.json_patches import patched
 
@@ -117,7 +117,21 @@ class Broken(Vendor):
 
 
 def test_a_fault_of_ours_is_an_answer_that_gives_nothing_away() -> None:
-    response = answer((SAMPLES / "plain.request.json").read_bytes(), by={"broken": Broken()})["response"]
+    response = answer((SAMPLES / "plain.request.json").read_bytes(), by={"broken": Broken(ResourceNames())})["response"]
     assert not response["allowed"]
     assert response["uid"] == recorded("plain")["request"]["uid"]
     assert response["status"] == {"code": 500, "message": "the webhook failed: ZeroDivisionError"}
+
+
+@pytest.mark.parametrize("field", ["containers", "initContainers", "ephemeralContainers"])
+def test_a_pod_with_more_containers_than_anybody_needs_is_refused(field: str) -> None:
+    request = recorded("kubectl-gpu")["request"]
+    spec = request["object"]["spec"]
+    there = len(spec["containers"]) if field != "containers" else 0
+    spec[field] = [{"name": f"c{number}"} for number in range(MAX_CONTAINERS - there)]
+    assert "containers; at most" not in answer(asked(request))["response"]["status"].get("message", "")
+    spec[field].append({"name": "more"})
+    response = answer(asked(request))["response"]
+    assert (response["allowed"], response["status"]["code"]) == (False, 403)
+    assert response["status"]["message"] == "pod has 129 containers; at most 128 are served"
+    assert "patch" not in response

@@ -34,10 +34,11 @@ def review(
 ) -> bytes:
     """The body of the answer. `observe` sees what was decided."""
     asked: Review | None = None
-    refused = admission.content_refusal(content_type) or admission.size_refusal(len(body))
+    refused = admission.content_refusal(content_type) or admission.size_refusal(body)
     try:
         if refused is None:
             asked = admission.decode_review(body)
+            refused = admission.container_refusal(asked)
         verdict = refused or _decide(asked, vendors=vendors, settings=settings, quotas=quotas)
     except WireError as error:
         verdict = admission.errored(admission.BAD_REQUEST, str(error))
