@@ -4,6 +4,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -23,21 +25,23 @@ COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --p
 # Of Debian and Ubuntu: what runs containers, and what they are made of.
 NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
 
-# Seconds for each fuzz target.
-FUZZ_SECONDS ?= 20
+# Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
+FUZZ_SECONDS ?= 3
+FUZZ_RUNS ?=
+FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 
 # Packages and the least branch coverage of each, in per cent. `make test COVERAGE=` measures nothing, which is faster.
 COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 monitor=90 http11=90 host=90
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
-TESTED = tests/model tests/property tests/integration tests/contract tests/unit
+TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
 TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz bench e2e kubernetes packages generate chart proto lock clean
+.PHONY: help demo test check format types layers fuzz mutation bench e2e robustness kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -80,22 +84,26 @@ format: $(READY) ## rewrite the sources in the one format, and repair what the l
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-fuzz: $(FUZZ_READY) ## feed random bytes to every decoder, FUZZ_SECONDS=20 each
+fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SECONDS=3 or FUZZ_RUNS=1000000 each
 	$(call heading,fuzz)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { \
 		echo "skipped: atheris, the fuzzer, has no build for this machine and Python"; exit 0; }; \
 	for target in $(sort $(wildcard tests/fuzz/fuzz_*.py)); do \
 		name=$$(basename $$target .py); seeds=tests/fuzz/corpus/$$name; mkdir -p .fuzz/$$name; \
 		[ -d $$seeds ] || seeds=; \
-		printf '%s for $(FUZZ_SECONDS) s ... ' $$name; \
-		if $(BIN)/python $$target -max_total_time=$(FUZZ_SECONDS) -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 \
+		printf '%s, $(FUZZ_END) ... ' $$name; \
+		if PYTHONPATH=. $(BIN)/python $$target $(FUZZ_END) -rss_limit_mb=2048 -timeout=10 -print_final_stats=1 \
 			-artifact_prefix=.fuzz/$$name- .fuzz/$$name $$seeds >.fuzz/$$name.log 2>&1; \
 		then sed -n 's/^stat::number_of_executed_units: */inputs without an uncaught exception: /p' .fuzz/$$name.log; \
 		else echo failed; tail -n 60 .fuzz/$$name.log; exit 1; fi; \
 	done
 
+mutation: $(READY) ## change one thing at a time in what keeps promises; fails if tests miss it (MODULES=core/ledger, ARGS='--sample 50')
+	@$(BIN)/python -m tools.mutation $(MODULES) $(ARGS)
+
 bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about four minutes)
 	@$(BIN)/python -m bench.core --check
+	@$(BIN)/python -m bench.hostile --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
 	@$(BIN)/python -m bench.allocate --check
@@ -106,6 +114,9 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
+
+robustness: $(READY) ## break a real cluster for three minutes and judge its history (ROBUSTNESS_S=3600, ROBUSTNESS_SEED=1)
+	@ROBUSTNESS_S=$(ROBUSTNESS_S) ROBUSTNESS_SEED=$(ROBUSTNESS_SEED) $(BIN)/python -m tests.robustness
 
 kubernetes: $(READY) ## find that control plane, or build it into ~/.cache/tessera (minutes, once)
 	@$(BIN)/python tools/kubernetes/build.py

@@ -15,7 +15,7 @@ from tessera.vendors.downward_api import container_env
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
 from tessera.wire import keys
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
-from tessera.wire.registration_json import json_from_devices
+from tessera.wire.registration import encode_registration_json
 
 NVIDIA = "NVIDIA"
 MODEL = "NVIDIA A100-SXM4-80GB"
@@ -77,7 +77,7 @@ def _node(number: int, devices: int) -> dict[str, Any]:
                 **{f"feature.node.kubernetes.io/cpu-cpuid.F{i}": "true" for i in range(30)},
             },
             "annotations": {
-                "hami.io/node-nvidia-register": json_from_devices(cards),
+                "hami.io/node-nvidia-register": encode_registration_json(cards),
                 keys.AGENT: "env",
                 "node.alpha.kubernetes.io/ttl": "0",
                 "volumes.kubernetes.io/controller-managed-attach-detach": "true",

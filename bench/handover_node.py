@@ -17,13 +17,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from tessera.host.cards import CardFacts
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.kube.errors import ApiError
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import PodKey
-from tessera.node.handover.kube_api import Annotations
+from tessera.node.handover.kube_api import Annotations, KubeCluster
 from tessera.node.kubelet.service import Allocator
 from tessera.node.modes.base import ContainerResponse, HostMount
 from tessera.node.modes.factory import build_mode
@@ -64,7 +64,7 @@ class NullAllocator:
         return ()
 
 
-class Api:
+class Api(KubeCluster):
     """Accepts every write."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Node:
         self._api = Api()
         self._numbers = count()
         self._last = ""
-        self._mode = build_mode(self.settings, NullHardware(), write=_write_nothing)
+        self._mode = build_mode(self.settings, no_cards(), write=_write_nothing)
         self._handover = NodeHandover(
             self.settings,
             self._mode,

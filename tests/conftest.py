@@ -1,4 +1,4 @@
-"""Settings of all tests: Hypothesis profiles and time limits.
+"""Settings of all tests: Hypothesis profiles, time limits, and what coverage traces.
 
 Hypothesis runs the same examples every time; HYPOTHESIS_PROFILE=thorough looks for new ones. Every test has a limit in
 real time, from pyproject.toml or, for slow kinds of tests, from here. The limits end tests that hang, also on a loaded
@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pkgutil
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -42,10 +45,50 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if not _is_traced(item):
-            item.add_marker("no_cover")
         if item.get_closest_marker("timeout") is None and (limit := _limit(item)) is not None:
             item.add_marker(limit)
+
+
+# -- coverage
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """pytest-cov begins to trace in every worker before it knows that it is in a worker, and never ends that.
+
+    Coverage falls back to that tracing whenever a test pauses its own, so that it would be traced after all.
+    """
+    controller = _tracing(session.config)
+    if controller is not None and hasattr(session.config, "workerinput"):
+        controller.cov.stop()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """The import of what is measured is traced, the collection of thousands of tests is not."""
+    controller = _tracing(session.config)
+    measured = session.config.option.cov_source if controller is not None else None
+    if measured and all(name.startswith("tessera.") for name in measured):
+        for name in measured:
+            for module in pkgutil.walk_packages(import_module(name).__path__, f"{name}."):
+                import_module(module.name)
+        controller.pause()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> None:
+    """Fixtures are traced where their tests are, which pytest-cov's own marker does not give."""
+    controller, wanted = _tracing(item.config), _is_traced(item)
+    if controller is not None and controller.started != wanted:
+        if wanted:
+            controller.resume()
+        else:
+            controller.pause()
+
+
+def _tracing(config: pytest.Config) -> Any:
+    """What of pytest-cov can pause and resume; None if nothing is measured."""
+    plugin = config.pluginmanager.get_plugin("_cov")
+    return plugin.cov_controller if plugin is not None else None
 
 
 def _is_traced(item: pytest.Item) -> bool:
@@ -53,19 +96,29 @@ def _is_traced(item: pytest.Item) -> bool:
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered.
     """
-    return item.path.is_relative_to(HERE / "unit") or item.path.name == "test_monitor.py"
+    return _kind(item) == "unit" or item.path.name == "test_monitor.py"
+
+
+# -- time limits
 
 
 def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:
     is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    if is_property or item.path.is_relative_to(HERE / "property"):
-        # The signal method raises inside the example; Hypothesis would then run the example again without a limit.
-        return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
-    if item.path.is_relative_to(HERE / "e2e"):
-        return pytest.mark.timeout(E2E_LIMIT_S)
-    if item.path.is_relative_to(HERE / "model"):
-        return pytest.mark.timeout(MODEL_LIMIT_S)
-    return None
+    match _kind(item):
+        case kind if is_property or kind == "property":
+            # The signal method raises inside the example; Hypothesis would then run the example again without a limit.
+            return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
+        case "e2e":
+            return pytest.mark.timeout(E2E_LIMIT_S)
+        case "model":
+            return pytest.mark.timeout(MODEL_LIMIT_S)
+        case _:
+            return None
+
+
+def _kind(item: pytest.Item) -> str:
+    """The folder of tests/ that it is in."""
+    return item.path.relative_to(HERE).parts[0]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -1,4 +1,4 @@
-"""Writes the lists of policies, vendors, resources and flags that the chart and the docs repeat, from the code.
+"""Writes the lists of policies, vendors, resources, variables and flags in the chart and the docs, from the code.
 
     python -m tools.generate            write them
     python -m tools.generate --check    write nothing; say which files differ, and fail
@@ -23,7 +23,9 @@ from tessera.node.settings import TABLE as DEVICE_PLUGIN
 from tessera.scheduler.settings import TABLE as SCHEDULER
 from tessera.services.settings_table import Group, Setting
 from tessera.services.value_types import FlagKind
-from tessera.vendors.base import Family, ResourceNames, Switches
+from tessera.vendors.base import Family, ResourceNames, Switches, Vendor
+from tessera.vendors.nvidia.downward_api import MAX_DEVICES
+from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.vendors.registry import families
 from tessera.wire.device_config import dump_device_config
 
@@ -229,10 +231,37 @@ def template_of(section: str, key: str, value: str) -> str:
     return f"{{{{ .Values.{name} }}}}"
 
 
+def protected_variables(_: str) -> str:
+    """For every maker whose cards a variable can give away: the lists that the guarding policies need."""
+    head = "# Variables that a tenant must not set, from the code; `make generate` writes this file.\n"
+    makers: dict[str, Any] = {}
+    for family in families():
+        for vendor in family.build(family.chart, Switches(ascend=True, iluvatar=True)):
+            if vendor.protected is not None:
+                makers[family.section] = protected_of(vendor, vendor.protected)
+    return head + "".join(f"{section}: {json.dumps(lists, indent=2)}\n" for section, lists in sorted(makers.items()))
+
+
+def protected_of(vendor: Vendor, protected: ProtectedVariables) -> dict[str, Any]:
+    api = vendor.downward_api
+    references = [] if api is None else [*api.references(0, MAX_DEVICES), *api.shields(0, MAX_DEVICES)]
+    return {
+        "devices": protected.devices,
+        "noDevices": protected.no_devices,
+        "harmless": sorted({protected.no_devices, *protected.harmless}),
+        "pattern": protected.pattern,
+        "names": list(protected.names),
+        "switches": {name: sorted(values) for name, values in protected.switches.items()},
+        "references": {variable: key.partition(".io/c0.")[2] for variable, key in references},
+        "instances": protected.instances,
+    }
+
+
 FILES: Mapping[str, Callable[[str], str]] = {
     f"{CHART}/values.schema.json": values_schema,
     f"{CHART}/values.yaml": values,
     f"{CHART}/templates/_devices.tpl": device_template,
+    f"{CHART}/files/protected-variables.yaml": protected_variables,
     "README.md": with_blocks(policies=policy_table(), resources=resource_table()),
     "docs/concepts.md": with_blocks(policies=policy_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),

@@ -23,7 +23,9 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
+from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode import Mig
+from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.settings import AgentSettings, Paths
 from tessera.wire.mig import MigAllocation
 from tessera.wire.node_config import NodeSettings
@@ -144,8 +146,8 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     await asyncio.sleep(2.1)
     await mode.reconcile([], fleet)
     report.check("all are gone", hardware.instances(card) == [], hardware.instances(card))
-    await mode.retire()
     await mode.stop()
+    await retire_mig(root / "state", hardware, holders_of([]))
     report.check("MIG mode is as before", hardware.mig_enabled(card) == before, before)
 
 

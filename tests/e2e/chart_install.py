@@ -44,7 +44,7 @@ class ChartInstall:
         spec = {"nodeName": node, "serviceAccountName": AGENT, "containers": [{"name": "agent", "image": "tessera"}]}
         metadata = {"name": name, "namespace": ACCOUNTS, "labels": {"hami.io/webhook": "ignore"}}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
-        _apply(plane, name, [pod])
+        apply(plane, name, [pod])
         bound = ("--bound-object-kind=Pod", f"--bound-object-name={name}")
         token = plane.kubectl("create", "token", AGENT, f"--namespace={ACCOUNTS}", *bound).strip()
         config = yaml.safe_load(plane.kubeconfig().read_text())
@@ -92,21 +92,23 @@ class ChartInstall:
         )
 
 
-def install(plane: ControlPlane, helm: Path) -> ChartInstall:
-    """Applies everything that the chart renders for this version of Kubernetes."""
+def install(plane: ControlPlane, helm: Path, *, settings: str = "", without: str = "") -> ChartInstall:
+    """Applies everything that the chart renders for this version of Kubernetes, except for objects of one kind."""
     version = json.loads(plane.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"]
     (port,) = free_ports(1)
-    settings = f"scheduler.service.httpPort={port},annotationGuard.trustedUsers={{{TRUSTED}}}"
+    settings = ",".join(
+        filter(None, (f"scheduler.service.httpPort={port},annotationGuard.trustedUsers={{{TRUSTED}}}", settings))
+    )
     objects = tuple(filter(None, yaml.safe_load_all(chart.template(helm, kubernetes=version, settings=settings))))
-    _apply(plane, "chart", objects)
+    apply(plane, "chart", [each for each in objects if each["kind"] != without])
     service = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": SCHEDULER, "namespace": ACCOUNTS}}
     plane.kubectl("delete", "service", SCHEDULER, f"--namespace={ACCOUNTS}")
-    _apply(plane, "here", [service | {"spec": {"type": "ExternalName", "externalName": "localhost"}}])
+    apply(plane, "here", [service | {"spec": {"type": "ExternalName", "externalName": "localhost"}}])
     plane.kubectl("create", "clusterrolebinding", "tenant", "--clusterrole=cluster-admin", "--user=tenant")
     return ChartInstall(plane, objects, port)
 
 
-def _apply(plane: ControlPlane, name: str, objects: Iterable[Json]) -> None:
+def apply(plane: ControlPlane, name: str, objects: Iterable[Json]) -> None:
     file = plane.folder / f"{name}.yaml"
     file.write_text(yaml.safe_dump_all(objects))
     # Roles of the same names exist already; those of the chart win.

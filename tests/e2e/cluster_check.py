@@ -17,7 +17,7 @@ from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_of, uid_of
 from tessera.vendors.base import Switches
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tessera.wire.quantity import Whole, read
@@ -36,7 +36,7 @@ async def replayed(client: KubeClient) -> Ledger:
     """The ledger that a scheduler would build from the current API objects."""
     vendors = build_vendors(None, Switches())
     nodes = [node_facts(node, vendors) for node in (await client.list(NODES.path(), Node)).items]
-    pods = [pod_facts(pod, vendors) for pod in (await client.list(PODS.path(), Pod)).items]
+    pods = [PodReader(vendors).facts(pod) for pod in (await client.list(PODS.path(), Pod)).items]
     quotas = (await client.list(RESOURCE_QUOTAS.path(), ResourceQuota)).items
     return replay(
         vendors,

@@ -59,6 +59,18 @@ def tools(pytestconfig: pytest.Config, tell: Tell) -> Mapping[str, Path]:
 
 
 @pytest.fixture(scope="session")
+def helm(pytestconfig: pytest.Config, tell: Tell) -> Path:
+    told: list[str] = []
+    try:
+        found = build.ensure(["helm"], tell=told.append)["helm"]
+    except build.Missing as missing:
+        tell(str(missing))
+        pytest.skip("no helm here, and no Go to build it")
+    tell(f"{'helm':<24} {build.HELM.version:<10} {found}")
+    return found
+
+
+@pytest.fixture(scope="session")
 def planes(tools: Mapping[str, Path], tell: Tell, request: pytest.FixtureRequest) -> Iterator[NewPlane]:
     """Starts control planes, which end with the session."""
     root = Path(tempfile.mkdtemp(prefix="tessera-e2e-"))

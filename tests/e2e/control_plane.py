@@ -12,7 +12,7 @@ import os
 import shutil
 import ssl
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ USERS = {
     "controller-manager": ("system:kube-controller-manager", ""),
     "kube-scheduler": ("system:kube-scheduler", ""),
     "tenant": ("tenant", ""),
+    "editor": ("editor", ""),
 }
 """users with a static token: name and group"""
 
@@ -69,13 +70,22 @@ class Audited:
 class ControlPlane:
     """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
 
-    def __init__(self, folder: Path, tools: Mapping[str, Path], *, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tools: Mapping[str, Path],
+        *,
+        environ: Mapping[str, str] | None = None,
+        apiserver_flags: Sequence[str] = (),
+    ) -> None:
         """`folder` must be empty; logs are in `folder/logs`. `environ` is for the programs of the control plane."""
         self.folder = folder
+        self.etcd_url = ""
         self.logs = folder / "logs"
         self.authority = trustme.CA()
         self._tools = tools
         self._own_environ = dict(environ or {})
+        self._own_apiserver_flags = tuple(apiserver_flags)
         self._port = 0
         self._programs: list[Program] = []
 
@@ -106,7 +116,12 @@ class ControlPlane:
         for program in reversed(self._programs):
             program.stop()
 
-    # -- restarts of the apiserver
+    # -- restarts of the apiserver and of etcd
+
+    @property
+    def etcd(self) -> Program:
+        """Keeps its address and its data when it is killed and started again."""
+        return self._etcd
 
     def kill_apiserver(self) -> None:
         self._apiserver.kill()
@@ -178,7 +193,7 @@ class ControlPlane:
     def _start_once(self) -> None:
         self._port, client, peer = free_ports(3)
         self._write_files()
-        etcd = f"http://127.0.0.1:{client}"
+        etcd = self.etcd_url = f"http://127.0.0.1:{client}"
         folder = self.folder
         self._etcd = self._plain(
             "etcd",
@@ -191,27 +206,7 @@ class ControlPlane:
             # Nothing here needs to survive the machine.
             "--unsafe-no-fsync",
         )
-        self._apiserver = self._plain(
-            "kube-apiserver",
-            f"--etcd-servers={etcd}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            "--endpoint-reconciler-type=none",
-            f"--secure-port={self._port}",
-            f"--tls-cert-file={folder / 'server.crt'}",
-            f"--tls-private-key-file={folder / 'server.key'}",
-            f"--cert-dir={folder}",
-            f"--token-auth-file={folder / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--service-account-key-file={folder / 'server.key'}",
-            f"--service-account-signing-key-file={folder / 'server.key'}",
-            "--service-cluster-ip-range=10.0.0.0/24",
-            f"--audit-policy-file={folder / 'audit-policy.yaml'}",
-            f"--audit-log-path={folder / 'audit.log'}",
-            # A restart must not wait for watches to end by themselves.
-            "--shutdown-delay-duration=0s",
-        )
+        self._apiserver = self.apiserver("kube-apiserver", port=self._port, etcd_url=etcd)
         manager = self._plain(
             "kube-controller-manager",
             f"--kubeconfig={self.kubeconfig('controller-manager')}",
@@ -231,6 +226,34 @@ class ControlPlane:
             program.start()
         self._apiserver.ready(self._is_ready, within_s=READY_S)
         manager.ready(self._has_default_account, within_s=READY_S)
+
+    def apiserver(self, name: str, *, port: int, etcd_url: str) -> Program:
+        """A kube-apiserver of this control plane, not started; several may serve the same etcd."""
+        folder = self.folder
+        return self.program(
+            name,
+            "kube-apiserver",
+            f"--etcd-servers={etcd_url}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={port}",
+            f"--tls-cert-file={folder / 'server.crt'}",
+            f"--tls-private-key-file={folder / 'server.key'}",
+            f"--cert-dir={folder}",
+            f"--token-auth-file={folder / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--service-account-key-file={folder / 'server.key'}",
+            f"--service-account-signing-key-file={folder / 'server.key'}",
+            "--service-cluster-ip-range=10.0.0.0/24",
+            f"--audit-policy-file={folder / 'audit-policy.yaml'}",
+            f"--audit-log-path={folder / ('audit.log' if port == self._port else f'audit-{port}.log')}",
+            # A restart must not wait for watches to end by themselves.
+            "--shutdown-delay-duration=0s",
+            *self._own_apiserver_flags,
+            environ=self._own_environ,
+        )
 
     def _plain(self, tool: str, *arguments: str) -> Program:
         return self.program(tool, tool, *arguments, environ=self._own_environ)

@@ -64,16 +64,30 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def has_ended(self) -> bool:
+        """By itself, or by a signal that was not sent from here."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP."""
+        if not self.is_running:
+            return False
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2]
+        return state.startswith("T")
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> None:
+    def start(self, **environ: str) -> None:
+        """`environ` is added for this life alone."""
         assert not self.is_running, f"{self.name} runs already"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env=self._environ,
+                env=self._environ | environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

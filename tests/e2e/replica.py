@@ -10,7 +10,7 @@ import asyncio
 import base64
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -103,8 +103,15 @@ class Replica:
     """`host` is the host name that it sees; with one, it leads only while its kube-scheduler has the lease."""
 
     def __init__(
-        self, plane: ControlPlane, *flags: str, label: str, certificates: Certificates, host: str = ""
+        self,
+        plane: ControlPlane,
+        *flags: str,
+        label: str,
+        certificates: Certificates,
+        host: str = "",
+        environ: Mapping[str, str] | None = None,
     ) -> None:
+        """`environ` is for Tessera alone."""
         extender, self.webhook_port, metrics = free_ports(3)
         self.extender_url, self.metrics_url = f"http://127.0.0.1:{extender}", f"http://127.0.0.1:{metrics}"
         lead = (f"--leader-elect-resource-name={LEASE}", f"--leader-elect-resource-namespace={ACCOUNTS}")
@@ -121,11 +128,11 @@ class Replica:
                 *flags,
             ],
             folder=plane.logs,
-            environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}),
+            environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}) | dict(environ or {}),
         )
         self.configuration = self._configuration(plane, elects=bool(host))
         """of kube-scheduler"""
-        file = plane.folder / f"kube-scheduler-{label}.yaml"
+        file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
         self.kube_scheduler = plane.program(
             f"kube-scheduler-{label}", "kube-scheduler", f"--config={file}", "--secure-port=0", "--v=2", host=host
@@ -134,6 +141,12 @@ class Replica:
     def kill(self) -> None:
         self.tessera.kill()
         self.kube_scheduler.kill()
+
+    def route(self, *, kubeconfig: Path, extender_url: str) -> None:
+        """Makes kube-scheduler, when it starts, reach the apiserver and its extender by another way."""
+        self.configuration["clientConnection"]["kubeconfig"] = str(kubeconfig)
+        self.configuration["extenders"][0]["urlPrefix"] = extender_url
+        self._file.write_text(yaml.safe_dump(self.configuration))
 
     async def ready(self) -> None:
         """Waits until Tessera has synced."""

@@ -7,7 +7,7 @@ the apiserver; a response that is held has had its effect. What is held is lost 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,11 @@ class Call:
 
 
 class TcpProxy:
-    """Carries all traffic of one scheduler."""
+    """Carries all traffic of one scheduler; or that of another program, to the server that `find_url` names."""
 
-    def __init__(self, plane: ControlPlane) -> None:
+    def __init__(self, plane: ControlPlane, *, find_url: Callable[[], str] | None = None) -> None:
         self._plane = plane
+        self._find_url = find_url or (lambda: plane.url)
         self._streams: set[asyncio.StreamWriter] = set()
         self._requests, self._answers = asyncio.Event(), asyncio.Event()
         self._refusing = False
@@ -86,7 +87,7 @@ class TcpProxy:
             writer.transport.abort()
             return
         self.calls += 1
-        port = urlsplit(self._plane.url).port
+        port = urlsplit(self._find_url()).port
         try:
             there, back = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
@@ -130,8 +131,8 @@ class TcpProxy:
 
 
 @asynccontextmanager
-async def tcp_proxy(plane: ControlPlane) -> AsyncIterator[TcpProxy]:
-    found = TcpProxy(plane)
+async def tcp_proxy(plane: ControlPlane, *, find_url: Callable[[], str] | None = None) -> AsyncIterator[TcpProxy]:
+    found = TcpProxy(plane, find_url=find_url)
     server = await found.open()
     try:
         yield found

@@ -9,7 +9,7 @@ import atheris
 with atheris.instrument_imports(include=["tessera.wire"]):
     from tessera.wire.admission import decode_review, encode_verdict, errored, patched
     from tessera.wire.errors import WireError
-    from tessera.wire.objects import decode_object
+    from tessera.wire.objects import Pod, decode_object
 
 
 def one_input(data: bytes) -> None:
@@ -19,7 +19,7 @@ def one_input(data: bytes) -> None:
         encode_verdict(errored(400, str(error)), None)
         return
     try:
-        name = review.pod().metadata.name
+        name = decode_object(bytes(review.object), Pod).metadata.name
     except WireError as error:
         encode_verdict(errored(400, str(error)), review)
         return

@@ -6,8 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tessera.core.ledger import Ledger
-from tessera.inspect.collector import apply_overrides, collect
+from tessera.inspect.collector import collect
 from tessera.inspect.explanation import explain
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -33,7 +35,7 @@ async def state_of(cluster: Product) -> ClusterState:
             client,
             source="sandbox",
             now=time.time,
-            override=lambda setup: apply_overrides(setup, device_config=None, flags=FLAGS),
+            override=lambda setup: msgspec.structs.replace(setup, flags={**(setup.flags or {}), **FLAGS}),
         )
 
 

@@ -1,7 +1,7 @@
-"""The simulated apiserver: pods, nodes and quotas, the calls of the scheduler, and what tenants and kubelets do.
+"""The simulated apiserver: pods, nodes and quotas, the calls of schedulers, and what tenants and kubelets do.
 
 It refuses what a real one refuses (wrong uid, bound or terminating pod, stale resourceVersion). A call takes effect at
-its own time, even if the caller is gone. Every check compares with the state of this apiserver.
+its own time, even if the caller is gone, or paused. Every check compares with the state of this apiserver.
 """
 
 from __future__ import annotations
@@ -16,27 +16,30 @@ from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError
 from tessera.scheduler.kube_api import Annotations
+from tessera.wire.keys import FENCE
 from tessera.wire.objects import Metadata, Node, Pod, PodStatus, ResourceQuota
-from tests.model.faults import Faults
+from tests.model.faults import LATEST_EFFECT, Faults
 from tests.model.tables import Table
 
 T = TypeVar("T")
 Kept = TypeVar("Kept", Pod, Node, ResourceQuota)
 
+OF_MANY = 0.1
+"""a take-over makes many calls, and waits for the slowest: with the usual share of faults it would never end"""
 TERMINATING = "2026-01-01T00:00:00Z"
 
 
 @dataclass(eq=False)
 class Call:
-    """A write in flight."""
+    """A call in flight."""
 
-    generation: int
-    """which process sent it"""
+    sender: Client
     effect: Callable[[], Any]
     answer: asyncio.Future[Any]
-    node: str = ""
-    """of a binding"""
+    binds: bool = False
     dropped: bool = False
+    held_until: float = 0.0
+    """it is on its way until then"""
 
 
 @dataclass
@@ -45,11 +48,10 @@ class SimulatedApiserver:
 
     rng: random.Random
     faults: Faults
-    on_bound: Callable[[Pod, Call], None] = lambda _pod, _call: None
+    on_bound: Callable[[Pod], None] = lambda _pod: None
     pods: Table[Pod] = field(default_factory=Table)
     nodes: Table[Node] = field(default_factory=Table)
     quotas: Table[ResourceQuota] = field(default_factory=Table)
-    generation: int = 0
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
     _serial: int = 0
@@ -60,7 +62,7 @@ class SimulatedApiserver:
         self._serial += 1
         metadata = replace(template.metadata, namespace=namespace, name=name, uid=f"u{self._serial:05d}")
         pod = replace(template, metadata=metadata, spec=replace(template.spec, node_name=node))
-        return self._put_pod(pod)
+        return self.put_pod(pod)
 
     def delete_pod(self, key: str, *, at_once: bool) -> None:
         """Without `at_once` the pod stays, terminating, until kubelet or a finalizer has seen it."""
@@ -68,12 +70,12 @@ class SimulatedApiserver:
             self.pods.remove(key)
         else:
             pod = self.pods.objects[key]
-            self._put_pod(replace(pod, metadata=replace(pod.metadata, deletion_timestamp=TERMINATING)))
+            self.put_pod(replace(pod, metadata=replace(pod.metadata, deletion_timestamp=TERMINATING)))
 
     def mark_pod(self, key: str, annotations: Annotations, status: PodStatus | None = None) -> None:
         pod = self.pods.objects[key]
         changed = replace(pod, status=status) if status is not None else pod
-        self._put_pod(_annotated(changed, annotations))
+        self.put_pod(_annotated(changed, annotations))
 
     def put_node(self, node: Node) -> None:
         old = self.nodes.objects.get(node.name)
@@ -87,85 +89,19 @@ class SimulatedApiserver:
     def put_quota(self, quota: ResourceQuota) -> None:
         self.quotas.put(f"{quota.metadata.namespace}/{quota.metadata.name}", self._stamped(quota))
 
-    def crash(self) -> None:
-        """The scheduler's process is gone: each write that it had sent is lost or still arrives."""
-        self.generation += 1
-        for call in self.in_flight:
-            call.dropped = call.dropped or self.rng.random() < 0.5
+    # -- calls
 
-    # -- Cluster
-
-    async def get_pod(self, namespace: str, name: str) -> Pod:
-        return await self._call(lambda: self._pod(f"{namespace}/{name}"), reads=True)
-
-    async def get_node(self, name: str) -> Node:
-        return await self._call(lambda: self._node(name), reads=True)
-
-    async def bind(
-        self,
-        namespace: str,
-        name: str,
-        *,
-        uid: str,
-        node: str,
-        annotations: Mapping[str, str],
-        labels: Mapping[str, str],
-    ) -> None:
-        key = f"{namespace}/{name}"
-
-        def effect(call: Call) -> None:
-            pod = self._pod(key)
-            if pod.metadata.uid != uid or pod.spec.node_name or pod.metadata.deletion_timestamp:
-                raise ApiError(status=409, reason="Conflict", message=f"pod {key} cannot be assigned")
-            bound = replace(_annotated(pod, annotations, labels), spec=replace(pod.spec, node_name=node))
-            self.on_bound(self._put_pod(bound), call)
-
-        self.writes += 1
-        await self._call(effect, node=node)
-
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
-        key = f"{namespace}/{name}"
-        await self._call(lambda: self._put_pod(_annotated(self._pod(key), annotations)))
-
-    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
-        def effect() -> None:
-            node = self._node(name)
-            if resource_version and resource_version != node.metadata.resource_version:
-                raise ApiError(status=409, reason="Conflict", message=f"node {name} was modified")
-            self.put_node(_annotated(node, annotations))
-
-        await self._call(effect)
-
-    # -- inside
-
-    async def _call(self, effect: Callable[..., T], *, reads: bool = False, node: str = "") -> T:
-        plan = self.faults.plan()
+    def land(self, call: Call) -> None:
+        """A call takes effect, unless it was lost on its way."""
         loop = asyncio.get_running_loop()
-        if not plan.works or (reads and plan.error is not None):
-            assert plan.error is not None
-            await asyncio.sleep(plan.before)
-            raise plan.error
-        call = Call(self.generation, effect, loop.create_future(), node)
-        self.in_flight.append(call)
-        arguments = (call,) if node else ()
-        loop.call_later(plan.before + plan.late, self._land, call, arguments)
-        try:
-            if plan.error is not None:
-                await asyncio.sleep(plan.before + plan.after)
-                raise plan.error
-            done: T = await call.answer
-            await asyncio.sleep(plan.after)
-        except asyncio.CancelledError:
-            call.dropped = self.rng.random() < 0.5
-            raise
-        return done
-
-    def _land(self, call: Call, arguments: tuple[Any, ...]) -> None:
+        if loop.time() < call.held_until:
+            loop.call_at(call.held_until, self.land, call)
+            return
         self.in_flight.remove(call)
         if call.dropped:
             return
         try:
-            done = call.effect(*arguments)
+            done = call.effect()
         except ApiError as error:
             if not call.answer.done():
                 call.answer.set_exception(error)
@@ -174,17 +110,17 @@ class SimulatedApiserver:
             if not call.answer.done():
                 call.answer.set_result(done)
 
-    def _pod(self, key: str) -> Pod:
+    def pod(self, key: str) -> Pod:
         if key not in self.pods.objects:
             raise ApiError(status=404, reason="NotFound", message=f"pods {key} not found")
         return self.pods.objects[key]
 
-    def _node(self, name: str) -> Node:
+    def node(self, name: str) -> Node:
         if name not in self.nodes.objects:
             raise ApiError(status=404, reason="NotFound", message=f"nodes {name} not found")
         return self.nodes.objects[name]
 
-    def _put_pod(self, pod: Pod) -> Pod:
+    def put_pod(self, pod: Pod) -> Pod:
         stamped = self._stamped(pod)
         self.pods.put(f"{pod.metadata.namespace}/{pod.metadata.name}", stamped)
         return stamped
@@ -193,6 +129,126 @@ class SimulatedApiserver:
         self._serial += 1
         metadata: Metadata = replace(found.metadata, resource_version=str(self._serial))
         return replace(found, metadata=metadata)
+
+
+@dataclass(eq=False)
+class Client:
+    """The connection of one scheduler process."""
+
+    api: SimulatedApiserver
+    resume_at: float = 0.0
+    """until then the process is paused: it sends nothing, and hears no answer"""
+
+    @property
+    def is_paused(self) -> bool:
+        return asyncio.get_running_loop().time() < self.resume_at
+
+    def crash(self) -> None:
+        """The process is gone: each write that it had sent is lost, or still arrives, perhaps much later."""
+        rng, now = self.api.rng, asyncio.get_running_loop().time()
+        for call in self._in_flight:
+            call.dropped = call.dropped or rng.random() < 0.5
+            call.held_until = now + rng.choice((0.0, rng.uniform(0.0, LATEST_EFFECT)))
+
+    def pause(self, seconds: float) -> None:
+        """Some of its calls had got no further than the process itself."""
+        self.resume_at = asyncio.get_running_loop().time() + seconds
+        for call in self._in_flight:
+            if self.api.rng.random() < 0.8:
+                call.held_until = self.resume_at + self.api.rng.uniform(0.0, 3.0)
+
+    @property
+    def is_binding(self) -> bool:
+        return any(call.binds for call in self._in_flight)
+
+    @property
+    def _in_flight(self) -> list[Call]:
+        return [call for call in self.api.in_flight if call.sender is self]
+
+    # -- KubeApi
+
+    async def get_pod(self, namespace: str, name: str) -> Pod:
+        return await self._call(lambda: self.api.pod(f"{namespace}/{name}"), reads=True)
+
+    async def unbound_pods(self) -> list[Pod]:
+        pods = self.api.pods.objects
+        return await self._call(
+            lambda: [pod for pod in pods.values() if not pod.spec.node_name], reads=True, faults=OF_MANY
+        )
+
+    async def get_node(self, name: str) -> Node:
+        return await self._call(lambda: self.api.node(name), reads=True)
+
+    async def bind(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        uid: str,
+        resource_version: str,
+        node: str,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
+    ) -> None:
+        key, api = f"{namespace}/{name}", self.api
+
+        def effect() -> None:
+            pod = api.pod(key)
+            if pod.metadata.uid != uid or pod.metadata.resource_version != resource_version:
+                raise ApiError(status=409, reason="Conflict", message=f"pod {key} was modified")
+            if pod.spec.node_name or pod.metadata.deletion_timestamp:
+                raise ApiError(status=409, reason="Conflict", message=f"pod {key} cannot be assigned")
+            bound = replace(_annotated(pod, annotations, labels), spec=replace(pod.spec, node_name=node))
+            api.on_bound(api.put_pod(bound))
+
+        api.writes += 1
+        await self._call(effect, binds=True)
+
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
+        api, key = self.api, f"{namespace}/{name}"
+        faults = OF_MANY if FENCE in annotations else 1.0
+        return await self._call(lambda: api.put_pod(_annotated(api.pod(key), annotations)), faults=faults)
+
+    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
+        def effect() -> None:
+            node = self.api.node(name)
+            if resource_version and resource_version != node.metadata.resource_version:
+                raise ApiError(status=409, reason="Conflict", message=f"node {name} was modified")
+            self.api.put_node(_annotated(node, annotations))
+
+        await self._call(effect)
+
+    # -- inside
+
+    async def _call(
+        self, effect: Callable[[], T], *, reads: bool = False, binds: bool = False, faults: float = 1.0
+    ) -> T:
+        await self._resumed()
+        api, loop = self.api, asyncio.get_running_loop()
+        plan = api.faults.plan(faults)
+        if not plan.works or (reads and plan.error is not None):
+            assert plan.error is not None
+            await asyncio.sleep(plan.before)
+            raise plan.error
+        call = Call(self, effect, loop.create_future(), binds)
+        api.in_flight.append(call)
+        loop.call_later(plan.before + plan.late, api.land, call)
+        try:
+            if plan.error is not None:
+                await asyncio.sleep(plan.before + plan.after)
+                await self._resumed()
+                raise plan.error
+            done: T = await call.answer
+            await asyncio.sleep(plan.after)
+            await self._resumed()
+        except asyncio.CancelledError:
+            call.dropped = api.rng.random() < 0.5
+            raise
+        return done
+
+    async def _resumed(self) -> None:
+        while self.is_paused:
+            await asyncio.sleep(self.resume_at - asyncio.get_running_loop().time())
 
 
 def _annotated(found: Any, annotations: Annotations, labels: Mapping[str, str] | None = None) -> Any:

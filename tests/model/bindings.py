@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
 from tests.model import device_usage
-from tests.model.apiserver import Call, SimulatedApiserver
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_MEMORY, XPU_MEMORY
 
 SETTLED_SECONDS = 150.0
@@ -52,8 +52,6 @@ class Bindings:
     def __init__(self, api: SimulatedApiserver, time: Callable[[], float]) -> None:
         self._api = api
         self._time = time
-        self.is_running = False
-        """whether there is a process that should know what it has written"""
         self.excused: dict[tuple[str, str], str] = {}
         """(node, card): why"""
         self.excused_quotas: dict[str, str] = {}
@@ -65,8 +63,6 @@ class Bindings:
         self.agents: dict[str, tuple[str | None, bool]] = {}
         """as last shown to the scheduler: its word, and whether the node is gone"""
         self.count = 0
-        self.orphans = 0
-        """bindings of a process that was gone when they took effect"""
 
     def shown_agent(self, node: str, agent: str | None, *, gone: bool) -> None:
         if self.agents.get(node) != (agent, gone):
@@ -79,21 +75,16 @@ class Bindings:
         if live is not None and live.metadata.uid == pod.metadata.uid:
             assert live.spec.node_name == node, f"bind said yes, but the pod is on {live.spec.node_name or 'no node'}"
 
-    def wrote(self, pod: Pod, call: Call) -> None:
-        """A binding took effect."""
+    def wrote(self, pod: Pod) -> None:
+        """A binding took effect, whatever has become of the process that sent it."""
         self.count += 1
         if not device_usage.wants_devices(pod):
             assert not device_usage.allocation(pod)
             return
         self._check_allocation(pod)
-        orphan = call.generation != self._api.generation
-        if orphan and self.is_running:
-            # Sent by a process that is gone, and seen by no list of the one that is there: it could not have known.
-            self.orphans += 1
-            self.excuse_pod(pod, "bound by a process that had ended")
         self._check_cards(pod)
         self._check_quota(pod)
-        self._check_handover(pod, orphan=orphan)
+        self._check_handover(pod)
 
     def _check_allocation(self, pod: Pod) -> None:
         """Exactly what was asked, once, on one node."""
@@ -167,7 +158,7 @@ class Bindings:
                             return f"{amount} of {limit} {resource}"
         return ""
 
-    def _check_handover(self, pod: Pod, *, orphan: bool) -> None:
+    def _check_handover(self, pod: Pod) -> None:
         """No two pods that the node could mix up are handed over at once, and a foreign plugin's lock is held."""
         name = pod.spec.node_name
         node = self._api.nodes.objects.get(name)
@@ -185,13 +176,12 @@ class Bindings:
             False,
         )
         for other in list(self.handing.values()):
-            if other.pod.spec.node_name == name and calm and not orphan:
+            if other.pod.spec.node_name == name and calm:
                 fresh = self._time() - other.since < SETTLED_SECONDS
                 mixed = mine.may_be_taken_for(other) and fresh
                 assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {counts}"
-        if not orphan:
-            self.handing[pod.metadata.uid] = mine
-        if agent is None and calm and not orphan:
+        self.handing[pod.metadata.uid] = mine
+        if agent is None and calm:
             for key in {MLU_LOCK if vendor == "MLU" else NODE_LOCK for vendor in device_usage.allocation(pod)}:
                 held = node.annotations.get(key, "")
                 owner = "" if key == MLU_LOCK else f",{pod.metadata.namespace},{pod.metadata.name}"

@@ -35,12 +35,14 @@ class Checker:
         *,
         now: Callable[[], float],
         lag: Callable[[], int],
+        has_lease: Callable[[], bool],
     ) -> None:
-        """`lag`: what the informers for pods and quotas have not shown yet."""
+        """`lag`: what the informers for pods and quotas have not shown yet. `has_lease`: in truth."""
         self._api = api
         self._bindings = bindings
         self._engine = engine
         self._lag = lag
+        self._has_lease = has_lease
         self._position = 0
         """in the ledger's log of changes"""
         self.shown = InformerView(engine.vendors, now)
@@ -76,9 +78,17 @@ class Checker:
                 self._check_node(engine, arrays.names[row])
 
     def _is_excused(self, finding: AuditFinding) -> bool:
-        """Too much granted is no fault of a ledger that is still shown pods which have gone since."""
+        """Too much granted is no fault of a ledger that has no say, that is still shown pods which have gone since, or
+        that keeps what may have been bound in an earlier tenure."""
         if finding.kind == BROKEN:
             return False
+        cycles = self._engine.cycles
+        if (
+            not self._has_lease()
+            or self._engine.missing()
+            or any(one.placement and not cycles.may_be_written(one) for one in cycles)
+        ):
+            return True
         if (finding.node, finding.card) in self._bindings.excused:
             return True
         live = {pod.metadata.uid for pod in self._api.pods.objects.values() if device_usage.is_live(pod)}
@@ -130,8 +140,6 @@ class Checker:
         """An excuse ends once the scheduler knows all that people did and has room again even so."""
         engine, api, bindings = self._engine, self._api, self._bindings
         if not (bindings.excused or bindings.excused_quotas) or self._lag() or engine.missing():
-            return
-        if any(call.node and call.generation != api.generation for call in api.in_flight):
             return
         for name, uuid in list(bindings.excused):
             node = api.nodes.objects.get(name)

@@ -50,12 +50,13 @@ class Faults:
     """share of calls that fail; 0 = none, and all are quick"""
     kinds: tuple[Fault, ...] = tuple(Fault)
 
-    def plan(self) -> Plan:
+    def plan(self, share: float = 1.0) -> Plan:
+        """`share`: how much less often than others a call fails."""
         rng = self.rng
         if self.rate == 0.0:
             return Plan()
         before, after = self._pause(), self._pause()
-        if rng.random() >= self.rate:
+        if rng.random() >= self.rate * share:
             return Plan(before, after)
         match rng.choice(self.kinds):
             case Fault.NEVER_SENT:

@@ -14,7 +14,7 @@ from tessera.core.ledger import Ledger, replay
 from tessera.core.quota import QuotaFacts
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Node, Pod, ResourceQuota
 from tests.model.machines import HANDSHAKE, XPU_HANDSHAKE, XPU_REGISTER
 from tests.model.shapes import GPU, XPU
@@ -44,7 +44,7 @@ class InformerView:
         old = self.pods.pop(key, None)
         if old is not None:
             del self.raw_pods[old.uid]
-        facts = pod_facts(pod, self._vendors) if pod is not None else None
+        facts = PodReader(self._vendors).facts(pod) if pod is not None else None
         if pod is not None and facts is not None:
             self.pods[key] = facts
             self.raw_pods[facts.uid] = pod

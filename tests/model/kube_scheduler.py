@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tessera.scheduler.engine import Engine
 from tessera.wire.objects import Node, Pod
 from tests.model.apiserver import SimulatedApiserver
+from tests.model.process import Process
 from tests.model.tables import Informer
 
 FIRST_BACKOFF = 1.0
@@ -50,16 +50,16 @@ class KubeScheduler:
         """by uid, in the order of arrival"""
         self.tasks: dict[asyncio.Task[None], str] = {}
         """binds that have not ended, with their pods' uids"""
-        self.sent: dict[asyncio.Task[None], None] = {}
-        """those of them that wait for the scheduler, in a fixed order"""
-        self.engine: Engine | None = None
-        """the scheduler, while it runs"""
+        self.sent: dict[asyncio.Task[None], Process] = {}
+        """those of them that wait for a scheduler, in a fixed order"""
+        self.process: Process | None = None
+        """the scheduler beside the kube-scheduler that leads, while it runs"""
         self._bound: set[str] = set()
         self.slow_binds = 0.1
         """share of pods that other plugins (volumes, permits) hold up between filter and bind"""
         self.flushes = True
         """whether a timer wakes refused pods"""
-        self.on_chosen: Callable[[Pod, str], None] = lambda _pod, _node: None
+        self.on_chosen: Callable[[Process, Pod, str], None] = lambda _process, _pod, _node: None
         self.on_success: Callable[[Pod, str], None] = lambda _pod, _node: None
         self.pods = Informer(api.pods, _Pods(self))
         self.nodes = Informer(api.nodes, _Nodes(self))
@@ -114,10 +114,13 @@ class KubeScheduler:
     def due(self) -> list[Queued]:
         now = self.time()
         for queued in self.queue.values():
-            pause = min(FIRST_BACKOFF * 2 ** (queued.attempts - 1), LONGEST_BACKOFF)
-            over = queued.place == "backoff" and now >= queued.since + pause
-            flushed = queued.place == "asleep" and self.flushes and now >= queued.since + FLUSH
-            if over or flushed:
+            if queued.place == "backoff":
+                pause = min(FIRST_BACKOFF * 2 ** (queued.attempts - 1), LONGEST_BACKOFF)
+            elif queued.place == "asleep" and self.flushes:
+                pause = FLUSH
+            else:
+                continue
+            if now >= queued.since + pause:
                 self._put(queued, "active")
         return [queued for queued in self.queue.values() if queued.place == "active"]
 
@@ -128,12 +131,16 @@ class KubeScheduler:
         if not names:
             self._put(queued, "asleep")
             return "no candidates"
-        engine = self.engine
-        missing = engine.missing() if engine is not None else "connection refused"
-        if engine is None or missing:
+        process = self.process
+        if process is None or process.is_paused:
+            self._put(queued, "backoff")
+            return "no answer"
+        missing = process.engine.missing()
+        if missing:
             self._put(queued, "backoff")
             return missing
-        answer = msgspec.json.decode(engine.filter.answer(_json.encode({"Pod": queued.pod, "NodeNames": names})))
+        body = _json.encode({"Pod": queued.pod, "NodeNames": names})
+        answer = msgspec.json.decode(process.engine.filter.answer(body))
         if answer["Error"]:
             self._put(queued, "backoff")
             return str(answer["Error"])
@@ -145,27 +152,34 @@ class KubeScheduler:
         chosen: list[str] = answer["NodeNames"]
         assert set(chosen) <= set(names)
         node = chosen[0] if len(chosen) == 1 else self._rng.choice(chosen)
-        self.on_chosen(queued.pod, node)
+        self.on_chosen(process, queued.pod, node)
         self._put(queued, "binding")
-        self._bind(queued, node)
+        self._bind(process, queued, node)
         return node
 
-    def _bind(self, queued: Queued, node: str) -> None:
-        task = asyncio.get_running_loop().create_task(self._await_bind(queued, node))
+    def _bind(self, process: Process, queued: Queued, node: str) -> None:
+        task = asyncio.get_running_loop().create_task(self._await_bind(process, queued, node))
         self.tasks[task] = queued.pod.metadata.uid
         task.add_done_callback(lambda done: self._finished(queued, done))
 
-    async def _await_bind(self, queued: Queued, node: str) -> None:
+    async def _await_bind(self, process: Process, queued: Queued, node: str) -> None:
+        """`process` chose the node; the kube-scheduler beside it may have ended, or started it anew."""
         if self._rng.random() < self.slow_binds:
             await asyncio.sleep(self._rng.choice((0.5, 5.0, 400.0)))
-        engine, task = self.engine, asyncio.current_task()
-        if engine is None or engine.missing() or task is None:
+        task = asyncio.current_task()
+        if self.process is None or self.process.name != process.name or task is None:
             self._put(queued, "backoff")
             return
-        self.sent[task] = None
+        process = self.process
+        self.sent[task] = process
+        if process.is_paused:  # It waits in the socket.
+            await asyncio.sleep(process.client.resume_at - self.time())
+        if process.engine.missing():
+            self._put(queued, "backoff")
+            return
         metadata = queued.pod.metadata
         body = {"PodName": metadata.name, "PodNamespace": metadata.namespace, "PodUID": metadata.uid, "Node": node}
-        error = msgspec.json.decode(await engine.binder.answer(_json.encode(body)))["Error"]
+        error = msgspec.json.decode(await process.engine.binder.answer(_json.encode(body)))["Error"]
         if error:
             self._put(queued, "backoff")
         else:
@@ -179,11 +193,20 @@ class KubeScheduler:
         else:
             task.result()
 
-    def crash(self) -> None:
-        """The scheduler is gone, with all its connections."""
-        self.engine = None
-        for task in list(self.sent):
-            task.cancel()
+    def crash(self, process: Process) -> None:
+        """A scheduler is gone, with all its connections."""
+        if self.process is process:
+            self.process = None
+        for task, receiver in list(self.sent.items()):
+            if receiver is process:
+                task.cancel()
+
+    def follow(self, process: Process | None) -> None:
+        """Another kube-scheduler leads: it knows nothing of the binds that the old one has sent."""
+        self.process = process
+        for queued in self.queue.values():
+            if queued.place == "binding":
+                self._put(queued, "backoff")
 
     def give_up(self, task: asyncio.Task[None], *, cancel: bool) -> None:
         """kube-scheduler's own timeout: the request is cancelled, or its response is ignored."""

@@ -11,9 +11,11 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.settings import Settings
-from tests.model.apiserver import SimulatedApiserver
+from tessera.scheduler.tenure import Tenure
+from tests.model.apiserver import Client, SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.checker import Checker
+from tests.model.lease import ModelLease
 from tests.model.tables import Informer
 
 TICK = 15.0
@@ -21,33 +23,84 @@ TICK = 15.0
 
 
 class Process:
-    """Begins with lists that are taken but not delivered."""
+    """Begins with lists that are taken but not delivered. Decides nothing before it has taken over."""
 
-    def __init__(self, api: SimulatedApiserver, bindings: Bindings, *, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        name: str,
+        api: SimulatedApiserver,
+        bindings: Bindings,
+        lease: ModelLease,
+        *,
+        now: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.client = Client(api)
         self._tasks: dict[asyncio.Task[None], None] = {}
         """in a fixed order, so that a life can be lived again"""
-        self._bindings = bindings
+        self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
-        engine = self.engine = Engine(Settings(), api, clock=clock, spawn=self._spawn, observer=NullObserver())
-        self.checker = Checker(api, bindings, engine, now=now, lag=lambda: self.pods.behind + self.quotas.behind)
+        engine = self.engine = Engine(
+            Settings(),
+            self.client,
+            clock=clock,
+            spawn=self._spawn,
+            observer=NullObserver(),
+            tenure=Tenure(lambda: lease.tenure(name)),
+        )
+        self.checker = Checker(
+            api,
+            bindings,
+            engine,
+            now=now,
+            lag=lambda: self.pods.behind + self.quotas.behind,
+            has_lease=lambda: lease.holder == name,
+        )
         self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)
         self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
-        bindings.is_running = True
         self._spawn(engine.wake_pods())
         self._spawn(self._tick())
+        self.look_at_lease()
 
     @property
     def informers(self) -> tuple[Informer[Any], ...]:
         return (self.pods, self.nodes, self.quotas)
 
+    @property
+    def is_paused(self) -> bool:
+        return self.client.is_paused
+
+    def look_at_lease(self) -> None:
+        """What the service does every second."""
+        tenure = self.engine.tenure
+        current = tenure.current
+        if tenure.number is not None and current != tenure.number:
+            self.engine.step_down()
+        if current is not None and tenure.number is None and not self._is_taking_over:
+            self._is_taking_over = True
+            self._spawn(self._take_over(current))
+
     def stop(self) -> None:
         """All memory is gone; calls that were sent are the apiserver's."""
-        self._bindings.is_running = False
+        self.client.crash()
         for task in list(self._tasks):
             task.cancel()
         for informer in self.informers:
             informer.close()
+
+    async def _take_over(self, number: int) -> None:
+        try:
+            await self.engine.take_over(number, self._catch_up)
+        finally:
+            self._is_taking_over = False
+
+    def _catch_up(self) -> None:
+        """Decisions wait until the new lists are delivered."""
+        engine = self.engine
+        engine.pods.has_synced = engine.nodes.has_synced = engine.quotas.has_synced = False
+        for informer in self.informers:
+            informer.list()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -62,5 +115,6 @@ class Process:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK)
+            if self.engine.is_leader:
+                self.checker.shown.tick()
             self.engine.tick()
-            self.checker.shown.tick()

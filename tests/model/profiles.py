@@ -19,7 +19,9 @@ USUAL: Mapping[str, float] = MappingProxyType(
         "schedule": 22.0,
         "give_up_bind": 0.6,
         "simulate": 0.3,
-        "restart": 0.12,
+        "restart": 0.3,
+        "pause": 0.2,
+        "end_kube_scheduler": 0.1,
         "pass_time": 9.0,
         "create_pod": 9.0,
         "bind_directly": 0.25,
@@ -47,6 +49,7 @@ class Profile:
     kinds_of_faults: tuple[Fault, ...] = tuple(Fault)
     weights: Mapping[str, float] = field(default_factory=dict)
     """instead of the usual ones"""
+    replicas: int = 1
     nodes: int = 5
     kinds: tuple[str, ...] = machines.KINDS
     agents: tuple[str | None, ...] = machines.AGENTS
@@ -80,6 +83,33 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             kinds=("mig", "mig", "gpu"),
             recipes=("small", "medium", "memory only!", "mig small", "mig large", "mig several", "two cards", "init"),
             weights={"end_init": 4.0, "change_card": 2.0},
+        ),
+        "replicas": Profile(
+            faults=0.2,
+            kinds_of_faults=(Fault.SLOW, Fault.SLOW, Fault.SLOW, Fault.LATE, Fault.UNHEARD, Fault.LOST),
+            replicas=2,
+            nodes=2,
+            kinds=("gpu",),
+            agents=("env",),
+            recipes=("large!", "whole!", "whole!", "two cards!", "alone!", "medium!"),
+            # Nothing that would excuse a card or a namespace.
+            weights={
+                "pause": 4.0,
+                "end_kube_scheduler": 1.5,
+                "restart": 2.0,
+                "deliver_pods": 20.0,
+                "deliver_quotas": 8.0,
+                "deliver_nodes": 8.0,
+                "delete_pod": 5.0,
+                "remove_terminating": 8.0,
+                "end_handover": 16.0,
+                "end_pod": 12.0,
+                "create_pod": 14.0,
+                "lose_or_return_node": 0.0,
+                "change_card": 0.0,
+                "change_quota": 0.0,
+                "bind_directly": 0.0,
+            },
         ),
         "lag": Profile(
             nodes=2,

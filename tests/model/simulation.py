@@ -15,10 +15,11 @@ from typing import Any
 
 from tessera.wire.objects import Pod
 from tests.model import device_usage, machines, shapes
-from tests.model.apiserver import Call, SimulatedApiserver
+from tests.model.apiserver import SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.faults import Faults
 from tests.model.kube_scheduler import KubeScheduler
+from tests.model.lease import ModelLease
 from tests.model.plugins import Plugins
 from tests.model.process import TICK, Process
 from tests.model.profiles import USUAL, Profile
@@ -40,6 +41,10 @@ REST_SECONDS = 20000.0
 """within which the cluster must come to rest"""
 BACK_AGAIN = 0.1
 """probability that a crashed scheduler is back at the next step"""
+RARELY = 0.1
+"""probability"""
+LONGEST_PAUSE = 90.0
+"""seconds: several times as long as the lease"""
 STEPS_TOLD = 60
 """last steps that a failure shows"""
 
@@ -55,7 +60,7 @@ class Simulation:
         api = self._api = SimulatedApiserver(rng, self._faults, on_bound=self._bound)
         self._bindings = Bindings(api, self.time)
         self._kube = KubeScheduler(api, rng)
-        self._kube.on_chosen = lambda pod, node: self._process.checker.chose(pod, node) if self._process else None
+        self._kube.on_chosen = lambda process, pod, node: process.checker.chose(pod, node)
         self._kube.on_success = self._bindings.succeeded
         names = [f"n{position}" for position in range(profile.nodes)]
         self._recipes = profile.recipes or shapes.recipes()
@@ -74,8 +79,11 @@ class Simulation:
             self.now,
         )
         self._plugins.start()
-        self._process: Process | None = None
-        self._start()
+        self._lease = ModelLease(self.time)
+        self._replicas: dict[str, Process | None] = dict.fromkeys("ab"[: profile.replicas])
+        for name in self._replicas:
+            self._start(name)
+        self._move_lease()
         self._failures: list[BaseException] = []
         asyncio.get_running_loop().set_exception_handler(self._failed)
         weights = {**USUAL, **profile.weights}
@@ -106,31 +114,65 @@ class Simulation:
     async def _step(self) -> None:
         self.steps += 1
         self._pause = 0.0
-        if self._process is None and self._rng.random() < BACK_AGAIN:
-            self._start()
+        for name, process in self._replicas.items():
+            if process is None and self._rng.random() < BACK_AGAIN:
+                self._start(name)
         told = None
         while told is None:
             name = self._rng.choices(self._names, cum_weights=self._weights)[0]
             told = self._actions[name]()
         self.trace.append(f"{self.steps} at {self.time():.2f}: {name}: {told}")
         await asyncio.sleep(self._pause)
+        self._move_lease()
         self._check()
 
     def _check(self) -> None:
         for failure in self._failures:
             raise failure
-        if self._process is not None:
-            self._process.checker.step()
+        for process in self._running:
+            process.checker.step()
             if self.steps % FULL_EVERY == 0:
-                self._process.checker.full()
+                process.checker.full()
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Keeps exceptions of tasks and callbacks that are not awaited."""
         self._failures.append(context.get("exception") or RuntimeError(context["message"]))
 
-    def _bound(self, pod: Pod, call: Call) -> None:
+    def _bound(self, pod: Pod) -> None:
         self.trace.append(f"  {pod.metadata.uid} is bound to {pod.spec.node_name} at {self.time():.2f}")
-        self._bindings.wrote(pod, call)
+        self._bindings.wrote(pod)
+
+    @property
+    def _running(self) -> list[Process]:
+        return [process for process in self._replicas.values() if process is not None]
+
+    @property
+    def _awake(self) -> list[Process]:
+        return [process for process in self._running if not process.is_paused]
+
+    def _some_process(self) -> Process | None:
+        awake = self._awake
+        return self._rng.choice(awake) if awake else None
+
+    def _victim(self) -> Process | None:
+        """For an end or a pause: mostly a process with a binding on its way, and None while there is none."""
+        binding = [process for process in self._awake if process.client.is_binding]
+        if binding:
+            return self._rng.choice(binding)
+        return self._some_process() if self._rng.random() < RARELY else None
+
+    def _move_lease(self) -> None:
+        """Renewals, acquisitions, and what replicas do about them."""
+        lease, awake = self._lease, self._awake
+        if any(process.name == lease.holder for process in awake):
+            lease.renew()
+        if lease.is_free and awake:
+            process = self._rng.choice(awake) if len(awake) > 1 else awake[0]
+            lease.acquire(process.name)
+            self._kube.follow(process)
+            self.trace.append(f"  {process.name} has the lease at {self.time():.2f}")
+        for process in awake:
+            process.look_at_lease()
 
     # -- rest
 
@@ -139,31 +181,42 @@ class Simulation:
         self.trace.append("rest")
         usual = self._faults.rate, self._kube.slow_binds
         self._faults.rate, self._kube.slow_binds, self._kube.flushes = 0.0, 0.0, False
-        process = self._process or self._start()
+        for name, process in self._replicas.items():
+            if process is None:
+                self._start(name)
+            else:
+                process.client.resume_at = 0.0
         for machine in self._plugins.machines.values():
             self._plugins.report_of(machine)
         for _ in range(NUDGES):
-            await self._calm_down(process, BREATH_SECONDS)
+            await self._calm_down(BREATH_SECONDS)
             self._free_unnoticed()
-        await self._calm_down(process, QUIET_SECONDS)
-        process.checker.rest(self._candidates)
+        await self._calm_down(QUIET_SECONDS)
+        for process in self._running:
+            if process.name == self._lease.holder:
+                process.checker.rest(self._candidates)
+            else:
+                process.checker.full()
         self._faults.rate, self._kube.slow_binds = usual
         self._kube.flushes = True
 
-    async def _calm_down(self, process: Process, seconds: float) -> None:
+    async def _calm_down(self, seconds: float) -> None:
         """Waits until nothing has happened for so long."""
         started = busy = self.time()
         while self.time() < busy + seconds:
-            if self._settle(process):
+            self._move_lease()
+            if self._settle():
                 busy = self.time()
                 assert busy < started + REST_SECONDS, "it never comes to rest"
             await asyncio.sleep(0.5 if busy == self.time() else TICK)
             self._check()
 
-    def _settle(self, process: Process) -> bool:
+    def _settle(self) -> bool:
         """Does everything that is due; returns whether anything was."""
         busy = bool(self._kube.tasks or self._api.in_flight)
-        informers: list[Informer[Any]] = [*process.informers, self._kube.pods, self._kube.nodes]
+        informers: list[Informer[Any]] = [self._kube.pods, self._kube.nodes]
+        for process in self._running:
+            informers += process.informers
         self._rng.shuffle(informers)
         for informer in informers:
             while informer.behind:
@@ -210,23 +263,24 @@ class Simulation:
         return ", ".join(informer.deliver() for _ in range(min(times, informer.behind)))
 
     def deliver_pods(self) -> str | None:
-        return self._deliver(self._process.pods) if self._process else None
+        return self._deliver(*(process.pods for process in self._awake))
 
     def deliver_nodes(self) -> str | None:
-        return self._deliver(self._process.nodes) if self._process else None
+        return self._deliver(*(process.nodes for process in self._awake))
 
     def deliver_quotas(self) -> str | None:
-        return self._deliver(self._process.quotas) if self._process else None
+        return self._deliver(*(process.quotas for process in self._awake))
 
     def deliver_to_kube(self) -> str | None:
         return self._deliver(self._kube.pods, self._kube.nodes)
 
     def list_again(self) -> str | None:
         """A watch breaks: its informer lists, and watches from there."""
-        if self._process is None:
+        process = self._some_process()
+        if process is None:
             return None
-        position = self._rng.randrange(len(self._process.informers))
-        self._process.informers[position].list()
+        position = self._rng.randrange(len(process.informers))
+        process.informers[position].list()
         return ("pods", "nodes", "quotas")[position]
 
     # -- what happens to the scheduler and kube-scheduler
@@ -248,30 +302,58 @@ class Simulation:
 
     def simulate(self) -> str | None:
         """An autoscaler sends a filter request, which must change nothing."""
-        if self._process is None or not self._api.nodes.objects:
+        process = self._some_process()
+        if process is None or not self._api.nodes.objects:
             return None
-        recipe, engine = self._rng.choice(self._recipes), self._process.engine
+        recipe, engine = self._rng.choice(self._recipes), process.engine
         before = engine.ledger.state()
         shapes.simulate(engine.filter, shapes.template(recipe), list(self._api.nodes.objects.values()))
         assert engine.ledger.state() == before
         return recipe
 
     def restart(self) -> str | None:
-        if self._process is None:
+        """With or without its kube-scheduler; without a lease there is none to wait for."""
+        process = self._victim()
+        if process is None:
             return None
-        self._api.crash()
-        self._kube.crash()
-        self._process.stop()
-        self._process = None
+        name = process.name
+        self._kube.crash(process)
+        process.stop()
+        self._replicas[name] = None
+        if self._lease.holder == name:
+            if len(self._replicas) == 1 or self._rng.random() < 0.3:
+                self._lease.release(unseen_s=0.0)
+            else:
+                self._lease.stop_renewing(self.time() - self._rng.uniform(0.0, 2.0))
         if self._rng.random() < 0.5:
-            return "crash"
-        self._start()
-        return "crash and start"
+            return f"{name}: crash"
+        self._start(name)
+        return f"{name}: crash and start"
 
-    def _start(self) -> Process:
-        process = self._process = Process(self._api, self._bindings, now=self.now)
-        self._kube.engine = process.engine
-        return process
+    def pause(self) -> str | None:
+        """A machine stops for a while, with everything that is on its way to its processes, and their clocks do not."""
+        process = self._victim()
+        if process is None:
+            return None
+        seconds = self._rng.uniform(0.0, LONGEST_PAUSE)
+        process.client.pause(seconds)
+        if self._lease.holder == process.name:
+            self._lease.stop_renewing(self.time() - self._rng.uniform(0.0, 2.0))
+        return f"{process.name} for {seconds:.2f} s"
+
+    def end_kube_scheduler(self) -> str | None:
+        """It gives its lease back; the scheduler beside it may hear of that too late."""
+        holder = self._victim()
+        if holder is None or holder.name != self._lease.holder:
+            return None
+        self._lease.release(unseen_s=self._rng.uniform(0.0, 10.0))
+        self._kube.follow(None)
+        return holder.name
+
+    def _start(self, name: str) -> None:
+        process = self._replicas[name] = Process(name, self._api, self._bindings, self._lease, now=self.now)
+        if self._lease.holder == name:
+            self._kube.process = process
 
     def pass_time(self) -> str | None:
         draw = self._rng.random()

@@ -33,7 +33,6 @@ def _quiet() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-@pytest.mark.no_cover  # Tracing would treble the time, and what only chance reaches is not covered.
 @pytest.mark.parametrize("name", PROFILES)
 def test_whatever_happens_nothing_is_over_allocated_or_left_behind(name: str) -> None:
     left, seed = STEPS // len(PROFILES), SEED

@@ -8,7 +8,7 @@ import pytest
 
 from tessera.core.audit import audit
 from tessera.core.ledger import GrantState
-from tessera.scheduler.pod_cycle import LANDED_S, UNSEEN_TICKS, CycleState
+from tessera.scheduler.pod_cycle import SHOWN_S, UNSEEN_TICKS, CycleState
 from tessera.wire import keys
 from tests.support.builders import A100_40GB, MIG_ALLOCATIONS, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
@@ -42,7 +42,7 @@ async def test_a_pod_that_came_and_went_between_two_lists_does_not_keep_its_card
     assert await world.bound(POD) == ""
     world.api.delete_pod(KEY)
     world.api.changes.clear()  # The watch was broken, and the next list has nothing of it.
-    await asyncio.sleep(LANDED_S)
+    await asyncio.sleep(SHOWN_S)
     await world.binder.look_up_unconfirmed()
     assert world.cards() == FREE
     assert world.room > 0
@@ -52,7 +52,7 @@ async def test_a_pod_that_came_and_went_between_two_lists_does_not_keep_its_card
 async def test_a_bound_pod_whose_watch_is_late_keeps_its_card() -> None:
     world = asked(one_card())
     assert await world.bound(POD) == ""
-    await asyncio.sleep(LANDED_S)
+    await asyncio.sleep(SHOWN_S)
     await world.binder.look_up_unconfirmed()
     assert world.state(POD) is GrantState.BOUND
     assert world.agrees()
@@ -82,9 +82,7 @@ async def test_a_write_that_lands_after_its_bind_failed_finds_its_cards_kept() -
 async def test_a_write_that_can_no_longer_land_frees_its_cards() -> None:
     world = asked(one_card())
     await unanswered(world)
-    await world.binder.look_up_unconfirmed()
     assert world.cards() != FREE
-    await asyncio.sleep(LANDED_S)
     await world.binder.look_up_unconfirmed()
     assert world.cards() == FREE
     assert world.agrees()
@@ -232,7 +230,6 @@ async def test_a_pod_is_not_bound_anew_while_its_lost_binding_is_cleared_away() 
     world.api.always("bind", lost_answer())
     assert await world.bound(plain) == "no answer within 30 s"
     world.api.always("bind", None)
-    await asyncio.sleep(LANDED_S)
     world.api.script("annotate_node", Step(delay=5.0))  # The lock is slow to go.
     clearing = asyncio.create_task(world.binder.look_up_unconfirmed())
     await asyncio.sleep(1)

@@ -20,18 +20,17 @@ from typing import Any, TypeVar
 
 from tessera.cli.grouped import read_file
 from tessera.host.cards import CardFacts
-from tessera.host.simulated.hardware import SimulatedHardware
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.node.configuration.options import build_configuration
-from tessera.node.inventory.factory import choose_hardware
 from tessera.node.process import AgentProcess
 from tessera.node.settings import Configuration
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tests.support.faulty_cards import FaultyCards
 from tests.support.kubelet.folders import plugins_folder
 from tests.support.kubelet.pod_resources import ScriptedPodResources, serving_pod_resources
 from tests.support.kubelet.scripted import ScriptedKubelet
@@ -54,7 +53,7 @@ class AgentNode:
     plane: ControlPlane
     kubelet: ScriptedKubelet
     resources: ScriptedPodResources
-    hardware: SimulatedHardware
+    hardware: FaultyCards
     folder: Path
     flags: dict[str, str]
     environ: dict[str, str]
@@ -267,8 +266,8 @@ async def agent_node(
         resources = ScriptedPodResources()
         await stack.enter_async_context(serving_pod_resources(resources_socket, resources))
         configuration = build_configuration(told, environ or {}, read_file)
-        hardware = choose_hardware(configuration)
-        assert isinstance(hardware, SimulatedHardware)
+        assert configuration.simulated is not None
+        hardware = FaultyCards.from_file(configuration.simulated, node_name=configuration.settings.node_name)
         stack.callback(hardware.close)
         world = AgentNode(plane, kubelet, resources, hardware, folder, told, dict(environ or {}))
         if node is not None:

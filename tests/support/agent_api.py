@@ -40,14 +40,14 @@ async def take_lock(node: AgentNode, pod: str) -> str:
 async def lock(node: AgentNode, pod: str) -> str:
     """Locks the node for a waiting pod; returns once the agent has seen it."""
     text = await take_lock(node, pod)
-    await node.until(lambda: node.process._surroundings.handover.pods.lock.text == text, what="the lock to be heard of")
+    await node.until(lambda: node.process.around.handover.pods.lock.text == text, what="the lock to be heard of")
     return text
 
 
 async def bound(node: AgentNode, name: str, slices: Sequence[Sequence[DeviceEntry]], **more: Any) -> Json:
     """A pod of `bound_pod`; returns once the agent has seen it."""
     pod = await node.bound_pod(name, slices, **more)
-    pods = node.process._surroundings.handover.pods
+    pods = node.process.around.handover.pods
     await node.until(lambda: pods.get(pod["metadata"]["uid"]), what=f"{name} to be heard of")
     return pod
 

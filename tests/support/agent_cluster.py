@@ -50,7 +50,7 @@ class ScheduledNode:
         """Waits until all pods are gone, and everything that was made for them."""
         for pod in self.node.plane.pods("default"):
             await self.kubelet.end(name_of(pod))
-        handover = self.node.process._surroundings.handover
+        handover = self.node.process.around.handover
         await self.node.until(lambda: not handover.pods.all(), what="the agent to see that all pods are gone")
         # As it does every few seconds.
         await handover.sweep()
@@ -63,7 +63,7 @@ class ScheduledNode:
         containers = node.folder / "hook" / "vgpu" / "containers"
         folders = sorted(each.name for each in containers.iterdir()) if containers.is_dir() else []
         instances = [each for card in node.hardware.scan() if card.uuid for each in node.hardware.instances(card.uuid)]
-        handover = node.process._surroundings.handover
+        handover = node.process.around.handover
         locks = [key for key in node.annotations() if key == keys.NODE_LOCK]
         return [*folders, *map(str, instances), *map(str, handover.checkpoint), *locks]
 

@@ -24,7 +24,7 @@ from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.drafts import BadPod, ContainerDraft, Denied, PodDraft
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import pod_facts, pod_request
+from tessera.vendors.pod_reader import PodReader, pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 
@@ -140,7 +140,7 @@ class PodBuilder:
         return found
 
     def facts(self) -> PodFacts:
-        found = pod_facts(self.api(), vendors())
+        found = PodReader(vendors()).facts(self.api())
         assert found is not None
         return found
 
@@ -310,7 +310,7 @@ class Cluster:
         """The informer delivers these pods; those that hold nothing are released."""
         for one in pods:
             api = one.api()
-            facts = pod_facts(api, vendors())
+            facts = PodReader(vendors()).facts(api)
             if facts is None:
                 self.ledger.release(api.metadata.uid)
             else:

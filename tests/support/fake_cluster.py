@@ -119,6 +119,9 @@ class FakeCluster:
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return await self._call("get_pod", lambda: self._pod(f"{namespace}/{name}"))
 
+    async def unbound_pods(self) -> list[Pod]:
+        return await self._call("unbound_pods", lambda: [pod for pod in self.pods.values() if not pod.spec.node_name])
+
     async def get_node(self, name: str) -> Node:
         return await self._call("get_node", lambda: self._node(name))
 
@@ -128,6 +131,7 @@ class FakeCluster:
         name: str,
         *,
         uid: str,
+        resource_version: str,
         node: str,
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
@@ -136,7 +140,7 @@ class FakeCluster:
 
         def effect() -> None:
             pod = self._pod(key)
-            if pod.metadata.uid != uid:
+            if pod.metadata.uid != uid or pod.metadata.resource_version != resource_version:
                 raise refused(409, "Conflict")
             if pod.spec.node_name or pod.metadata.deletion_timestamp:
                 raise refused(409, "Conflict")
@@ -146,10 +150,10 @@ class FakeCluster:
         self.writes.append(Write("bind", key, annotations, labels))
         await self._call("bind", effect)
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
         key = f"{namespace}/{name}"
         self.writes.append(Write("annotate_pod", key, annotations, {}))
-        await self._call("annotate_pod", lambda: self._store_pod(key, _annotated(self._pod(key), annotations)))
+        return await self._call("annotate_pod", lambda: self._store_pod(key, _annotated(self._pod(key), annotations)))
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         def effect() -> None:
@@ -188,9 +192,10 @@ class FakeCluster:
             raise not_found(f'nodes "{name}"')
         return self.nodes[name]
 
-    def _store_pod(self, key: str, pod: Pod) -> None:
-        self.pods[key] = self._stamped(pod)
+    def _store_pod(self, key: str, pod: Pod) -> Pod:
+        stored = self.pods[key] = self._stamped(pod)
         self.changes.append(("pod", key))
+        return stored
 
     def _store_node(self, name: str, node: Node) -> None:
         self.nodes[name] = self._stamped(node)

@@ -14,7 +14,7 @@ from tessera.lab.sandbox.objects import containers_of, has_ended, key_of, node_o
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
 from tessera.scheduler.service import Service
 from tessera.vendors.node_reader import node_facts, quota_facts
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 from tests.support.visible_devices import in_visible_order
 
@@ -27,7 +27,7 @@ def replayed(plane: ControlPlane, service: Service, *, without: frozenset[str] =
     nodes = [decode_object(stored.whole, Node) for stored in store.list(NODES) if stored.name not in without]
     ours = [node for node in nodes if selector.items() <= (node.metadata.labels or {}).items()]
     facts = [node_facts(node, vendors) for node in ours]
-    pods = [pod_facts(decode_object(stored.whole, Pod), vendors) for stored in store.list(PODS)]
+    pods = [PodReader(vendors).facts(decode_object(stored.whole, Pod)) for stored in store.list(PODS)]
     quotas = [decode_object(stored.whole, ResourceQuota) for stored in store.list(RESOURCE_QUOTAS)]
     return replay(
         vendors,

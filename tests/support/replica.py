@@ -45,7 +45,11 @@ class Replica:
         client = self._client = await KubeClient(access, user_agent=self.agent).__aenter__()
         process = self._process = Process(self.settings, client)
         self._task = asyncio.create_task(process.run())
-        await self._until(lambda: len(process.listeners) == 3 and not process.service.unsynced())
+        service, waits = process.service, self.settings.leadership is not None
+        # A replica that waits for the lease knows everything, but decides nothing.
+        await self._until(
+            lambda: len(process.listeners) == 3 and not (service.unsynced() if waits else service.missing())
+        )
         found = {name: listener.address for name, listener in process.listeners.items()}
         # The ports stay the same over restarts, as a Service's would.
         listeners = Listeners(extender=found["extender"], webhook=found["webhook"], metrics=found["metrics"])

@@ -20,10 +20,11 @@ from tessera.scheduler.engine import Engine
 from tessera.scheduler.observer import BindEvent, NullObserver, PlacedEvent, RefusedEvent
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings
+from tessera.scheduler.tenure import Tenure
 from tessera.vendors.downward_api import container_env
 from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia.downward_api import NvidiaDownwardApi
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.wire.keys import AGENT
 from tests.support.builders import GPU, NOW, NodeBuilder, PodBuilder
 from tests.support.fake_cluster import FakeCluster
@@ -112,6 +113,9 @@ class World:
 
     def __init__(self, *nodes: NodeBuilder, mode: NodeLockMode = NodeLockMode.AUTO) -> None:
         self.at = 0.0
+        self.leads: int | None = 0
+        """the tenure that the lease gives the engine"""
+        self._tenures = 0
         self.settings = Settings(
             node_lock=mode, reservation_seconds=RESERVATION, turn_seconds=TURN, node_lock_seconds=LOCK
         )
@@ -130,7 +134,9 @@ class World:
             clock=Clock(self.now, self.time, UTC),
             spawn=lambda work: work.close(),
             observer=self.reports,
+            tenure=Tenure(lambda: self.leads),
         )
+        engine.tenure.begin(0, "fence-0")
         engine.unschedulable.room = self._room = CountingEvent()
         self.vendors, self.ledger, self.selector = engine.vendors, engine.ledger, engine.selector
         self.unschedulable, self.queue, self.cycles = engine.unschedulable, engine.queue, engine.cycles
@@ -150,6 +156,17 @@ class World:
             self.nodes.put(name, node)
         for key, pod in self.api.pods.items():
             self.pods.put(key, pod)
+
+    def lead_again(self) -> None:
+        """Another replica led for a while."""
+        self.stop_leading()
+        self.leads = self._tenures
+        self.engine.tenure.begin(self._tenures, f"fence-{self._tenures}")
+
+    def stop_leading(self) -> None:
+        self._tenures += 1
+        self.leads = None
+        self.engine.step_down()
 
     def time(self) -> float:
         try:
@@ -181,7 +198,12 @@ class World:
         return answer
 
     def filtered(self, pod: PodBuilder, names: Iterable[str] | None = None) -> dict[str, Any]:
-        return self.asked(filter_body(pod, sorted(self.api.nodes) if names is None else list(names)))
+        document = pod.manifest()
+        metadata = document["metadata"]
+        stored = self.api.pods.get(f"{metadata['namespace']}/{metadata['name']}")
+        if stored is not None:
+            metadata["resourceVersion"] = stored.metadata.resource_version
+        return self.asked(filter_body(document, sorted(self.api.nodes) if names is None else list(names)))
 
     def chosen(self, pod: PodBuilder, names: Iterable[str] | None = None) -> str:
         """The one node of an answer that has nothing else."""
@@ -228,7 +250,7 @@ class World:
         """Whether the ledger is what the API shows once the informers have caught up, with nothing left behind."""
         self.watch()
         assert audit(self.ledger) == []
-        facts = [found for pod in self.api.pods.values() if (found := pod_facts(pod, self.vendors)) is not None]
+        facts = [found for pod in self.api.pods.values() if (found := PodReader(self.vendors).facts(pod)) is not None]
         nodes = [read for node in self.api.nodes.values() if (read := node_facts(node, self.vendors)).devices]
         again = replay(self.vendors, nodes=nodes, pods=facts)
         mine, other = self.ledger.state(), again.state()

@@ -43,13 +43,17 @@
 {{- default (printf "%s-tls" (include "tessera.scheduler" .)) .Values.scheduler.tls.existingSecret -}}
 {{- end -}}
 
-{{/* CEL in the webhook's configuration is on by default from 1.28 on, and the guarding policies from 1.30 on. */}}
+{{/* CEL in the webhook's configuration is on by default from 1.28 on, policies that validate from 1.30 and those that mutate from 1.36 on. */}}
 {{- define "tessera.hasMatchConditions" -}}
 {{- if semverCompare ">=1.28.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
 {{- end -}}
 
 {{- define "tessera.hasPolicies" -}}
 {{- if semverCompare ">=1.30.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
+{{- end -}}
+
+{{- define "tessera.hasMutatingPolicies" -}}
+{{- if semverCompare ">=1.36.0-0" .Capabilities.KubeVersion.Version }}true{{ end -}}
 {{- end -}}
 
 {{/*

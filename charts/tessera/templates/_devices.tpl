@@ -123,6 +123,23 @@ Taken from the configuration itself, so that a configuration that is given as te
 {{- $names | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
+{{/* The resources among them that a container must name to get a device, as a JSON array. */}}
+{{- define "tessera.countResources" -}}
+{{- $names := list -}}
+{{- range $section := values (fromYaml (include "tessera.deviceConfig" .)) -}}
+{{- $tables := $section -}}
+{{- if kindIs "map" $section }}{{- $tables = prepend (default list (get $section "configs")) $section }}{{- end -}}
+{{- range $table := $tables -}}
+{{- range $key, $value := $table -}}
+{{- if and (regexMatch "^resource(Name|V?CountName|Name(DRS)?GCU)$" $key) (kindIs "string" $value) -}}
+{{- if $value }}{{- $names = append $names $value }}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $names | uniq | sortAlpha | toJson -}}
+{{- end -}}
+
 {{/* Whether the webhook also changes pods that ask for no devices. */}}
 {{- define "tessera.touchesAllPods" -}}
 {{- range values (fromYaml (include "tessera.deviceConfig" .)) -}}

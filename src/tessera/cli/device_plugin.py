@@ -1,20 +1,18 @@
 """`tessera device-plugin`: the agent of a GPU node.
 
-Flags are only collected here; `tessera.node.configuration.options` says what they mean. The service is imported when
-it runs, so that `--help` and mistakes in flags are answered at once.
+Flags are only collected here; `tessera.node.configuration.options` says what they mean.
 """
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
 import click
 
 from tessera import __version__
-from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, wants_print
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, run_service, wants_print
 from tessera.node.settings import TABLE, Configuration
-from tessera.services.settings_table import Group, Sources, given_in
+from tessera.services.settings_table import Group, given_in
 
 SERVICE = "tessera.node.process"
 """module whose `run(configuration, reload)` runs until it is told to stop and returns the exit code"""
@@ -25,10 +23,7 @@ DEGRADED = 2
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the agent with it."""
-    import structlog
-
     from tessera.node.configuration import dump, options
-    from tessera.services.logs import configure_logs, read_log_options
 
     flags = flags_of_params(TABLE, params)
 
@@ -36,36 +31,19 @@ def run(**params: str | tuple[str, ...] | None) -> None:
         return options.build_configuration(flags, os.environ, read_file)
 
     configuration = configured(read)
-    context = click.get_current_context()
     if wants_print(flags):
         click.echo(dump.print_configuration(configuration), nl=False)
         for text in (*configuration.faults, *configuration.warnings):
             click.echo(f"Warning: {text}", err=True)
-        context.exit(DEGRADED if configuration.faults else 0)
-    configure_logs(read_log_options(Sources(flags, {})))
-    structlog.get_logger(__name__).info(
-        "starting",
-        version=__version__,
-        settings=dump.changes(configuration),
-        ignored=given_in(Group.IGNORED, TABLE, flags),
-    )
-    context.exit(import_module(SERVICE).run(configuration, read))
+        click.get_current_context().exit(DEGRADED if configuration.faults else 0)
+    ignored = given_in(Group.IGNORED, TABLE, flags)
+    run_service(SERVICE, configuration, read, flags=flags, settings=dump.changes(configuration), ignored=ignored)
 
 
 command = GroupedCommand(
     "device-plugin",
     callback=run,
     table=TABLE,
-    params=[
-        click.Option(
-            ["--version"],
-            is_flag=True,
-            expose_value=False,
-            is_eager=True,
-            callback=lambda context, _option, wanted: _say_version(context, wanted),
-            help="Show the version and exit.",
-        )
-    ],
     help="""Serve the GPUs of one node: find and register them, and give every container exactly its slice.
 
     Understands the flags, variables and files of HAMi's device plugin as well: its DaemonSet starts with only image and
@@ -89,9 +67,4 @@ command = GroupedCommand(
           check a configuration without starting anything
     """,
 )
-
-
-def _say_version(context: click.Context, wanted: bool) -> None:
-    if wanted:
-        click.echo(f"tessera device-plugin {__version__}")
-        context.exit()
+click.version_option(__version__, prog_name="tessera device-plugin", message="%(prog)s %(version)s")(command)

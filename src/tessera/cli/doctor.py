@@ -7,22 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tessera.cli.sources import (
-    CONTEXT,
-    USER_AGENT,
-    ClusterSource,
-    CommandError,
-    exit_with,
-    find_access,
-    help_epilog,
-    output_option,
-    print_document,
-    print_lines,
-    read_state,
-    run_async,
-    source_options,
-    with_client,
-)
+from tessera.cli import sources
+from tessera.cli.sources import ClusterSource
 
 if TYPE_CHECKING:
     from tessera.inspect.checks.findings import Finding
@@ -30,26 +16,21 @@ if TYPE_CHECKING:
     from tessera.kube.client import KubeClient
 
 
-@click.command(
+@sources.cluster_command(
     "doctor",
-    context_settings=CONTEXT,
-    epilog=help_epilog(
-        [
-            ("tessera doctor", "check everything that you may read"),
-            ("tessera doctor --namespace team-a", "test the webhook in this namespace"),
-            ("tessera doctor --snapshot cluster.json", "nodes and ledger only; a file holds no more"),
-            ("tessera doctor -o json | jq '.findings[] | select(.severity == \"broken\")'", "for scripts"),
-        ],
-        "  0  nothing is broken (there may be warnings)\n"
-        "  1  something is broken\n"
-        "  2  nothing could be checked: no access, no permissions, wrong flags",
-    ),
+    examples=[
+        ("tessera doctor", "check everything that you may read"),
+        ("tessera doctor --namespace team-a", "test the webhook in this namespace"),
+        ("tessera doctor --snapshot cluster.json", "nodes and ledger only; a file holds no more"),
+        ("tessera doctor -o json | jq '.findings[] | select(.severity == \"broken\")'", "for scripts"),
+    ],
+    codes="  0  nothing is broken (there may be warnings)\n"
+    "  1  something is broken\n"
+    "  2  nothing could be checked: no access, no permissions, wrong flags",
 )
 @click.option(
     "-n", "--namespace", default="default", show_default=True, help="Where to test the webhook, as a dry run."
 )
-@output_option()
-@source_options
 def command(source: ClusterSource, namespace: str, output: str) -> None:
     """Check an installation: webhook, certificates, permissions, kube-scheduler, plugins and ledger.
 
@@ -58,30 +39,27 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
     """
 
     async def work() -> bool:
-        from tessera.inspect.checks.findings import unseen
-        from tessera.inspect.diagnosis import diagnose_objects, is_broken, saw_nothing
+        from tessera.inspect.diagnosis import CLUSTER, diagnose_objects, is_broken, saw_nothing
         from tessera.inspect.offline_cluster import OfflineCluster
         from tessera.inspect.render.diagnosis import diagnosis_lines
-        from tessera.inspect.render.explanation import source_lines
 
         if source.is_live:
-            cluster, findings = await with_client(source, lambda client, name: _live(source, client, name, namespace))
+            cluster, findings = await sources.with_client(
+                source, lambda client, name: _live(source, client, name, namespace)
+            )
         else:
-            cluster = OfflineCluster(await read_state(source))
+            cluster = OfflineCluster(await sources.read_state(source))
             findings = diagnose_objects(cluster)
             findings.append(
-                unseen("cluster", "webhook, certificates, permissions and kube-scheduler are not in a snapshot")
+                CLUSTER.unseen("webhook, certificates, permissions and kube-scheduler are not in a snapshot")
             )
-        if output == "text":
-            print_lines(diagnosis_lines(findings))
-            print_lines(source_lines(cluster.state))
-        else:
-            print_document("Diagnosis", cluster.state, {"findings": findings}, output)
+        lines = diagnosis_lines(findings)
+        sources.print_answer("Diagnosis", cluster.state, {"findings": findings}, output=output, lines=lines)
         if saw_nothing(findings):
-            raise CommandError("nothing could be checked: you lack the permissions")
+            raise sources.CommandError("nothing could be checked: you lack the permissions")
         return not is_broken(findings)
 
-    exit_with(run_async(work))
+    sources.exit_with(sources.run_async(work))
 
 
 async def _live(
@@ -89,7 +67,6 @@ async def _live(
 ) -> tuple[OfflineCluster, list[Finding]]:
     from tessera.inspect.collector import collect
     from tessera.inspect.diagnosis import diagnose
-    from tessera.inspect.dry_run import DryRunClient
     from tessera.inspect.installation import find_installation
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.state import ClusterState, ListForbidden
@@ -103,5 +80,4 @@ async def _live(
             name, time.time(), setup=source.override(installation.setup), unseen=(text, *installation.unseen)
         )
     cluster = OfflineCluster(state)
-    async with DryRunClient(find_access(source), timeout=source.request_timeout, user_agent=USER_AGENT) as dry_run:
-        return cluster, await diagnose(client, dry_run, installation, cluster, namespace=namespace)
+    return cluster, await diagnose(client, installation, cluster, namespace=namespace)

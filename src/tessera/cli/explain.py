@@ -4,47 +4,30 @@ from __future__ import annotations
 
 import click
 
-from tessera.cli.sources import (
-    CONTEXT,
-    ClusterSource,
-    exit_with,
-    help_epilog,
-    namespace_of,
-    output_option,
-    print_document,
-    print_lines,
-    read_state,
-    run_async,
-    source_options,
-    terminal_width,
-)
+from tessera.cli import sources
+from tessera.cli.sources import ClusterSource
 
 
-@click.command(
+@sources.cluster_command(
     "explain",
-    context_settings=CONTEXT,
-    epilog=help_epilog(
-        [
-            ("tessera explain default/trainer", "why it is pending, what comes closest, what would fit"),
-            ("tessera explain -n team-a trainer --cards", "the same, card by card, with the pods that hold them"),
-            ("tessera explain team-a/trainer --snapshot cluster.json -o json", "from a file, as JSON"),
-            (
-                "tessera explain trainer --scheduler-flag node-scheduler-policy=fragmentation",
-                "what another policy would choose, and why",
-            ),
-        ],
-        "  0  the pod is placed, fits, has ended or requests no devices\n"
-        "  1  it fits nowhere, its request is invalid, or it runs without an allocation\n"
-        "  2  no answer: no such pod, no access, wrong flags",
-    ),
+    examples=[
+        ("tessera explain default/trainer", "why it is pending, what comes closest, what would fit"),
+        ("tessera explain -n team-a trainer --cards", "the same, card by card, with the pods that hold them"),
+        ("tessera explain team-a/trainer --snapshot cluster.json -o json", "from a file, as JSON"),
+        (
+            "tessera explain trainer --scheduler-flag node-scheduler-policy=fragmentation",
+            "what another policy would choose, and why",
+        ),
+    ],
+    codes="  0  the pod is placed, fits, has ended or requests no devices\n"
+    "  1  it fits nowhere, its request is invalid, or it runs without an allocation\n"
+    "  2  no answer: no such pod, no access, wrong flags",
 )
 @click.argument("pod", metavar="[NAMESPACE/]POD")
 @click.option("-n", "--namespace", default="", help="Namespace of the pod. Default: that of the kubeconfig's context.")
 @click.option(
     "--cards", is_flag=True, help="List every card that does not fit, with the numbers and the pods that hold it."
 )
-@output_option()
-@source_options
 def command(source: ClusterSource, pod: str, namespace: str, cards: bool, output: str) -> None:
     """Say why a pod is pending, or why it is on its node and card.
 
@@ -53,16 +36,14 @@ def command(source: ClusterSource, pod: str, namespace: str, cards: bool, output
     """
     from tessera.inspect.explanation import explain, find_pod
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.render.explanation import explanation_lines, source_lines
+    from tessera.inspect.render.explanation import explanation_lines
 
     async def work() -> bool:
-        cluster = OfflineCluster(await read_state(source))
-        found = explain(cluster, find_pod(cluster, pod, namespace_of(source, namespace)), cards=cards)
-        if output == "text":
-            print_lines(explanation_lines(found, width=terminal_width()))
-            print_lines(source_lines(cluster.state))
-        else:
-            print_document("Explanation", cluster.state, found, output)
+        cluster = OfflineCluster(await sources.read_state(source))
+        key = find_pod(cluster, pod, sources.namespace_of(source, namespace))
+        found = explain(cluster, key, cards=cards)
+        lines = explanation_lines(found, width=sources.terminal_width())
+        sources.print_answer("Explanation", cluster.state, found, output=output, lines=lines)
         return found.is_good
 
-    exit_with(run_async(work))
+    sources.exit_with(sources.run_async(work))

@@ -6,10 +6,12 @@ Shared by the services' commands. Flags are only collected here; each service's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, TypeVar
 
 import click
 
+from tessera import __version__
 from tessera.services.common_settings import PRINT_CONFIG
 from tessera.services.settings_table import Flags, Group, Setting, SettingsError, Sources
 from tessera.services.value_types import FlagKind
@@ -77,6 +79,18 @@ def configured(read: Callable[[], T]) -> T:
 def wants_print(flags: Flags) -> bool:
     """Whether the configuration is only to be printed."""
     return bool(Sources(flags, {}).read(PRINT_CONFIG))
+
+
+def run_service(service: str, *arguments: object, flags: Flags, **facts: object) -> None:
+    """Run the module `service` until it is told to stop, with logs as the flags say, and exit with its code. The
+    service is imported here, so that `--help` and mistakes in flags are answered at once."""
+    import structlog
+
+    from tessera.services.logs import configure_logs, read_log_options
+
+    configure_logs(read_log_options(Sources(flags, {})))
+    structlog.get_logger(__name__).info("starting", version=__version__, **facts)
+    click.get_current_context().exit(import_module(service).run(*arguments))
 
 
 def read_file(path: str) -> str:

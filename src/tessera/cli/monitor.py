@@ -1,20 +1,14 @@
 """`tessera monitor`: how containers use the cards of one node.
 
-Flags are only collected here; `tessera.monitor.settings` says what they mean. The service is imported when it runs, so
-that `--help` and mistakes in flags are answered at once.
+Flags are only collected here; `tessera.monitor.settings` says what they mean.
 """
 
 from __future__ import annotations
 
 import os
-from importlib import import_module
 
-import click
-
-from tessera import __version__
-from tessera.cli.grouped import GroupedCommand, configured, flags_of_params
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, run_service
 from tessera.monitor.settings import TABLE, build_settings
-from tessera.services.settings_table import Sources
 
 SERVICE = "tessera.monitor.process"
 """module whose `run(settings)` runs until it is told to stop and returns the exit code"""
@@ -22,15 +16,9 @@ SERVICE = "tessera.monitor.process"
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration and run the monitor with it."""
-    import structlog
-
-    from tessera.services.logs import configure_logs, read_log_options
-
     flags = flags_of_params(TABLE, params)
     settings = configured(lambda: build_settings(flags, os.environ))
-    configure_logs(read_log_options(Sources(flags, {})))
-    structlog.get_logger(__name__).info("starting", version=__version__, node=settings.node_name)
-    click.get_current_context().exit(import_module(SERVICE).run(settings))
+    run_service(SERVICE, settings, flags=flags, node=settings.node_name)
 
 
 command = GroupedCommand(

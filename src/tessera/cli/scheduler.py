@@ -1,21 +1,18 @@
 """`tessera scheduler`: webhook, extender and registration beside a stock kube-scheduler.
 
-Flags are only collected here; `tessera.scheduler.configuration.options` says what they mean. The service is imported
-when it runs, so that `--help` and mistakes in flags are answered at once.
+Flags are only collected here; `tessera.scheduler.configuration.options` says what they mean.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from importlib import import_module
 
 import click
 
-from tessera import __version__
-from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, wants_print
+from tessera.cli.grouped import GroupedCommand, configured, flags_of_params, read_file, run_service, wants_print
 from tessera.scheduler.settings import TABLE, Settings
-from tessera.services.settings_table import Group, Sources, given_in
+from tessera.services.settings_table import Group, given_in
 
 SERVICE = "tessera.scheduler.process"
 """module whose `run(settings, reload)` runs until it is told to stop and returns the exit code"""
@@ -23,10 +20,7 @@ SERVICE = "tessera.scheduler.process"
 
 def run(**params: str | tuple[str, ...] | None) -> None:
     """Read the configuration, and print it or run the service with it."""
-    import structlog
-
     from tessera.scheduler.configuration import dump, options
-    from tessera.services.logs import configure_logs, read_log_options
 
     flags = flags_of_params(TABLE, params)
 
@@ -37,15 +31,15 @@ def run(**params: str | tuple[str, ...] | None) -> None:
     if wants_print(flags):
         click.echo(dump.print_settings(settings), nl=False)
         return
-    configure_logs(read_log_options(Sources(flags, {})))
-    structlog.get_logger(__name__).info(
-        "starting",
-        version=__version__,
+    run_service(
+        SERVICE,
+        settings,
+        read,
+        flags=flags,
         settings=dump.changes(settings),
         overriding=given_in(Group.OVERRIDES, TABLE, flags),
         ignored=given_in(Group.IGNORED, TABLE, flags),
     )
-    click.get_current_context().exit(import_module(SERVICE).run(settings, read))
 
 
 command = GroupedCommand(

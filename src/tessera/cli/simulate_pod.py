@@ -7,20 +7,8 @@ from pathlib import Path
 
 import click
 
-from tessera.cli.sources import (
-    CONTEXT,
-    ClusterSource,
-    exit_with,
-    help_epilog,
-    namespace_of,
-    output_option,
-    print_document,
-    print_lines,
-    read_state,
-    run_async,
-    source_options,
-    terminal_width,
-)
+from tessera.cli import sources
+from tessera.cli.sources import ClusterSource
 
 DESCRIPTION = """
 A cluster description:
@@ -38,29 +26,20 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
 """
 
 
-@click.command(
+@sources.cluster_command(
     "pod",
-    context_settings=CONTEXT,
-    epilog=help_epilog(
-        [
-            ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
-            ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
-            ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
-        ],
-        "  0  all requested copies fit\n"
-        "  1  not all of them fit\n"
-        "  2  no answer: no access, unreadable file, wrong flags",
-        DESCRIPTION,
-    ),
+    examples=[
+        ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
+        ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
+        ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
+    ],
+    codes="  0  all requested copies fit\n"
+    "  1  not all of them fit\n"
+    "  2  no answer: no access, unreadable file, wrong flags",
+    more=DESCRIPTION,
 )
-@click.option(
-    "-f",
-    "--filename",
-    "file",
-    required=True,
-    metavar="FILE",
-    help="YAML with pods or workloads; - reads standard input.",
-)
+@click.option("-f", "--filename", "file", required=True, metavar="FILE",
+              help="YAML with pods or workloads; - reads standard input.")  # fmt: skip
 @click.option(
     "--count", type=click.IntRange(min=1), default=None, help="How many copies. Default: 1, or the workload's replicas."
 )
@@ -73,8 +52,6 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
 @click.option("--cluster", "cluster_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
               help="Use a cluster described in YAML.")  # fmt: skip
 @click.option("--cards", is_flag=True, help="List every card that does not fit the next copy.")
-@output_option()
-@source_options
 def command(
     source: ClusterSource, file: str, count: int | None, most: int, namespace: str, cards: bool, output: str
 ) -> None:
@@ -83,9 +60,10 @@ def command(
     Every copy takes the scheduler's real path: webhook, filter, reservation. Nothing is written anywhere. What only
     kube-scheduler looks at is not considered: cpu, memory, volumes and affinity between pods.
     """
+    import msgspec
+
     from tessera.inspect.manifests import read_manifests
     from tessera.inspect.offline_cluster import OfflineCluster
-    from tessera.inspect.render.explanation import source_lines
     from tessera.inspect.render.lines import StyledLine
     from tessera.inspect.render.simulation import simulation_lines
     from tessera.inspect.simulation import simulate
@@ -99,24 +77,13 @@ def command(
             text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise InspectionError(f"cannot read {file}: {error}") from error
-        manifests = read_manifests(text, file=file, namespace=namespace_of(source, namespace), count=count)
-        cluster = OfflineCluster(await read_state(source))
+        manifests = read_manifests(text, file=file, namespace=sources.namespace_of(source, namespace), count=count)
+        cluster = OfflineCluster(await sources.read_state(source))
         found = [simulate(cluster, manifest, most=most, cards=cards) for manifest in manifests]
-        if output == "text":
-            for position, one in enumerate(found):
-                print_lines([StyledLine()] if position else [])
-                print_lines(simulation_lines(one, width=terminal_width()))
-            print_lines(source_lines(cluster.state))
-        else:
-            print_document("Simulations", cluster.state, [summarised(one) for one in found], output)
+        width = sources.terminal_width()
+        lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))]
+        documents = [{**msgspec.to_builtins(one), "allFit": one.all_fit, "byNode": one.by_node} for one in found]
+        sources.print_answer("Simulations", cluster.state, documents, output=output, lines=lines[1:])
         return all(one.all_fit for one in found)
 
-    def summarised(one: object) -> object:
-        import msgspec
-
-        from tessera.inspect.simulation import Simulation
-
-        assert isinstance(one, Simulation)
-        return {**msgspec.to_builtins(one), "allFit": one.all_fit, "byNode": one.by_node}
-
-    exit_with(run_async(work))
+    sources.exit_with(sources.run_async(work))

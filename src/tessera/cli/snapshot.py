@@ -7,20 +7,18 @@ from pathlib import Path
 
 import click
 
-from tessera.cli.sources import CONTEXT, ClusterSource, CommandError, help_epilog, read_state, run_async, source_options
+from tessera.cli.sources import ClusterSource, CommandError, cluster_command, read_state, run_async
 
 
-@click.command(
+@cluster_command(
     "snapshot",
-    context_settings=CONTEXT,
-    epilog=help_epilog(
-        [
-            ("tessera snapshot -o cluster.json", "then: tessera explain POD --snapshot cluster.json"),
-            ("tessera snapshot -o cluster.json --hash-names", "without the names of your nodes, namespaces and pods"),
-            ("tessera snapshot --snapshot a.json -o b.json --hash-names", "replace the names in an existing file"),
-        ],
-        "  0  written\n  2  not written: no access, no such folder, wrong flags",
-    ),
+    forms=(),
+    examples=[
+        ("tessera snapshot -o cluster.json", "then: tessera explain POD --snapshot cluster.json"),
+        ("tessera snapshot -o cluster.json --hash-names", "without the names of your nodes, namespaces and pods"),
+        ("tessera snapshot --snapshot a.json -o b.json --hash-names", "replace the names in an existing file"),
+    ],
+    codes="  0  written\n  2  not written: no access, no such folder, wrong flags",
 )
 @click.option("-o", "--output", "file", default="-", metavar="FILE", help="File to write. Default: standard output.")
 @click.option("--hash-names", is_flag=True, help="Replace names of nodes, namespaces, pods and quotas, and uids.")
@@ -30,7 +28,6 @@ from tessera.cli.sources import CONTEXT, ClusterSource, CommandError, help_epilo
     metavar="TEXT",
     help="The same key gives the same names; keep it secret. Default: a random key.",
 )
-@source_options
 def command(source: ClusterSource, file: str, hash_names: bool, hash_key: str) -> None:
     """Save nodes, device pods, quotas and configuration to a file that the other commands read with --snapshot.
 

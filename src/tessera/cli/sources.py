@@ -11,8 +11,8 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,6 +34,7 @@ USER_AGENT = f"tessera-cli/{__version__}"
 COLUMNS = 100
 """assumed width of a terminal that does not tell its own"""
 BAD_NEWS = 1
+FORMS = ("text", "json", "yaml")
 
 FILE = click.Path(exists=True, dir_okay=False, readable=True)
 
@@ -61,67 +62,69 @@ class ClusterSource:
         return self.snapshot is None and self.cluster_file is None
 
     def override(self, setup: Setup) -> Setup:
+        """The setup with what the command line says instead."""
+        from msgspec import structs
+
         from tessera.cli.grouped import read_file
-        from tessera.inspect.collector import apply_overrides
         from tessera.inspect.scheduler_settings import parse_scheduler_flags
 
-        file = self.device_config_file
-        config = (read_file(file), file) if file else None
-        return apply_overrides(setup, device_config=config, flags=parse_scheduler_flags(self.scheduler_flag))
+        file, flags = self.device_config_file, parse_scheduler_flags(self.scheduler_flag)
+        if file:
+            setup = structs.replace(setup, device_config=read_file(file), device_config_from=file)
+        if flags:
+            setup = structs.replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
+        return setup
 
 
-def source_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of `ClusterSource`, which the command gets as the argument `source`."""
-    options = [
-        click.option("--kubeconfig", metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
-        click.option("--context", metavar="NAME", help="Context in the kubeconfig."),
-        click.option(
-            "--request-timeout", type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
+def cluster_command(
+    name: str, *, examples: Sequence[tuple[str, str]], codes: str, more: str = "", forms: Sequence[str] = FORMS
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Makes a command of a function. It gets the options of `ClusterSource` as the argument `source`, and `output`
+    as one of `forms`, if there are any."""
+
+    def make(run: Callable[..., Any]) -> click.Command:
+        made = click.command(name, context_settings=CONTEXT, epilog=help_epilog(examples, codes, more))(run)
+        if forms:
+            choice = click.Choice(forms)
+            made.params.append(click.Option(
+                ["-o", "--output"], type=choice, default="text", show_default=True, help="How to print the answer."
+            ))  # fmt: skip
+        made.params += _source_options()
+        made.callback = lambda **given: run(source=_take_source(given), **given)
+        return made
+
+    return make
+
+
+def _source_options() -> list[click.Option]:
+    return [
+        click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
+        click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig."),
+        click.Option(
+            ["--request-timeout"], type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
             help="Limit for one request to the apiserver.",
         ),
-        click.option("--snapshot", type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
-        click.option(
-            "--device-config-file", type=FILE, metavar="FILE",
+        click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
+        click.Option(
+            ["--device-config-file"], type=FILE, metavar="FILE",
             help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
-        click.option(
-            "--scheduler-flag", multiple=True, metavar="NAME=VALUE",
+        click.Option(
+            ["--scheduler-flag"], multiple=True, metavar="NAME=VALUE",
             help="Decide as if the scheduler had this flag; may be repeated.",
         ),
     ]  # fmt: skip
 
-    def run(
-        kubeconfig: str | None,
-        context: str | None,
-        request_timeout: float,
-        snapshot: str | None,
-        device_config_file: str | None,
-        scheduler_flag: tuple[str, ...],
-        **rest: Any,
-    ) -> Any:
-        if snapshot and (kubeconfig or context):
-            raise click.UsageError("--snapshot replaces the cluster: leave out --kubeconfig and --context")
-        cluster_file = rest.pop("cluster_file", None)
-        source = ClusterSource(
-            kubeconfig, context, request_timeout, snapshot, device_config_file, scheduler_flag, cluster_file
-        )
-        return command(source=source, **rest)
 
-    run.__name__, run.__doc__ = command.__name__, command.__doc__
-    run.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(options):
-        option(run)
-    return run
+def _take_source(given: dict[str, Any]) -> ClusterSource:
+    """Moves the options of the source out of those of the command."""
+    source = ClusterSource(**{each.name: given.pop(each.name) for each in fields(ClusterSource) if each.name in given})
+    if source.snapshot and (source.kubeconfig or source.context):
+        raise click.UsageError("--snapshot replaces the cluster: leave out --kubeconfig and --context")
+    return source
 
 
-def output_option(*forms: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return click.option(
-        "-o", "--output", type=click.Choice(["text", *forms, "json", "yaml"]), default="text", show_default=True,
-        help="How to print the answer.",
-    )  # fmt: skip
-
-
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
+def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs the work of a command. Every expected fault becomes one message and exit code 2."""
     import asyncio
 
@@ -129,12 +132,8 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
     from tessera.kube.errors import KubeError
 
     _be_quiet()
-
-    async def main() -> T:
-        return await work()
-
     try:
-        return asyncio.run(main())
+        return asyncio.run(work())
     except InspectionError as error:
         raise CommandError(str(error)) from error
     except KubeError as error:
@@ -156,6 +155,7 @@ def _be_quiet() -> None:
 
 async def read_state(source: ClusterSource) -> ClusterState:
     """Reads the cluster, the snapshot or the description that the command line names."""
+    from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
     from tessera.inspect.state import InspectionError, Setup
@@ -165,19 +165,13 @@ async def read_state(source: ClusterSource) -> ClusterState:
             text = Path(source.cluster_file).read_text(encoding="utf-8")
             return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
         if source.snapshot is not None:
-            from dataclasses import replace
-
             state = decode_snapshot(Path(source.snapshot).read_bytes(), file=source.snapshot)
             return replace(state, setup=source.override(state.setup))
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
-    return await with_client(source, lambda client, name: read_cluster(source, client, name))
-
-
-async def read_cluster(source: ClusterSource, client: KubeClient, name: str) -> ClusterState:
-    from tessera.inspect.collector import collect
-
-    return await collect(client, source=name, now=time.time, override=source.override)
+    return await with_client(
+        source, lambda client, name: collect(client, source=name, now=time.time, override=source.override)
+    )
 
 
 def find_access(source: ClusterSource) -> Access:
@@ -229,6 +223,17 @@ def _wrapped(text: str, width: int | None) -> list[str]:
         text.strip(), width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False
     )
     return words or [text]
+
+
+def print_answer(kind: str, state: ClusterState, content: Any, *, output: str, lines: Iterable[StyledLine]) -> None:
+    """The answer as text, with what it is based on, or as a document."""
+    from tessera.inspect.render.explanation import source_lines
+
+    if output == "text":
+        print_lines(lines)
+        print_lines(source_lines(state))
+    else:
+        print_document(kind, state, content, output)
 
 
 def print_document(kind: str, state: ClusterState | None, content: Any, form: str) -> None:

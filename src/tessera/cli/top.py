@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from tessera.cli.sources import (
-    CONTEXT,
-    ClusterSource,
-    ascii_only,
-    help_epilog,
-    output_option,
-    print_document,
-    print_lines,
-    read_state,
-    run_async,
-    source_options,
-    terminal_width,
-)
+from tessera.cli import sources
+from tessera.cli.sources import ClusterSource
 
 if TYPE_CHECKING:
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.usage import UsageFilter
 
 
-@click.command(
+@sources.cluster_command(
     "top",
-    context_settings=CONTEXT,
-    epilog=help_epilog(
-        [
-            ("tessera top", "every card as a bar, with the pods that hold it"),
-            ("tessera top nodes --sort free", "the nodes with the most free memory first"),
-            ("tessera top pods -n team-a -o json", "what the pods of a namespace hold, as JSON"),
-            ("tessera top --model h100 --watch", "refresh every two seconds"),
-        ],
-        "  0  printed\n  2  no answer: no access, unreadable file, wrong flags",
-    ),
+    forms=("text", "wide", "json", "yaml"),
+    examples=[
+        ("tessera top", "every card as a bar, with the pods that hold it"),
+        ("tessera top nodes --sort free", "the nodes with the most free memory first"),
+        ("tessera top pods -n team-a -o json", "what the pods of a namespace hold, as JSON"),
+        ("tessera top --model h100 --watch", "refresh every two seconds"),
+    ],
+    codes="  0  printed\n  2  no answer: no access, unreadable file, wrong flags",
 )
 @click.argument("what", type=click.Choice(["devices", "nodes", "pods"]), default="devices")
 @click.option("-n", "--namespace", default="", help="Only pods of this namespace, and the cards that they hold.")
@@ -55,8 +43,6 @@ if TYPE_CHECKING:
     "--watch", is_flag=False, flag_value=2.0, type=click.FloatRange(min=0.5), default=None, metavar="[SECONDS]",
     help="Refresh until interrupted, every 2 seconds by default.",
 )  # fmt: skip
-@output_option("wide")
-@source_options
 def command(
     source: ClusterSource,
     what: str,
@@ -83,7 +69,7 @@ def command(
         import asyncio
 
         while True:
-            cluster = OfflineCluster(await read_state(source))
+            cluster = OfflineCluster(await sources.read_state(source))
             if watch is not None:
                 click.clear()
             _show(cluster, wanted, what=what, order=order, output=output)
@@ -91,7 +77,7 @@ def command(
                 return
             await asyncio.sleep(watch)
 
-    run_async(work)
+    sources.run_async(work)
 
 
 def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str, output: str) -> None:
@@ -99,23 +85,22 @@ def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str
     from tessera.inspect.render.lines import Style, StyledLine
     from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 
-    width = None if output == "wide" else terminal_width()
+    width, ascii_only = None if output == "wide" else sources.terminal_width(), sources.ascii_only()
+    found: Sequence[object]
     if what == "pods":
-        pods = usage.sort_pods(usage.pod_usage(cluster, wanted), order)
+        found = pods = usage.sort_usage(usage.pod_usage(cluster, wanted), order)
         lines = pods_table(pods, width=width)
-        found: object = pods
     elif what == "nodes":
-        nodes = usage.sort_usage(usage.node_usage(cluster, wanted), order)
-        lines, found = nodes_table(nodes, width=width, ascii_only=ascii_only()), nodes
+        found = nodes = usage.sort_usage(usage.node_usage(cluster, wanted), order)
+        lines = nodes_table(nodes, width=width, ascii_only=ascii_only)
     else:
-        cards = usage.sort_usage(usage.card_usage(cluster, wanted), order)
-        lines = cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only())
-        found = cards
-    if output in ("json", "yaml"):
-        print_document(f"{what.capitalize()}InUse", cluster.state, found, output)
-    elif found:
-        print_lines(lines)
-    else:
+        found = cards = usage.sort_usage(usage.card_usage(cluster, wanted), order)
+        lines = cards_table(cards, width=width, wide=output == "wide", ascii_only=ascii_only)
+    if not found:
         everything = cluster.ledger.node_names()
         why = "no node has registered cards; tessera doctor says why" if not everything else "nothing matches"
-        print_lines([StyledLine(why, Style.WARN)])
+        lines = [StyledLine(why, Style.WARN)]
+    if output in ("json", "yaml"):
+        sources.print_document(f"{what.capitalize()}InUse", cluster.state, found, output)
+    else:
+        sources.print_lines(lines)

@@ -145,7 +145,7 @@ def _audit_quota(ledger: Ledger) -> Iterator[AuditFinding]:
         facts = entry.facts
         for vendor, containers in facts.grants.items():
             key = (facts.namespace, vendor)
-            expected[key] = expected[key].plus(demand(facts.spans, containers))
+            expected[key] = expected[key].plus(demand(facts.spans, enumerate(containers)))
     for (namespace, vendor), use in sorted(expected.items()):
         if ledger.quotas.used(namespace, vendor) != use:
             text = f"quota use of {namespace} is {ledger.quotas.used(namespace, vendor)}, its pods count {use}"

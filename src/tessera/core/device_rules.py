@@ -6,7 +6,7 @@ rules that most vendors share (`card_checks`). Rules hold configuration, never s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import NamedTuple
 
 from tessera.core import card_checks
@@ -51,8 +51,8 @@ class Ask(NamedTuple):
     node: NodeFacts
     cards: Sequence[Card]
     """this vendor's cards of the node, best first by the pod's device policy"""
-    earlier: tuple[Grants, ...] = ()
-    """what this vendor granted to earlier containers of the pod, by position"""
+    earlier: Set[str] = frozenset()
+    """uuids of this vendor's cards that earlier containers of the pod got"""
     room: QuotaRoom = UNLIMITED
     """what quotas leave after the earlier containers"""
     container: int = 0

@@ -22,12 +22,13 @@ def success_text(selected: Selected) -> str:
 
     Nodes that only the plain rule could decide about and that were not tried (MIG) count neither as fit nor as not fit.
     """
-    found = int(selected.decided.sum())
-    undecided = len(selected.decided) - found
+    decided = selected.decided
+    found = int(decided.sum())
+    undecided = len(decided) - found
     shown = [f"{name}:{score:.2f}" for name, score in selected.best_decided(NAMED_NODES)]
     if found > NAMED_NODES:
         shown.insert(0, f"{found - NAMED_NODES} more ...")
-    refused = len(selected.candidates) - found - undecided
+    refused = len(selected.candidates.resolve()) - found - undecided
     text = f"find fit node({selected.placement.node}), {refused} nodes not fit, {found} nodes fit({','.join(shown)})"
     return f"{text}, {undecided} nodes not looked at" if undecided else text
 

@@ -7,12 +7,13 @@ container. `evaluation` judges steps 1 and 2 for many nodes at once and must agr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 
 from tessera.core import policies, quota
 from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom, Rules
 from tessera.core.devices import MIG
-from tessera.core.grants import Grants, Placement, Span
+from tessera.core.grants import Grants, Placement, Use, spans_of
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit, node_misfit
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest, Request, Role
@@ -43,10 +44,10 @@ Granted = dict[tuple[int, str], Grants]
 
 def _by_vendor(pod: PodRequest, granted: Granted) -> dict[str, tuple[Grants, ...]]:
     """One entry per container for every vendor, so that positions on the wire are the containers' own."""
-    return {
-        vendor: tuple([granted.get((position, vendor), ()) for position in range(len(pod.containers))])
-        for vendor in pod.vendors
-    }
+    by_vendor: dict[str, list[Grants]] = {vendor: [()] * len(pod.containers) for vendor in pod.vendors}
+    for (position, vendor), grants in granted.items():
+        by_vendor[vendor][position] = grants
+    return {vendor: tuple(containers) for vendor, containers in by_vendor.items()}
 
 
 def make_ask(
@@ -56,7 +57,7 @@ def make_ask(
     cards: Sequence[Card],
     *,
     container: int,
-    earlier: tuple[Grants, ...] = (),
+    earlier: Set[str] = frozenset(),
     room: QuotaRoom = UNLIMITED,
 ) -> Ask:
     """What a vendor is asked, with its cards in the order of the pod's device policy."""
@@ -119,42 +120,40 @@ def _together(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms
     """All containers: `running` is the node as sidecars and app containers find it; an init container sees it without
     the app containers, since those start later."""
     granted: Granted = {}
-    running = [card.copy() for card in node.cards]
-    spans = tuple(Span(container.role) for container in pod.containers)
-    for position, container in enumerate(pod.containers):
-        for request in container.requests:
-            vendor = request.vendor
-            earlier = tuple(granted.get((p, vendor), ()) for p in range(position))
-            room = _room_left(rooms.get(vendor, UNLIMITED), spans, earlier)
-            ask = make_ask(node, pod, request, running, container=position, earlier=earlier, room=room)
-            answer = fit_request(rules[vendor], ask)
-            if isinstance(answer, Misfit):
-                return answer
-            granted[position, vendor] = answer
-            _charge(running, rules[vendor], answer, lasting_only=container.role is Role.INIT)
-            misfit = _refuse_beyond_quota(ask, spans, (*earlier, answer), rooms.get(vendor, UNLIMITED))
-            if misfit is not None:
-                return misfit
+    running = {card.device.uuid: card.copy() for card in node.cards}
+    cards = tuple(running.values())
+    earlier: defaultdict[str, set[str]] = defaultdict(set)
+    for position, request in pod.requests:
+        vendor = request.vendor
+        room = rooms.get(vendor, UNLIMITED)
+        left = room if room.is_unlimited else _room_left(room, pod, granted, vendor)
+        ask = make_ask(node, pod, request, cards, container=position, earlier=earlier[vendor], room=left)
+        answer = fit_request(rules[vendor], ask)
+        if isinstance(answer, Misfit):
+            return answer
+        granted[position, vendor] = answer
+        earlier[vendor].update(grant.uuid for grant in answer)
+        _charge(running, rules[vendor], answer, lasting_only=pod.containers[position].role is Role.INIT)
+        misfit = None if room.is_unlimited else _refuse_beyond_quota(ask, pod, granted, room)
+        if misfit is not None:
+            return misfit
     return granted
 
 
-def _room_left(room: QuotaRoom, spans: tuple[Span, ...], earlier: tuple[Grants, ...]) -> QuotaRoom:
+def _room_left(room: QuotaRoom, pod: PodRequest, granted: Granted, vendor: str) -> QuotaRoom:
     """The quota beside the containers that run at the same time; init containers run after one another."""
-    if room == UNLIMITED:
-        return room
-    beside = tuple(
-        grants if spans[position].role is not Role.INIT or any(g.mig for g in grants) else ()
-        for position, grants in enumerate(earlier)
-    )
-    held = quota.demand(spans, beside)
+    beside = {
+        (position, key): grants
+        for (position, key), grants in granted.items()
+        if pod.containers[position].role is not Role.INIT or any(g.mig for g in grants)
+    }
+    held = _demand(pod, beside, vendor)
     return room.less(held.memory, held.cores)
 
 
-def _refuse_beyond_quota(
-    ask: Ask, spans: tuple[Span, ...], grants: tuple[Grants, ...], room: QuotaRoom
-) -> Misfit | None:
+def _refuse_beyond_quota(ask: Ask, pod: PodRequest, granted: Granted, room: QuotaRoom) -> Misfit | None:
     """A MIG instance of a later container lasts from the start, so it comes on top of what an init container uses."""
-    held = quota.demand(spans, grants)
+    held = _demand(pod, granted, ask.request.vendor)
     if room.allows(held.memory, held.cores):
         return None
     return cards_misfit(
@@ -165,10 +164,14 @@ def _refuse_beyond_quota(
     )
 
 
-def _charge(cards: Sequence[Card], rules: Rules, grants: Grants, *, lasting_only: bool) -> None:
-    by_uuid = {card.device.uuid: card for card in cards}
+def _demand(pod: PodRequest, granted: Granted, vendor: str) -> Use:
+    own = [(position, grants) for (position, key), grants in granted.items() if key == vendor]
+    return quota.demand(spans_of(pod.roles), own)
+
+
+def _charge(running: Mapping[str, Card], rules: Rules, grants: Grants, *, lasting_only: bool) -> None:
     for grant in grants:
         if lasting_only and grant.mig is None:
             continue
-        card = by_uuid[grant.uuid]
+        card = running[grant.uuid]
         card.take(rules.charge(card.device, grant), grant.mig)

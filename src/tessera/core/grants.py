@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from tessera.core.devices import NOTHING, MigSlot
@@ -75,6 +76,12 @@ class Span(NamedTuple):
     role: Role
     finished: bool = False
     """an init container that ended with exit code 0 and will not run again"""
+
+
+@lru_cache(maxsize=256)
+def spans_of(roles: tuple[Role, ...]) -> tuple[Span, ...]:
+    """Of containers that have not started."""
+    return tuple(Span(role) for role in roles)
 
 
 def effective_use(spans: Sequence[Span], uses: Iterable[tuple[int, Use, bool]], *, core_masks: bool = False) -> Use:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache, reduce
+from functools import reduce
 from operator import or_
 from typing import Any
 
@@ -27,11 +27,11 @@ from tessera.core.arrays import CardArrays
 from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
 from tessera.core.fit import QuotaRooms
-from tessera.core.grants import Placement, Span
+from tessera.core.grants import Placement, spans_of
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
-from tessera.core.requests import PodRequest, Role
+from tessera.core.requests import PodRequest
 
 
 class GrantState(Enum):
@@ -270,7 +270,7 @@ class Ledger:
 
     def _charge_quota(self, facts: PodFacts, *, sign: int) -> None:
         for vendor, containers in facts.grants.items():
-            self.quotas.charge(facts.namespace, vendor, demand(facts.spans, containers), sign=sign)
+            self.quotas.charge(facts.namespace, vendor, demand(facts.spans, enumerate(containers)), sign=sign)
 
     def _charge(self, node: NodeEntry, entry: PodEntry) -> None:
         for uuid, holding in entry.holdings.items():
@@ -335,18 +335,12 @@ def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
         namespace=pod.namespace,
         name=pod.name,
         node=placement.node,
-        spans=_spans(pod.roles),
+        spans=spans_of(pod.roles),
         grants=placement.grants,
         settings=tuple([(key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants])
         if pod.constraints
         else (),
     )
-
-
-@lru_cache(maxsize=256)
-def _spans(roles: tuple[Role, ...]) -> tuple[Span, ...]:
-    """Of containers that have not started."""
-    return tuple(Span(role) for role in roles)
 
 
 def replay(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from tessera.core.arrays import CardArrays
 from tessera.core.card_checks import refuse_capacity, refuse_identity, refuse_sharing
 from tessera.core.device_rules import UNLIMITED, Ask, QuotaRoom, Rules
-from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use
+from tessera.core.grants import NO_USE, Grants, Span, Use, effective_use, spans_of
 from tessera.core.misfits import CardMisfit, Misfit, Reason, cards_misfit
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 
@@ -87,13 +87,16 @@ class QuotaBook:
         return dict(self._objects), dict(self._used)
 
 
-def demand(spans: tuple[Span, ...], grants: Iterable[Grants]) -> Use:
-    """What a pod counts against quotas of one vendor: its effective use over all cards together."""
+def demand(spans: tuple[Span, ...], grants: Iterable[tuple[int, Grants]]) -> Use:
+    """What a pod counts against quotas of one vendor: its effective use over all cards together.
+
+    `grants` are those of its containers, each with the container's position.
+    """
     return effective_use(
         spans,
         [
             (position, Use(grant.slots, grant.memory, min(grant.cores, WHOLE_CARD_CORES)), grant.mig is not None)
-            for position, container in enumerate(grants)
+            for position, container in grants
             for grant in container
         ],
     )
@@ -108,17 +111,16 @@ def bounds(
     rounded up, at most to the whole card: by vendors that do not give `exact` amounts, and by MIG, whose instances
     moreover (some card is in `mig` mode) last for the life of the pod.
     """
-    spans = tuple(Span(container.role) for container in pod.containers)
+    spans = spans_of(pod.roles)
     least, most = [], []
-    for position, container in enumerate(pod.containers):
-        for request in container.requests:
-            if request.vendor == vendor:
-                count, cores = request.count, min(request.cores, WHOLE_CARD_CORES)
-                least.append((position, Use(count, request.memory * count, cores * count), False))
-                rounded = mig or not exact
-                memory = max(request.memory_on(largest_card), largest_card if rounded else 0)
-                cores = WHOLE_CARD_CORES if rounded else cores
-                most.append((position, Use(count, memory * count, cores * count), mig))
+    for position, request in pod.requests:
+        if request.vendor == vendor:
+            count, cores = request.count, min(request.cores, WHOLE_CARD_CORES)
+            least.append((position, Use(count, request.memory * count, cores * count), False))
+            rounded = mig or not exact
+            memory = max(request.memory_on(largest_card), largest_card if rounded else 0)
+            cores = WHOLE_CARD_CORES if rounded else cores
+            most.append((position, Use(count, memory * count, cores * count), mig))
     return effective_use(spans, least), effective_use(spans, most)
 
 

@@ -2,22 +2,26 @@
 
 A decision is a function of the ledger, the request and the set of candidates. What is cached (per shape of pod) is
 brought up to date with the ledger's log before it is read, so a cache can make an answer faster but never different.
-The cost follows the candidates and what changed since the last pod of the same shape. Nodes are tried from the best
-on with the plain rule (`fit.fit_pod`). Equal nodes are decided by name.
+The nodes that may fit are ranked, and tried from the best on with the plain rule (`fit.fit_pod`); equal nodes are
+decided by name. Mostly one of the best is a candidate, so a list of candidates is searched for a few of them before all
+of its names are looked up.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tessera.core import policies, quota
-from tessera.core.arrays import Bools, Ints
-from tessera.core.evaluation import UNREGISTERED, Evaluation
+from tessera.core.arrays import Bools, Ints, NameOrder
+from tessera.core.evaluation import UNREGISTERED, Evaluation, OutOfWork
 from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
@@ -26,60 +30,109 @@ from tessera.core.policies.base import Floats, Ranking
 from tessera.core.requests import PodRequest, Request
 
 SHAPES = 256
-"""shapes of pods that are cached; each costs one byte per card and request"""
+"""shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
+PROBES = 8
+"""nodes for which a list of candidates is searched; looking up all its names costs about as much as twelve searches"""
+
+
+class CandidateNames(Protocol):
+    """The names of the nodes to choose from, which can be searched before they are looked up."""
+
+    def __contains__(self, name: str, /) -> bool: ...
+
+    def resolve(self) -> Candidates:
+        """All of them, looked up in the arrays as they are now."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
     """A set of nodes to choose from, looked up in the arrays. Valid for one epoch of the arrays."""
 
-    epoch: int
-    rows: Ints
-    """columns of the registered nodes, in the order of their names"""
+    order: NameOrder
+    named: Bools
+    """by place in `order`"""
     unregistered: tuple[str, ...]
-    _places: Ints
-    _sorted_names: tuple[str, ...]
+
+    @cached_property
+    def rows(self) -> Ints:
+        """Columns of the registered nodes, in the order of their names."""
+        rows: Ints = self.order.rows[self.named]
+        return rows
 
     @cached_property
     def registered(self) -> tuple[str, ...]:
         """Names of the registered nodes, sorted; they belong to `rows`."""
-        return tuple(map(self._sorted_names.__getitem__, self._places.tolist()))
+        return tuple(map(self.order.names.__getitem__, np.flatnonzero(self.named).tolist()))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         return self.registered + self.unregistered
 
+    def __contains__(self, name: str, /) -> bool:
+        return name in self.names
+
     def __len__(self) -> int:
-        return len(self.rows) + len(self.unregistered)
+        return len(self.names)
+
+    def resolve(self) -> Candidates:
+        return self
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Selected:
-    """A placement and the nodes it was chosen from, as they were at that moment."""
+class Ranked(NamedTuple):
+    """The nodes that are not ruled out, candidates or not, in the order of their names."""
 
-    placement: Placement
-    candidates: Candidates
-    positions: Ints
-    """of the candidates that were not ruled out, in the order of their names"""
+    order: NameOrder
+    places: Ints
+    """in `order`"""
     scores: Floats
     preference: Floats
     """what the node policy made of the scores: larger is better"""
     decided: Bools
-    """whether the pod fits for sure; False if only the plain rule could tell and was not asked"""
+    """whether the pod fits for sure; False if only the plain rule could tell"""
+
+
+@dataclass(frozen=True, eq=False)
+class Selected:
+    """A placement and the nodes it was chosen from, as they were at that moment."""
+
+    placement: Placement
+    candidates: CandidateNames
+    ranked: Ranked
+    failed: tuple[int, ...]
+    """positions in `ranked` of nodes that turned out not to fit"""
+
+    @cached_property
+    def compared(self) -> Ints:
+        """Positions in `ranked` of the candidates that were not ruled out."""
+        ranked, candidates = self.ranked, self.candidates.resolve()
+        if candidates.order is ranked.order:
+            is_named = candidates.named[ranked.places]
+        else:  # Nodes have come or gone since.
+            names = frozenset(candidates.names)
+            is_named = np.array([ranked.order.names[place] in names for place in ranked.places], dtype=np.bool_)
+        is_named[list(self.failed)] = False
+        return np.flatnonzero(is_named)
+
+    @property
+    def decided(self) -> Bools:
+        """By compared node: whether the pod fits for sure, because the arrays or the plain rule said so."""
+        decided: Bools = self.ranked.decided[self.compared]
+        return decided
 
     @property
     def fits(self) -> list[tuple[str, float]]:
-        """Nodes that were not ruled out with their scores, the chosen one last."""
-        return self._best(np.arange(len(self.positions)), len(self.positions))
+        """Candidates that were not ruled out with their scores, the chosen one last."""
+        return self._best(self.compared, len(self.compared))
 
     def best_decided(self, count: int) -> list[tuple[str, float]]:
-        """The best `count` nodes that fit for sure with their scores, the chosen one last."""
-        return self._best(np.flatnonzero(self.decided), count)
+        """The best `count` candidates that fit for sure with their scores, the chosen one last."""
+        return self._best(self.compared[self.decided], count)
 
     def _best(self, among: Ints, count: int) -> list[tuple[str, float]]:
-        order = among[np.argsort(-self.preference[among], kind="stable")][:count]
-        names, positions = self.candidates.registered, self.positions
-        return [(names[positions[i]], float(self.scores[i])) for i in reversed(order.tolist())]
+        ranked = self.ranked
+        best = among[np.argsort(-ranked.preference[among], kind="stable")][:count]
+        return [(ranked.order.names[ranked.places[i]], float(ranked.scores[i])) for i in reversed(best.tolist())]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,6 +140,10 @@ class Refused:
     """No node fits: why, for every candidate. Equal reasons share one object."""
 
     misfits: Mapping[str, Misfit]
+
+
+class Unfinished:
+    """The decision takes more work than was allowed. Asking again goes on from there."""
 
 
 @dataclass(slots=True)
@@ -106,91 +163,111 @@ class Selector:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, ShapeCache] = OrderedDict()
+        self._cached_requests = 0
 
     def forget(self) -> None:
         """Drop everything that is cached, because the vendors' rules changed."""
         self._shapes.clear()
+        self._cached_requests = 0
 
     def candidates(self, names: Sequence[str]) -> Candidates:
         """The set of these nodes; neither order nor repetition matters."""
         arrays = self.ledger.arrays
         order = arrays.order
         rows = arrays.rows(names)
-        known = rows >= 0
+        is_known = rows >= 0
         unregistered: tuple[str, ...] = ()
-        if not known.all():
-            unregistered = tuple(dict.fromkeys(names[i] for i in np.flatnonzero(~known).tolist()))
-            rows = rows[known]
-        named = np.zeros(len(arrays.names), dtype=np.bool_)
+        if not is_known.all():
+            unregistered = tuple(dict.fromkeys(names[i] for i in np.flatnonzero(~is_known).tolist()))
+            rows = rows[is_known]
+        named = np.zeros(len(order.names), dtype=np.bool_)
         named[order.places[rows]] = True
-        places = np.flatnonzero(named)
-        return Candidates(arrays.epoch, order.rows[places], unregistered, places, order.names)
+        return Candidates(order, named, unregistered)
 
-    def select(self, pod: PodRequest, candidates: Candidates | Sequence[str]) -> Selected | Refused:
+    def select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the cache."""
+        return self._select(pod, candidates, math.inf)
+
+    def select_within(
+        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: int
+    ) -> Selected | Refused | Unfinished:
+        """The same, but `Unfinished` after `work` checks of one request on one card by the plain rule."""
+        try:
+            return self._select(pod, candidates, work)
+        except OutOfWork:
+            return Unfinished()
+
+    def _select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float) -> Selected | Refused:
         ledger = self.ledger
-        if not isinstance(candidates, Candidates):
+        if isinstance(candidates, Sequence):
             candidates = self.candidates(candidates)
-        elif candidates.epoch != ledger.arrays.epoch:
+        elif isinstance(candidates, Candidates) and candidates.order is not ledger.arrays.order:
             candidates = self.candidates(candidates.names)
         cache = self._cache_of(pod)
         evaluation = cache.evaluation
+        evaluation.work_left = math.inf
         evaluation.catch_up()
+        evaluation.work_left = work
         if evaluation.unknown_vendor is not None:
             unknown = node_misfit(Reason.VENDOR_UNKNOWN, vendor=evaluation.unknown_vendor)
-            return _refused(candidates, [unknown] * len(candidates.rows))
+            resolved = candidates.resolve()
+            return _refused(resolved, [unknown] * len(resolved.rows))
         rooms = ledger.rooms(pod.namespace, pod.vendors)
         if rooms:
             short = quota.first_shortage(pod, rooms)
             if short is not None:
-                return self._refuse_for_quota(pod, candidates, evaluation, rooms, short)
+                return self._refuse_for_quota(candidates.resolve(), evaluation, rooms, short)
             rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
-        return self._choose(pod, candidates, cache, rooms) or self._refuse(pod, candidates, cache, rooms)
+        return self._choose(pod, candidates, cache, rooms) or self._refuse(candidates.resolve(), cache, rooms)
 
     # -- choosing
 
-    def _choose(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Selected | None:
-        arrays, evaluation = self.ledger.arrays, cache.evaluation
-        positions = np.flatnonzero(evaluation.possible[candidates.rows])
-        rows = candidates.rows[positions]
-        scores = self._scores(pod, evaluation, rows, rooms)
-        preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
+    def _choose(
+        self, pod: PodRequest, candidates: CandidateNames, cache: ShapeCache, rooms: QuotaRooms
+    ) -> Selected | None:
+        evaluation = cache.evaluation
+        ranked = self._rank(pod, candidates, cache, rooms)
         failed: list[int] = []
-        for i in best_first(preference):
-            row = int(rows[i])
-            answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
+        for i in _candidates_best_first(ranked, candidates):
+            row = int(ranked.order.rows[ranked.places[i]])
+            answer = evaluation.placement(row, rooms)
             if isinstance(answer, Misfit):
                 failed.append(i)
                 continue
-            is_exact = evaluation.is_exact and not rooms
-            decided = ~arrays.odd[rows] if is_exact else np.zeros(len(rows), dtype=np.bool_)
-            decided[i] = True
-            left = np.delete(np.arange(len(rows)), failed) if failed else slice(None)
-            return Selected(
-                placement=answer._replace(score=float(scores[i])),
-                candidates=candidates,
-                positions=positions[left],
-                scores=scores[left],
-                preference=preference[left],
-                decided=decided[left],
-            )
+            ranked.decided[i] = True
+            return Selected(answer._replace(score=float(ranked.scores[i])), candidates, ranked, tuple(failed))
         return None
 
-    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
+    def _rank(self, pod: PodRequest, candidates: CandidateNames, cache: ShapeCache, rooms: QuotaRooms) -> Ranked:
+        arrays, evaluation = self.ledger.arrays, cache.evaluation
+        order = arrays.order
+        is_ranked = evaluation.possible[order.rows]
+        if evaluation.has_vendor_scores:
+            # These cost a placement for each node, so only candidates get them.
+            is_ranked &= candidates.resolve().named
+        places = np.flatnonzero(is_ranked)
+        rows = order.rows[places]
+        scores = self._scores(evaluation, rows, rooms)
+        preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
+        is_exact = evaluation.is_exact and not rooms
+        decided = ~arrays.odd[rows] if is_exact else np.zeros(len(rows), dtype=np.bool_)
+        return Ranked(order, places, scores, preference, decided)
+
+    def _scores(self, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
         """The use of these nodes, with what the vendors add to it."""
         scores: Floats = self.ledger.arrays.score[rows]
         if evaluation.has_vendor_scores:
-            added = [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()]
+            added = [evaluation.vendor_score(row, rooms) for row in rows.tolist()]
             scores = scores + np.array(added, dtype=np.float64)
         return scores
 
     # -- refusing
 
-    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
+    def _refuse(self, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
         evaluation = cache.evaluation
         if rooms:
             rows = candidates.rows.tolist()
-            return _refused(candidates, [_misfit(evaluation.place(pod, row, rooms)) for row in rows])
+            return _refused(candidates, [_misfit(evaluation.placement(row, rooms)) for row in rows])
         known = cache.refusal
         if known is not None and known[0] is candidates and known[1] == evaluation.version:
             return known[2]
@@ -200,7 +277,6 @@ class Selector:
 
     def _refuse_for_quota(
         self,
-        pod: PodRequest,
         candidates: Candidates,
         evaluation: Evaluation,
         rooms: QuotaRooms,
@@ -208,7 +284,7 @@ class Selector:
     ) -> Refused:
         request, container, cards_paid = short
         misfits = evaluation.quota_misfits(
-            pod, candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
+            candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
         )
         return _refused(candidates, misfits)
 
@@ -219,25 +295,46 @@ class Selector:
         cache = self._shapes.get(shape)
         if cache is None:
             cache = self._shapes[shape] = ShapeCache(Evaluation(self.ledger, pod))
-            if len(self._shapes) > SHAPES:
-                self._shapes.popitem(last=False)
+            self._cached_requests += cache.evaluation.requests
+            while self._cached_requests > SHAPES and len(self._shapes) > 1:
+                _, oldest = self._shapes.popitem(last=False)
+                self._cached_requests -= oldest.evaluation.requests
         else:
             self._shapes.move_to_end(shape)
         return cache
 
 
-def best_first(preference: Floats) -> Iterator[int]:
-    """Positions from the largest preference on, of equal ones the first.
+def _candidates_best_first(ranked: Ranked, candidates: CandidateNames) -> Iterator[int]:
+    """Positions in `ranked` of the candidates, the best first."""
+    names, places = ranked.order.names, ranked.places
+    probed: list[int] = []
+    if not isinstance(candidates, Candidates):
+        for i in islice(best_first(ranked.preference), PROBES):
+            probed.append(i)
+            if names[places[i]] in candidates:
+                yield i
+        if len(probed) == len(places):
+            return
+    is_named = candidates.resolve().named[places]
+    is_named[probed] = False
+    named = np.flatnonzero(is_named)
+    for i in best_first(ranked.preference[named]):
+        yield int(named[i])
 
-    Sorting is put off until the best one turns out not to fit.
+
+def best_first(preference: Floats) -> Iterator[int]:
+    """Positions from the largest preference on, of equal ones the first. All are finite.
+
+    Sorting is put off until the best ones turn out not to fit.
     """
-    if not len(preference):
-        return
-    best = int(preference.argmax())
-    yield best
-    for i in np.argsort(-preference, kind="stable").tolist():
-        if i != best:
-            yield i
+    left = preference.copy()
+    first = min(PROBES, len(left))
+    for _ in range(first):
+        best = int(left.argmax())
+        yield best
+        left[best] = -np.inf
+    if first < len(preference):
+        yield from np.argsort(-preference, kind="stable").tolist()[first:]
 
 
 def _refused(candidates: Candidates, misfits: Sequence[Misfit]) -> Refused:

@@ -81,6 +81,15 @@ class CallThread:
                 future.set_result(result)
 
 
+async def call_once(name: str, work: Callable[[], T], *, deadline: float) -> T:
+    """Like `CallThread.call`, in a thread for this call alone."""
+    thread = CallThread(name)
+    try:
+        return await thread.call(work, deadline=deadline)
+    finally:
+        await thread.close(patience=0.0)
+
+
 async def _ended(future: Future[Any]) -> None:
     """Waits until the call has ended. Cancelling this does not affect the call."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()

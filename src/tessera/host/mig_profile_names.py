@@ -7,8 +7,9 @@ on the order in which a driver numbers its profiles. Memory is counted in eighth
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+
+from tessera.host.cards import GpuInstanceProfile
 
 MIB_PER_GIB = 1024
 MEMORY_SLICES = 8
@@ -27,6 +28,9 @@ ATTRIBUTES: Mapping[int, str] = {
     0x11: "+gfx",
 }
 """by NVML's enumeration of profiles; the others have no special engines"""
+
+NAMED_ALIKE_MIB = 1024
+"""between names that different drivers give one profile: a whole A100 80GB is 7g.79gb or 7g.80gb"""
 
 _NAME = re.compile(r"(?:MIG )?([1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z.]{1,16})*)\Z", re.ASCII)
 
@@ -52,18 +56,21 @@ def has_media_extensions(name: str) -> bool:
     return "+me" in name
 
 
-class ProfileShape(NamedTuple):
-    """What a name says about a profile."""
-
-    slices: int
-    memory_mib: int
-    media_extensions: bool
-
-
-def parse_profile_name(name: str) -> ProfileShape | None:
-    """Returns None for a name of another form. Allow lists may use names that no driver gives, e.g. `7g.79gb`."""
-    found = _SHAPE.fullmatch(name)
-    return None if found is None else ProfileShape(int(found[1]), int(found[2]) * MIB_PER_GIB, found[3] is not None)
+def find_profile(
+    profiles: Sequence[GpuInstanceProfile], name: str, *, within_mib: float | None = None
+) -> GpuInstanceProfile | None:
+    """Returns the profile of this name, or else one with equal slices and engines: the one with the nearest memory, or
+    with `within_mib` the only one that is so near. Allow lists may use names that no driver gives, e.g. `7g.79gb`."""
+    exact = next((profile for profile in profiles if profile.name == name), None)
+    shape = _SHAPE.fullmatch(name)
+    if exact is not None or shape is None:
+        return exact
+    memory_mib = int(shape[2]) * MIB_PER_GIB
+    alike = [each for each in profiles if (each.slices, each.media_extensions) == (int(shape[1]), bool(shape[3]))]
+    if within_mib is None:
+        return min(alike, key=lambda each: abs(each.memory_mib - memory_mib), default=None)
+    near = [each for each in alike if abs(each.memory_mib - memory_mib) <= within_mib]
+    return near[0] if len(near) == 1 else None
 
 
 def _divided_up(number: int, by: int) -> int:

@@ -7,7 +7,6 @@ what could not be read.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import compress
 from operator import not_
 from typing import Any
@@ -39,7 +38,12 @@ async def collect(
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
     nodes = await _listed(client, NODES.path(), "nodes")
     pods = await _listed(client, PODS.path(), "pods")
-    quotas, unseen = await _quotas(client)
+    unseen = list(installation.unseen)
+    try:
+        quotas = await _listed(client, RESOURCE_QUOTAS.path(), "quotas")
+    except ListForbidden:
+        quotas = []
+        unseen.insert(0, "quotas (you may not list them): a pod that a quota stops looks as if it fits")
     have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
     return ClusterState(
         source,
@@ -48,18 +52,9 @@ async def collect(
         tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
         tuple(sanitize.sanitize_quota(quota) for quota in quotas),
         setup,
-        (*unseen, *installation.unseen),
+        tuple(unseen),
         sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
-
-
-def apply_overrides(setup: Setup, *, device_config: tuple[str, str] | None, flags: Any) -> Setup:
-    """Applies the command line: (text, file) of a device configuration, and scheduler flags."""
-    if device_config is not None:
-        setup = replace(setup, device_config=device_config[0], device_config_from=device_config[1])
-    if flags:
-        setup = replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
-    return setup
 
 
 async def _listed(client: KubeClient, path: str, what: str) -> list[Json]:
@@ -72,12 +67,3 @@ async def _listed(client: KubeClient, path: str, what: str) -> list[Json]:
             f"you may not list {what} in the whole cluster, which every answer needs: {error.message}\n"
             f"Ask for a ClusterRole with the verb list on {what}, or for a snapshot (tessera snapshot) to read."
         ) from error
-
-
-async def _quotas(client: KubeClient) -> tuple[list[Json], list[str]]:
-    try:
-        return (await client.list(RESOURCE_QUOTAS.path(), dict[str, Any])).items, []
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return [], ["quotas (you may not list them): a pod that a quota stops looks as if it fits"]

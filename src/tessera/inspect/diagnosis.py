@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from tessera.inspect.checks import webhook
-from tessera.inspect.checks.findings import Finding, Severity, unseen
+from tessera.inspect.checks import permissions, webhook
+from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
-from tessera.inspect.checks.permissions import check_permissions
-from tessera.inspect.dry_run import DryRunClient
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
+
+CLUSTER = Area("cluster")
 
 
 def diagnose_objects(cluster: OfflineCluster) -> list[Finding]:
@@ -23,7 +23,7 @@ def diagnose_objects(cluster: OfflineCluster) -> list[Finding]:
 
 
 async def diagnose(
-    client: KubeClient, dry_run: DryRunClient, installation: Installation, cluster: OfflineCluster, *, namespace: str
+    client: KubeClient, installation: Installation, cluster: OfflineCluster, *, namespace: str
 ) -> list[Finding]:
     """All checks, on a live cluster. Raises KubeError only if the apiserver cannot be reached.
 
@@ -38,14 +38,14 @@ async def diagnose(
     found = list(webhook.check_registration(installation, now=now))
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name
-        answers = webhook.check_dry_run(dry_run, vendors, namespace=namespace, scheduler=scheduler)
-        found += await _run_check("webhook", answers)
-    found += await _run_check("webhook", webhook.check_certificate(client, installation, now=now))
-    found += await _run_check("permissions", check_permissions(client, installation))
+        answers = webhook.check_dry_run(client, vendors, namespace=namespace, scheduler=scheduler)
+        found += await _run_check(webhook.AREA, answers)
+    found += await _run_check(webhook.AREA, webhook.check_certificate(client, installation, now=now))
+    found += await _run_check(permissions.AREA, permissions.check_permissions(client, installation))
     found += check_kube_scheduler(installation, settings=cluster.settings, vendors=vendors, present=present)
     if cluster.nodes:
         found += diagnose_objects(cluster)
-    found += [unseen("cluster", text) for text in cluster.state.unseen]
+    found += [CLUSTER.unseen(text) for text in cluster.state.unseen]
     return found
 
 
@@ -58,8 +58,8 @@ def is_broken(findings: list[Finding]) -> bool:
     return any(finding.severity is Severity.BROKEN for finding in findings)
 
 
-async def _run_check(area: str, check: Awaitable[list[Finding]]) -> list[Finding]:
+async def _run_check(area: Area, check: Awaitable[list[Finding]]) -> list[Finding]:
     try:
         return await check
     except ApiError as error:
-        return [unseen(area, f"the apiserver refused the request: {error}")]
+        return [area.unseen(f"the apiserver refused the request: {error}")]

@@ -163,6 +163,11 @@ class KubeClient:
     async def create(self, path: str, body: Any, kind: type[T] | None = None) -> T | None:
         return self._decoded(await self._transport.request("POST", path, _encode(body)), kind)
 
+    async def create_dry_run(self, path: str, body: Any, kind: type[T]) -> T:
+        """The object as the apiserver would store it: admitted and returned, but not stored."""
+        data = await self._transport.request("POST", path, _encode(body), query={"dryRun": "All"})
+        return self._decoders.decode(data, kind)
+
     @overload
     async def patch(self, path: str, body: Any, *, content_type: str = ..., kind: None = None) -> None: ...
     @overload
@@ -196,11 +201,15 @@ class KubeClient:
         *,
         uid: str,
         node: str,
+        resource_version: str = "",
         annotations: Mapping[str, str] | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Give the pod its node, annotations and labels in one write, if it is still the pod with this `uid`."""
+        """Give the pod its node, annotations and labels in one write, if it still has this `uid` and, if
+        given, this version (409 otherwise)."""
         metadata: dict[str, Any] = {"name": name, "namespace": namespace, "uid": uid}
+        if resource_version:
+            metadata["resourceVersion"] = resource_version
         if annotations:
             metadata["annotations"] = dict(annotations)
         if labels:

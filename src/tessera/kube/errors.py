@@ -5,6 +5,9 @@ Errors of libraries (aiohttp, ssl, msgspec, yaml, OSError) never leave it: they 
 
 from __future__ import annotations
 
+TRANSIENT = frozenset({429, 500, 502, 503, 504})
+"""status codes of refusals that are about the server, not about the request"""
+
 
 class KubeError(Exception):
     """Base of all errors of this package."""
@@ -25,6 +28,11 @@ class ApiError(KubeError):
 
     def __str__(self) -> str:
         return f"{self.status} {self.reason}: {self.message}" if self.reason else f"{self.status}: {self.message}"
+
+    @property
+    def is_transient(self) -> bool:
+        """The same request may succeed later."""
+        return self.status in TRANSIENT
 
     @property
     def expired(self) -> bool:

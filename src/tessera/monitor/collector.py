@@ -11,14 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.host.writable_dirs import WritableDirs, region_file_name
-from tessera.monitor import container_dirs, region_files
+from tessera.host.writable_dirs import WritableDirs, opened_dir, region_file_name
+from tessera.monitor import container_dirs
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.feedback import steer
 from tessera.monitor.pods import Cards
-from tessera.monitor.region_files import RegionFile
-from tessera.monitor.region_layouts import Misread
-from tessera.monitor.regions import Region
+from tessera.monitor.regions import Misread, Region, RegionFile, open_region
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +87,8 @@ class RegionCollector:
         return regions
 
     def _open(self, files: ExitStack, tree: int, place: RegionPlace) -> RegionFile:
-        with container_dirs.opened(tree, place.folder) as folder:
-            return files.enter_context(region_files.opened(folder, place.file))
+        with opened_dir(place.folder, tree) as folder:
+            return files.enter_context(open_region(folder, place.file))
 
     def _is_used(self, tree: int, folder: Folder, now: float) -> bool:
         """Whether a container recently launched kernels there, e.g. one that swapped responses with its owner."""

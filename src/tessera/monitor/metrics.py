@@ -19,7 +19,7 @@ from tessera import __version__
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.device_usage import CardUtilization
 from tessera.monitor.pods import SeenPod
-from tessera.monitor.regions import Region, RegionDevice
+from tessera.monitor.regions import DeviceUsage, Region, RegionDevice
 from tessera.wire.errors import WireError
 from tessera.wire.mig import MigAllocation, decode_mig_allocations
 
@@ -61,24 +61,20 @@ class MonitorMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         view = self._view()
         yield _build()
-        yield from _of_cards(view)
-        yield from _of_containers(view)
-        yield from _of_mig(view)
-        if self._legacy:
-            yield from _legacy_of_cards(view)
-            yield from _legacy_of_containers(view)
-            yield from _legacy_of_mig(view)
+        yield from _of_cards(view, legacy=self._legacy)
+        yield from _of_containers(view, legacy=self._legacy)
+        yield from _of_mig(view, legacy=self._legacy)
 
 
-class _Family:
-    """A gauge whose series all have the label `zone`."""
-
-    def __init__(self, name: str, text: str, labels: Sequence[str]) -> None:
-        self.metric = GaugeMetricFamily(name, text, labels=[*labels, "zone"])
-
-    def add(self, values: Iterable[object], value: float | None) -> None:
+def _gauge(
+    name: str, text: str, labels: Sequence[str], series: Iterable[tuple[Iterable[object], float | None]]
+) -> Metric:
+    """A gauge whose series all have the label `zone`; a series without a value is left out."""
+    family = GaugeMetricFamily(name, text, labels=[*labels, "zone"])
+    for values, value in series:
         if value is not None:
-            self.metric.add_metric([*map(str, values), ZONE], value)
+            family.add_metric([*map(str, values), ZONE], value)
+    return family
 
 
 def _build() -> Metric:
@@ -95,78 +91,55 @@ def _build() -> Metric:
     return family
 
 
-# -- cards
-
-
-def _of_cards(view: ScrapeView) -> Iterator[Metric]:
-    used = _Family("hami_host_gpu_memory_used_bytes", "Memory of the card in use.", HOST)
-    busy = _Family("hami_host_gpu_utilization_ratio", "Use of the card, 0 to 100.", HOST)
-    # HAMi has no node label here.
-    memory_busy = _Family(
-        "hami_host_gpu_memory_controller_utilization_ratio", "Use of the card's memory controller, 0 to 100.", HOST[1:]
-    )
-    for card in view.cards:
-        labels = _card_labels(view, card)
-        used.add(labels, card.memory_bytes)
-        busy.add(labels, card.utilization)
-        memory_busy.add(labels[1:], card.memory_utilization)
-    yield from (used.metric, busy.metric, memory_busy.metric)
-
-
-def _legacy_of_cards(view: ScrapeView) -> Iterator[Metric]:
-    used = _Family("HostGPUMemoryUsage", "Memory of the card in use.", LEGACY_HOST)
-    busy = _Family("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST)
-    for card in view.cards:
-        used.add(_card_labels(view, card), card.memory_bytes)
-        busy.add(_card_labels(view, card), card.utilization)
-    yield from (used.metric, busy.metric)
-
-
-def _card_labels(view: ScrapeView, card: CardUtilization) -> tuple[object, ...]:
+def _of_cards(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
     # Unlike in registrations, the prefix is added even if the name has it.
-    return (view.node, card.index, card.uuid, f"NVIDIA-{card.name}")
+    cards = [((view.node, card.index, card.uuid, f"NVIDIA-{card.name}"), card) for card in view.cards]
+    memory = [(labels, card.memory_bytes) for labels, card in cards]
+    busy = [(labels, card.utilization) for labels, card in cards]
+    yield _gauge("hami_host_gpu_memory_used_bytes", "Memory of the card in use.", HOST, memory)
+    yield _gauge("hami_host_gpu_utilization_ratio", "Use of the card, 0 to 100.", HOST, busy)
+    yield _gauge(
+        "hami_host_gpu_memory_controller_utilization_ratio",
+        "Use of the card's memory controller, 0 to 100.",
+        # HAMi has no node label here.
+        HOST[1:],
+        [(labels[1:], card.memory_utilization) for labels, card in cards],
+    )
+    if legacy:
+        yield _gauge("HostGPUMemoryUsage", "Memory of the card in use.", LEGACY_HOST, memory)
+        yield _gauge("HostCoreUtilization", "Use of the card, 0 to 100.", LEGACY_HOST, busy)
 
 
-# -- containers
+def _of_containers(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
+    devices = list(_devices(view))
+    used = [(labels, device.use.total) for labels, _, device in devices]
+    limit = [(labels, device.limit) for labels, _, device in devices]
+    busy = [(labels, device.use.sm) for labels, _, device in devices]
+    elapsed = [(labels, _since_last_kernel(region, view.now)) for labels, region, _ in devices]
+    for name, text, series in (
+        ("hami_vgpu_memory_used_bytes", "Memory that the container uses.", used),
+        ("hami_vgpu_memory_limit_bytes", "Memory that the container may use; 0 = any.", limit),
+        ("hami_container_device_memory_bytes", "Memory that the container uses.", used),
+        ("hami_container_device_utilization_ratio", "Use by the container, 0 to 100.", busy),
+        ("hami_vgpu_memory_context_bytes", "Memory of contexts.", [(at, it.use.context) for at, _, it in devices]),
+        ("hami_vgpu_memory_module_bytes", "Memory of modules.", [(at, it.use.module) for at, _, it in devices]),
+        ("hami_vgpu_memory_buffer_bytes", "Memory of buffers.", [(at, it.use.data) for at, _, it in devices]),
+    ):
+        yield _gauge(name, text, CONTAINER, series)
+    yield _gauge("hami_container_last_kernel_elapsed_seconds", "Time since the last kernel.", CONTAINER, elapsed)
+    if not legacy:
+        return
+    yield _gauge("vGPU_device_memory_usage_in_bytes", "Memory that the container uses.", LEGACY_CONTAINER, used)
+    yield _gauge("vGPU_device_memory_limit_in_bytes", "Memory that the container may use.", LEGACY_CONTAINER, limit)
+    yield _gauge("Device_utilization_desc_of_container", "Use by the container, 0 to 100.", LEGACY_CONTAINER, busy)
+    yield _gauge("Device_last_kernel_of_container", "Time since the last kernel.", LEGACY_CONTAINER, elapsed)
+    by_kind = [((*labels, *_kinds(device.use)), device.use.total) for labels, _, device in devices]
+    text = "Memory that the container uses, by kind."
+    yield _gauge("Device_memory_desc_of_container", text, LEGACY_MEMORY, by_kind)
 
 
-def _of_containers(view: ScrapeView) -> Iterator[Metric]:
-    families: list[tuple[_Family, Callable[[RegionDevice], int]]] = [
-        (_Family(name, text, CONTAINER), value)
-        for name, text, value in (
-            ("hami_vgpu_memory_used_bytes", "Memory that the container uses.", lambda it: it.use.total),
-            ("hami_vgpu_memory_limit_bytes", "Memory that the container may use; 0 = any.", lambda it: it.limit),
-            ("hami_container_device_memory_bytes", "Memory that the container uses.", lambda it: it.use.total),
-            ("hami_container_device_utilization_ratio", "Use by the container, 0 to 100.", lambda it: it.use.sm),
-            ("hami_vgpu_memory_context_bytes", "Memory of contexts.", lambda it: it.use.context),
-            ("hami_vgpu_memory_module_bytes", "Memory of modules.", lambda it: it.use.module),
-            ("hami_vgpu_memory_buffer_bytes", "Memory of buffers.", lambda it: it.use.data),
-        )
-    ]
-    elapsed = _Family("hami_container_last_kernel_elapsed_seconds", "Time since the last kernel.", CONTAINER)
-    for labels, region, device in _devices(view):
-        for family, value in families:
-            family.add(labels, value(device))
-        elapsed.add(labels, _since_last_kernel(region, view.now))
-    yield from (family.metric for family, _ in families)
-    yield elapsed.metric
-
-
-def _legacy_of_containers(view: ScrapeView) -> Iterator[Metric]:
-    used = _Family("vGPU_device_memory_usage_in_bytes", "Memory that the container uses.", LEGACY_CONTAINER)
-    limit = _Family("vGPU_device_memory_limit_in_bytes", "Memory that the container may use.", LEGACY_CONTAINER)
-    busy = _Family("Device_utilization_desc_of_container", "Use by the container, 0 to 100.", LEGACY_CONTAINER)
-    elapsed = _Family("Device_last_kernel_of_container", "Time since the last kernel.", LEGACY_CONTAINER)
-    memory = _Family("Device_memory_desc_of_container", "Memory that the container uses, by kind.", LEGACY_MEMORY)
-    for labels, region, device in _devices(view):
-        use = device.use
-        used.add(labels, use.total)
-        limit.add(labels, device.limit)
-        busy.add(labels, use.sm)
-        elapsed.add(labels, _since_last_kernel(region, view.now))
-        rest = max(0, use.total - use.context - use.module - use.data)
-        memory.add((*labels, use.context, use.module, use.data, rest), use.total)
-    yield from (each.metric for each in (used, limit, busy, elapsed, memory))
+def _kinds(use: DeviceUsage) -> tuple[int, int, int, int]:
+    return use.context, use.module, use.data, max(0, use.total - use.context - use.module - use.data)
 
 
 def _devices(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], Region, RegionDevice]]:
@@ -184,21 +157,16 @@ def _since_last_kernel(region: Region, now: float) -> float | None:
     return max(0, int(now) - last) if last > 0 else None
 
 
-# -- MIG instances
-
-
-def _of_mig(view: ScrapeView) -> Iterator[Metric]:
-    family = _Family("hami_mig_device_info", "A MIG instance that a container has.", MIG)
-    for labels, mig in _instances(view):
-        family.add((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)
-    yield family.metric
-
-
-def _legacy_of_mig(view: ScrapeView) -> Iterator[Metric]:
-    family = _Family("MigInfo", "A MIG instance that a container has.", LEGACY_MIG)
-    for labels, mig in _instances(view):
-        family.add((*labels, mig.gpu_instance), 1)
-    yield family.metric
+def _of_mig(view: ScrapeView, *, legacy: bool) -> Iterator[Metric]:
+    instances = list(_instances(view))
+    named = [
+        ((*labels, mig.mig_uuid, mig.slot.profile, mig.gpu_instance, mig.compute_instance), 1)
+        for labels, mig in instances
+    ]
+    text = "A MIG instance that a container has."
+    yield _gauge("hami_mig_device_info", text, MIG, named)
+    if legacy:
+        yield _gauge("MigInfo", text, LEGACY_MIG, [((*labels, mig.gpu_instance), 1) for labels, mig in instances])
 
 
 def _instances(view: ScrapeView) -> Iterator[tuple[tuple[object, ...], MigAllocation]]:

@@ -1,28 +1,31 @@
-"""Decodes shared regions. Containers wrote them, so they may contain anything. Pure.
+"""Shared regions, which HAMi-core writes into a file that its container may change, replace or truncate at any time.
 
-Counts are clamped to what the layout has room for, and slots of ended processes are skipped. Writers do not wait for
-readers, so counters may be slightly inconsistent.
+There are three layouts, little-endian, that differ in their offsets. One release has v1's version number with another
+layout: only the size of its file tells it apart. A region may contain anything: counts are clamped to what the layout
+has room for, and slots of ended processes are skipped. Writers do not wait for readers, so counters may be slightly
+inconsistent. Links are never followed, and all access is by position: truncating a mapped file would crash the monitor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
-from tessera.monitor.region_layouts import (
-    HEADER,
-    MAX_DEVICES,
-    MAX_SLOTS,
-    UUID_BYTES,
-    Misread,
-    RegionLayout,
-    choose_layout,
-)
-
+MAGIC = 19920718
+MAX_DEVICES = 16
+MAX_SLOTS = 1024
+UUID_BYTES = 96
 SHOWN_UUID_BYTES = 40
 """`GPU-` and 36 characters"""
+HEADER = Struct("<iI")
+"""magic, and the major version where the layout has one"""
+HEADER_BYTES = 12
+"""a shorter file is not a region of any layout"""
 
 Read = Callable[[int, int], bytes]
 """reads so many bytes from an offset; fewer at the end of the file"""
@@ -36,6 +39,95 @@ _UTIL = Struct("<QQQ")
 """decoder, encoder, SM"""
 _SWITCHES = Struct("<iiii")
 """slot count, utilization_switch, recent_kernel, priority"""
+_PER_DEVICE = MAX_DEVICES * _U64.size
+"""bytes of one number for each device"""
+# Without O_NONBLOCK a named pipe would block the monitor.
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionLayout:
+    """Offsets and sizes in bytes; offsets in a slot are relative to the slot.
+
+    Region: device count, uuids, memory limits, SM limits, slots, the four numbers of `_SWITCHES`, perhaps the time of
+    the last kernel. Slot: use of every device, one number for each, utilization of every device, status.
+    """
+
+    name: str
+    device_count: int
+    slot_bytes: int
+    used: int
+    used_bytes: int
+    util_bytes: int
+    after_switches: int
+    """bytes; they begin with the time of the last kernel"""
+
+    @property
+    def uuids(self) -> int:
+        return self.device_count + _U64.size
+
+    @property
+    def limits(self) -> int:
+        return self.uuids + MAX_DEVICES * UUID_BYTES
+
+    @property
+    def slots(self) -> int:
+        return self.limits + 2 * _PER_DEVICE
+
+    @property
+    def util(self) -> int:
+        return self.used + MAX_DEVICES * self.used_bytes + _PER_DEVICE
+
+    @property
+    def status(self) -> int:
+        return self.util + MAX_DEVICES * self.util_bytes
+
+    @property
+    def switches(self) -> int:
+        return self.slots + MAX_SLOTS * self.slot_bytes
+
+    @property
+    def end(self) -> int:
+        return self.switches + _SWITCHES.size + self.after_switches
+
+
+V0 = RegionLayout(name="v0", device_count=48, slot_bytes=1168, used=8, used_bytes=40, util_bytes=24, after_switches=0)
+V1 = RegionLayout(name="v1", device_count=56, slot_bytes=1960, used=8, used_bytes=64, util_bytes=48, after_switches=40)
+V1_TWO_LOCKS = RegionLayout(
+    name="v1 with two locks",
+    device_count=88,
+    slot_bytes=1960,
+    used=16,
+    used_bytes=64,
+    util_bytes=48,
+    after_switches=40,
+)
+"""HAMi v2.8.1 only"""
+TWO_LOCKS_SIZES = (V1_TWO_LOCKS.end, V1_TWO_LOCKS.end + 1)
+"""bytes; the creator of a region makes its file one byte longer"""
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """Why a file cannot be read as a region."""
+
+    problem: str
+
+
+def choose_layout(size: int, header: bytes) -> RegionLayout | Misread:
+    """Chooses by the size of the file in bytes and its first bytes."""
+    if size < HEADER_BYTES or len(header) < HEADER.size:
+        return Misread(f"cache file of {size} bytes is too small")
+    magic, major = HEADER.unpack_from(header)
+    if magic != MAGIC:
+        return Misread("cache file magic flag not matched")
+    if V0.end <= size < V1.end:
+        return V0
+    if major == 1 and size in TWO_LOCKS_SIZES:
+        return V1_TWO_LOCKS
+    if major == 1 and size >= V1.end:
+        return V1
+    return Misread(f"unknown cache file size {size} with version {major}")
 
 
 class DeviceUsage(NamedTuple):
@@ -90,8 +182,8 @@ def decode_region(size: int, read: Read) -> Region | Misread:
     if isinstance(layout, Misread):
         return layout
     head = read(0, layout.slots)
-    tail = read(layout.slot_count, layout.end - layout.slot_count)
-    if len(head) < layout.slots or len(tail) < layout.end - layout.slot_count:
+    tail = read(layout.switches, layout.end - layout.switches)
+    if len(head) < layout.slots or len(tail) < layout.end - layout.switches:
         return Misread("cache file was truncated while it was read")
     written, switch, recent, priority = _SWITCHES.unpack_from(tail)
     count = min(_U64.unpack_from(head, layout.device_count)[0], MAX_DEVICES)
@@ -103,18 +195,19 @@ def decode_region(size: int, read: Read) -> Region | Misread:
         utilization_switch=switch,
         recent_kernel=recent,
         priority=priority,
-        last_kernel_time=_last_kernel(layout, tail),
+        last_kernel_time=_I64.unpack_from(tail, _SWITCHES.size)[0] if layout.after_switches else None,
     )
 
 
 def _uses(layout: RegionLayout, slots: bytes, devices: int) -> list[DeviceUsage]:
     sums = [DeviceUsage()] * devices
+    status, used, util = layout.status, layout.used, layout.util
     for slot in range(0, len(slots) - layout.slot_bytes + 1, layout.slot_bytes):
-        if _I32.unpack_from(slots, slot + layout.status)[0] == 0:
+        if _I32.unpack_from(slots, slot + status)[0] == 0:
             continue
         for index in range(devices):
-            context, module, data, _, total = _USED.unpack_from(slots, slot + layout.used + index * layout.used_bytes)
-            _, _, sm = _UTIL.unpack_from(slots, slot + layout.util + index * layout.util_bytes)
+            context, module, data, _, total = _USED.unpack_from(slots, slot + used + index * layout.used_bytes)
+            _, _, sm = _UTIL.unpack_from(slots, slot + util + index * layout.util_bytes)
             sums[index] = sums[index].plus(DeviceUsage(context, module, data, total, sm))
     return sums
 
@@ -125,8 +218,36 @@ def _device(layout: RegionLayout, head: bytes, index: int, use: DeviceUsage) -> 
     return RegionDevice(index, key, _U64.unpack_from(head, layout.limits + index * _U64.size)[0], use)
 
 
-def _last_kernel(layout: RegionLayout, tail: bytes) -> int | None:
-    if layout.last_kernel_time is None:
-        return None
-    found: int = _I64.unpack_from(tail, layout.last_kernel_time - layout.slot_count)[0]
-    return found
+class RegionFile:
+    """One open file. All methods block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def read(self) -> Region | Misread:
+        """Decodes the current contents. Raises OSError."""
+        found = os.fstat(self._descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
+            return Misread("cache file is not a regular file with one name")
+        return decode_region(found.st_size, lambda offset, length: os.pread(self._descriptor, length, offset))
+
+    def write(self, region: Region, *, utilization_switch: int, recent_kernel: int) -> bool:
+        """Writes what differs. Returns False if the file was truncated. Raises OSError."""
+        if os.fstat(self._descriptor).st_size < region.layout.end:
+            return False
+        switches = region.layout.switches
+        if utilization_switch != region.utilization_switch:
+            os.pwrite(self._descriptor, _I32.pack(utilization_switch), switches + _I32.size)
+        if recent_kernel != region.recent_kernel:
+            os.pwrite(self._descriptor, _I32.pack(recent_kernel), switches + 2 * _I32.size)
+        return True
+
+
+@contextmanager
+def open_region(folder: int, name: str) -> Iterator[RegionFile]:
+    """Opens the region in a file of an open directory. Raises OSError."""
+    descriptor = os.open(name, _FLAGS, dir_fd=folder)
+    try:
+        yield RegionFile(descriptor)
+    finally:
+        os.close(descriptor)

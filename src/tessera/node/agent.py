@@ -1,6 +1,6 @@
 """Builds one agent: the parts that live as long as the process, and the parts built for each configuration.
 
-    Surroundings   apiserver, cards, handover and its memory: a new configuration must not lose what was answered
+    Surroundings   cards, events, handover and its memory: a new configuration must not lose what was answered
     NodeAgent      registration, kubelet's plugin and the sharing mode, with one set of settings
 
 An agent serves once the cards and the node's pods are known, so kubelet never sees an incomplete list of cards, and no
@@ -10,13 +10,12 @@ Allocate is answered for an unknown pod. It ends by cancellation and leaves noth
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 import structlog
 from prometheus_client import CollectorRegistry
 
+from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import Hardware
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
@@ -25,59 +24,30 @@ from tessera.node.fleet import Fleet
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.kube_api import KubeCluster
+from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.kubelet.plugin import Plugin
-from tessera.node.kubelet.pod_resources import PodResourcesClient, PodResourcesError
-from tessera.node.modes.base import AllocationRefused, ContainerResponse
+from tessera.node.kubelet.pod_resources import PodResourcesClient
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
-from tessera.node.registration.pair_scores import AskLinks
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
-from tessera.node.static_mig.plugins import StaticMig, serves_instances
-from tessera.node.static_mig.resources import InstanceWatch
-from tessera.node.watched_value import WatchedValue
+from tessera.node.static_mig import InstanceWatch, StaticMig, serves_instances
 
 log = structlog.get_logger(__name__)
 
+COMPONENT = "tessera-device-plugin"
+LINK_COMPONENT = "hami-device-plugin"
+"""source of events about links between cards, the same as HAMi's"""
+LINK_WINDOW_S = 3600.0
+"""equal events about links within this time become one"""
 STOP_S = 15.0
 """for a sharing mode to stop"""
 
 
-class KubeletHoldings:
-    """Which containers hold devices of the current resource, as kubelet's PodResources API says."""
-
-    def __init__(self) -> None:
-        self._client: PodResourcesClient | None = None
-
-    async def use(self, settings: AgentSettings) -> None:
-        before, path = self._client, settings.paths.pod_resources
-        self._client = None if path is None else PodResourcesClient(path, settings.resource)
-        if before is not None:
-            await before.close()
-
-    async def list(self) -> Mapping[tuple[str, str, str], tuple[str, ...]]:
-        if self._client is None:
-            raise PodResourcesError("no socket is configured (--pod-resources-socket)")
-        return {(at.namespace, at.pod, at.container): ids for at, ids in (await self._client.list()).items()}
-
-    async def held(self) -> Collection[Collection[str]] | None:
-        """Returns the device ids of each container that holds some; None if they are unknown."""
-        try:
-            return list((await self.list()).values())
-        except PodResourcesError:
-            return None
-
-    async def close(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await client.close()
-
-
-class NotStarted:
+class NotStarted(SharingMode):
     """The sharing mode before the agent has started one."""
-
-    async def start(self, fleet: Fleet) -> None: ...
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise AllocationRefused("the node agent is starting; try again")
@@ -85,48 +55,40 @@ class NotStarted:
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         raise AllocationRefused("the node agent is starting; try again")
 
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
-
-    async def stop(self) -> None: ...
-
 
 class Surroundings:
     """What all configurations share. Build it on the event loop that runs it."""
 
     def __init__(
-        self,
-        settings: AgentSettings,
-        *,
-        client: KubeClient,
-        hardware: Hardware,
-        fleet: WatchedValue[Fleet],
-        links: AskLinks,
-        events: EventBroadcaster,
-        link_events: EventBroadcaster,
-        mark: Callable[[Mapping[str, str]], None],
-        registry: CollectorRegistry,
+        self, settings: AgentSettings, *, client: KubeClient, hardware: Hardware, registry: CollectorRegistry
     ) -> None:
-        """`mark` is told which cards the sharing mode cannot share now."""
         self.client = client
         self.hardware = hardware
-        self.fleet = fleet
-        self.links = links
-        self.link_events = link_events
-        self.mark = mark
-        self.holders = KubeletHoldings()
+        self.inventory = AsyncInventory(hardware)
+        self.watch = HardwareWatch(self.inventory, settings)
+        self.fleet = self.watch.fleet
+        self.events = EventBroadcaster(client, component=COMPONENT, host=settings.node_name)
+        self.link_events = EventBroadcaster(
+            client, component=LINK_COMPONENT, host=settings.node_name, window=LINK_WINDOW_S
+        )
+        self.holders = PodResourcesClient()
         self.handover = NodeHandover(
             settings,
             NotStarted(),
             cluster=KubeCluster(client),
             resources=None if settings.paths.pod_resources is None else self.holders,
-            report=events.record,
+            report=self.events.record,
             registry=registry,
         )
 
     async def run(self) -> None:
         """Runs until cancelled."""
         try:
-            await self.handover.run(self.client)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.watch.run())
+                group.create_task(self.events.run())
+                group.create_task(self.link_events.run())
+                group.create_task(self.handover.run(self.client))
         finally:
             await self.holders.close()
 
@@ -142,9 +104,8 @@ class NodeAgent:
             around.client,
             around.fleet,
             settings,
-            links=around.links,
+            links=around.inventory.links,
             events=around.link_events,
-            zone=datetime.now().astimezone().tzinfo or UTC,
         )
         watch = InstanceWatch(around.hardware, around.fleet, strategy=settings.node.mig_strategy)
         self.mode = build_mode(
@@ -152,7 +113,7 @@ class NodeAgent:
             around.hardware,
             write=MigAnnotations(around.client).write,
             held=around.holders.held,
-            known=lambda: handover.live_claims() if handover.pods.ready.is_set() else None,
+            known=lambda: handover.pods.live_claims() if handover.pods.ready.is_set() else None,
             instances=watch.instances,
         )
         self.plugin: Plugin | StaticMig = Plugin(
@@ -180,32 +141,30 @@ class NodeAgent:
 
     async def run(self) -> None:
         """Runs until cancelled. A part that fails ends all."""
-        await self._around.holders.use(self._settings)
+        await self._around.holders.use(self._settings.paths.pod_resources, self._settings.resource)
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registrar.run())
             group.create_task(self._serve())
-            group.create_task(clean_up(self._settings, self._around.hardware, self._around.handover))
+            group.create_task(clean_up(self._settings, self._around.hardware, self._around.handover.pods))
 
     async def _serve(self) -> None:
         around = self._around
-        await self._wait_for_cards()
+        fleet = around.fleet.value
+        while not _is_known(fleet):
+            fleet = await around.fleet.other_than(fleet)
         await around.handover.pods.ready.wait()
         try:
             await self.mode.start(around.fleet.value)
             around.handover.use(self._settings, self.mode)
             async with asyncio.TaskGroup() as group:
-                group.create_task(Reconciler(self.mode, around.handover, around.fleet, mark=around.mark).run())
+                group.create_task(
+                    Reconciler(self.mode, around.handover.pods, around.fleet, mark=around.watch.mark).run()
+                )
                 group.create_task(self.plugin.run())
         finally:
             around.handover.use(self._settings, NotStarted())
-            around.mark({})
+            around.watch.mark({})
             await self._stop_mode()
-
-    async def _wait_for_cards(self) -> None:
-        async with aclosing(self._around.fleet.changes()) as fleets:
-            async for fleet in fleets:
-                if _is_known(fleet):
-                    return
 
     async def _stop_mode(self) -> None:
         try:

@@ -15,12 +15,12 @@ import structlog
 
 from tessera.host.cards import ComputeModes, Hardware, MigHardware
 from tessera.node.handover.claims import Claim
+from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.cdi_files import FILE, CdiRecord
 from tessera.node.modes.mig.instances import holders_of
 from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import retire_mps
-from tessera.node.reconciler import Claims
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -32,34 +32,34 @@ Attempt = Callable[[Sequence[Claim], Sequence[Claim]], Awaitable[Mapping[str, st
 Raises OSError"""
 
 
-async def clean_up(settings: AgentSettings, hardware: Hardware, claims: Claims) -> None:
+async def clean_up(settings: AgentSettings, hardware: Hardware, pods: PodCache) -> None:
     """Removes everything that is not configured now. Returns when nothing is left."""
     async with asyncio.TaskGroup() as group:
         if settings.node.mode != "mps":
-            group.create_task(clean_up_mps(settings, hardware, claims))
+            group.create_task(clean_up_mps(settings, hardware, pods))
         if settings.node.mode != "mig":
-            group.create_task(clean_up_mig(settings, hardware, claims))
+            group.create_task(clean_up_mig(settings, hardware, pods))
         if not any(each.is_cdi for each in settings.strategies):
-            group.create_task(clean_up_cdi(settings, claims))
+            group.create_task(clean_up_cdi(settings, pods))
 
 
-async def clean_up_mps(settings: AgentSettings, modes: ComputeModes, claims: Claims) -> None:
+async def clean_up_mps(settings: AgentSettings, modes: ComputeModes, pods: PodCache) -> None:
     program = MpsProgram(environ=settings.environ)
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
         return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old))
 
-    await _until_gone(attempt, claims, what="MPS daemons of an earlier mode", where=settings.paths.mps)
+    await _until_gone(attempt, pods, what="MPS daemons of an earlier mode", where=settings.paths.mps)
 
 
-async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, claims: Claims) -> None:
+async def clean_up_mig(settings: AgentSettings, hardware: MigHardware, pods: PodCache) -> None:
     async def attempt(live: Sequence[Claim], _old: Sequence[Claim]) -> Mapping[str, str]:
         return await retire_mig(settings.paths.state, hardware, holders_of(live))
 
-    await _until_gone(attempt, claims, what="MIG of an earlier mode", where=settings.paths.state)
+    await _until_gone(attempt, pods, what="MIG of an earlier mode", where=settings.paths.state)
 
 
-async def clean_up_cdi(settings: AgentSettings, claims: Claims) -> None:
+async def clean_up_cdi(settings: AgentSettings, pods: PodCache) -> None:
     record = settings.paths.state / FILE
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
@@ -70,16 +70,16 @@ async def clean_up_cdi(settings: AgentSettings, claims: Claims) -> None:
         await asyncio.to_thread(CdiRecord(settings.paths.state).retire)
         return {}
 
-    await _until_gone(attempt, claims, what="CDI specs of an earlier strategy", where=record)
+    await _until_gone(attempt, pods, what="CDI specs of an earlier strategy", where=record)
 
 
-async def _until_gone(attempt: Attempt, claims: Claims, *, what: str, where: Path) -> None:
-    await claims.pods.ready.wait()
-    known = claims.live_claims()
+async def _until_gone(attempt: Attempt, pods: PodCache, *, what: str, where: Path) -> None:
+    await pods.ready.wait()
+    known = pods.live_claims()
     before = _uids(known)
     logged: Mapping[str, str] = {}
     while True:
-        live = claims.live_claims()
+        live = pods.live_claims()
         if known is None or live is None:
             # Unknown claims may need anything, so everything waits.
             known, before = live, _uids(live)

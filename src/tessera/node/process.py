@@ -19,19 +19,16 @@ from contextlib import suppress
 
 import structlog
 
-from tessera.host.async_hardware import AsyncInventory
-from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.call_thread import CallTimeout, call_once
 from tessera.host.cards import Hardware
 from tessera.kube.access import load_access
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
-from tessera.kube.event_broadcaster import EventBroadcaster
-from tessera.node.agent import NodeAgent, Surroundings
+from tessera.node.agent import COMPONENT, NodeAgent, Surroundings
 from tessera.node.configuration.dump import changes
 from tessera.node.configuration.node_file import save_last_good
-from tessera.node.health.hardware_watch import HardwareWatch
-from tessera.node.inventory.factory import choose_hardware
+from tessera.node.inventory import choose_hardware
 from tessera.node.metrics import AgentMetrics, AgentStatus, serve
 from tessera.node.settings import Configuration
 from tessera.services.addresses import Address
@@ -40,11 +37,6 @@ from tessera.wire.errors import WireError
 
 log = structlog.get_logger(__name__)
 
-COMPONENT = "tessera-device-plugin"
-LINK_COMPONENT = "hami-device-plugin"
-"""source of events about links between cards, the same as HAMi's"""
-LINK_WINDOW_S = 3600.0
-"""equal events about links within this time become one"""
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 CLOSE_S = 3.0
 """for the driver"""
@@ -88,22 +80,9 @@ class AgentProcess:
     ) -> None:
         self.configuration = configuration
         self._reload = reload
-        self._inventory = AsyncInventory(hardware)
-        self.watch = HardwareWatch(self._inventory, configuration.settings)
-        host = configuration.settings.node_name
-        self.events = EventBroadcaster(client, component=COMPONENT, host=host)
-        self.link_events = EventBroadcaster(client, component=LINK_COMPONENT, host=host, window=LINK_WINDOW_S)
         self.metrics = AgentMetrics(self._status)
-        self._surroundings = Surroundings(
-            configuration.settings,
-            client=client,
-            hardware=hardware,
-            fleet=self.watch.fleet,
-            links=self._inventory.links,
-            events=self.events,
-            link_events=self.link_events,
-            mark=self.watch.mark,
-            registry=self.metrics.registry,
+        self.around = Surroundings(
+            configuration.settings, client=client, hardware=hardware, registry=self.metrics.registry
         )
         self.agent: NodeAgent | None = None
         self.listening = asyncio.Event()
@@ -148,10 +127,10 @@ class AgentProcess:
             work.cancel()
             stop.cancel()
             (fault, _) = await asyncio.gather(work, stop, return_exceptions=True)
-            await self._inventory.close()
+            await self.around.inventory.close()
         if isinstance(fault, Exception):
             log.error("a part of the agent failed", exc_info=fault)
-        lost = await asyncio.gather(self.events.flush(FLUSH_S), self.link_events.flush(FLUSH_S))
+        lost = await asyncio.gather(self.around.events.flush(FLUSH_S), self.around.link_events.flush(FLUSH_S))
         log.info("stopped", events_lost=sum(lost))
         return code
 
@@ -162,16 +141,13 @@ class AgentProcess:
         await asyncio.wait([over, work], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         if not work.done():
-            left = await self._surroundings.handover.flush(FLUSH_S)
+            left = await self.around.handover.flush(FLUSH_S)
             if left:
                 log.warning("handovers are not written", pods=left)
 
     async def _work(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.watch.run())
-            group.create_task(self.events.run())
-            group.create_task(self.link_events.run())
-            group.create_task(self._surroundings.run())
+            group.create_task(self.around.run())
             group.create_task(self._watch_files())
             group.create_task(self._run_parts())
             if self.configuration.metrics is not None:
@@ -192,7 +168,7 @@ class AgentProcess:
         failures, rng, time = 0, random.Random(), asyncio.get_running_loop().time
         while not self.stopping.is_set():
             self._restart.clear()
-            self.agent = NodeAgent(self.configuration.settings, self._surroundings)
+            self.agent = NodeAgent(self.configuration.settings, self.around)
             await self._keep_node_file()
             began = time()
             fault = await self._run_agent(self.agent)
@@ -263,7 +239,7 @@ class AgentProcess:
             log.info("restarting with the same configuration")
         if found.settings.paths.driver_root_here != old.settings.paths.driver_root_here:
             log.warning("another driver root takes effect when the agent is restarted")
-        self.watch.use(found.settings)
+        self.around.watch.use(found.settings)
         self._restart.set()
 
     def _log_problems(self, configuration: Configuration) -> None:
@@ -275,20 +251,18 @@ class AgentProcess:
     # -- metrics
 
     def _status(self) -> AgentStatus:
-        agent = self.agent
+        agent, around = self.agent, self.around
         return AgentStatus(
-            fleet=self.watch.fleet.value,
-            faults=self.watch.faults,
+            fleet=around.fleet.value,
+            faults=around.watch.faults,
             missing=self.missing(),
             registered=agent is not None and agent.registered,
             registration_failures=0 if agent is None else agent.registrar.failures,
-            events_dropped=self.events.dropped + self.link_events.dropped,
+            events_dropped=around.events.dropped + around.link_events.dropped,
         )
 
 
 async def _close(hardware: Hardware) -> None:
     """A driver that hangs does not keep the process from exiting."""
-    thread = CallThread("closing")
     with suppress(CallTimeout):
-        await thread.call(hardware.close, deadline=CLOSE_S)
-    await thread.close(patience=0.0)
+        await call_once("closing", hardware.close, deadline=CLOSE_S)

@@ -7,14 +7,12 @@ and retried in the next round. Cards that the mode cannot share now are reported
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import Protocol
 
 import structlog
 
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.base import SharingMode
 from tessera.node.watched_value import WatchedValue
@@ -27,24 +25,13 @@ GAP_S = 0.25
 """between two rounds, whatever changes"""
 
 
-class Claims(Protocol):
-    """The claims of the pods on this node."""
-
-    @property
-    def pods(self) -> PodCache: ...
-
-    def live_claims(self) -> Sequence[Claim] | None:
-        """Returns None if they are unknown."""
-        ...
-
-
 class Reconciler:
     """Reconciles one sharing mode after its start."""
 
     def __init__(
         self,
         mode: SharingMode,
-        claims: Claims,
+        pods: PodCache,
         fleet: WatchedValue[Fleet],
         *,
         mark: Callable[[Mapping[str, str]], None] = lambda _problems: None,
@@ -52,14 +39,14 @@ class Reconciler:
         """`mark` is told why cards cannot be shared, by uuid."""
         self._mode = mode
         self._mark = mark
-        self._claims = claims
+        self._pods = pods
         self._fleet = fleet
         self._changed = asyncio.Event()
         self._problem = ""
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._claims.pods.ready.wait()
+        await self._pods.ready.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_pods())
             group.create_task(self._follow_fleet())
@@ -75,11 +62,10 @@ class Reconciler:
                     await self._changed.wait()
 
     async def _follow_pods(self) -> None:
-        pods = self._claims.pods
         while True:
-            seen = pods.version
+            seen = self._pods.version
             self._changed.set()
-            await pods.changed(since=seen)
+            await self._pods.changed(since=seen)
 
     async def _follow_fleet(self) -> None:
         async with aclosing(self._fleet.changes()) as fleets:
@@ -88,7 +74,7 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Runs one round."""
-        live = self._claims.live_claims()
+        live = self._pods.live_claims()
         if live is None:
             self._set_problem("a pod of this node cannot be read, so nothing is released")
             return
@@ -99,8 +85,7 @@ class Reconciler:
             self._set_problem(f"{type(error).__name__}: {error}", fault=error)
         else:
             self._set_problem("")
-        # Most modes report no such problems.
-        self._mark(getattr(self._mode, "problems", {}))
+        self._mark(self._mode.problems)
 
     def _set_problem(self, problem: str, *, fault: Exception | None = None) -> None:
         if problem and problem != self._problem:

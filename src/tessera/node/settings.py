@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tessera.node.health.xids import HealthRules
 from tessera.services.addresses import Address
 from tessera.services.common_settings import PRINT_CONFIG, ClusterAccess, ListenerLimits, NodeServiceSettings
 from tessera.services.logs import LOG_SETTINGS
@@ -36,6 +37,7 @@ from tessera.services.value_types import (
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
+    from tessera.vendors.nvidia.mig import MigAllowance
     from tessera.wire.node_config import NodeSettings
 
 MAX_SCALING = 1000.0
@@ -146,15 +148,6 @@ KUBELET = Path("/var/lib/kubelet")
 # Rows of the table: field, heading, flag, type and default; then the help; then what is special.
 
 
-@dataclass(frozen=True, slots=True)
-class AllowedMigProfiles:
-    """Profiles that cards of some models may be cut into."""
-
-    models: tuple[str, ...]
-    """a model is meant where one of these is part of its name"""
-    profiles: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
     """Where things are on this machine. All of them may be moved, for tests and for unusual nodes."""
@@ -222,16 +215,9 @@ class AgentSettings:
     disable_core_limit: bool = Group.LOWEST("disable-core-limit", SWITCH, False,
         "Limit memory only.", env=("DISABLE_CORE_LIMIT",))
     resource: str = Group.LOWEST("resource-name", SOME_RESOURCE, RESOURCE_NAME, "Resource that kubelet counts.")
-    mig_allowances: tuple[AllowedMigProfiles, ...] = ()
+    mig_allowances: tuple[MigAllowance, ...] = ()
     """in order; the first whose models fit decides. Empty = every profile of every card"""
-    ignored_xids: frozenset[int] = frozenset()
-    """beyond those that say nothing about the card"""
-    fatal_xids: frozenset[int] = frozenset()
-    """win over ignored ones"""
-    every_xid_is_fatal: bool = False
-    every_xid_is_ignored: bool = False
-    """except fatal ones"""
-    health_checks: bool = True
+    health: HealthRules = HealthRules()
     register_every_s: float = 30.0
     paths: Paths = nested(Paths)
     environ: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -30,6 +31,14 @@ class WatchedValue(Generic[T]):
             # Waiting listeners hold the old event; later ones get a new one.
             self._changed.set()
             self._changed = asyncio.Event()
+
+    async def other_than(self, seen: T, *, within: float | None = None) -> T:
+        """Waits for another value. Returns the latest one, after `within` seconds also the same."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._value == seen:
+                    await self._changed.wait()
+        return self._value
 
     async def changes(self) -> AsyncGenerator[T, None]:
         """Yields the current value, and then each later one that is still the latest when the listener is ready."""

@@ -3,23 +3,27 @@
     RESERVED, UNCERTAIN, or placed again after a restart
       -> BINDING: the reservation no longer expires
       -> turn and node lock, where the plugin needs them
-      -> Binding with all annotations and the pod's uid as precondition
+      -> Binding with all annotations; the pod's uid, and the version that the decision saw, are its preconditions
     written                                      BOUND
+    the pod has another version (409)            read; sent again for that version while this replica decides
     no answer                                    looked up first; UNCERTAIN while it may yet take effect
     refused for now (429, 5xx)                   sent again a few times; then back to RESERVED
     gone, re-created, bound elsewhere (404, 409) the placement is void
 
-Every end leaves ledger and record as the API will show the pod. `pod_cycle` draws the states.
+Of all bindings that were sent for one version of a pod only one can land. So sending it again is safe, and a change of
+the version voids all of them. Every end leaves ledger and record as the API will show the pod. `pod_cycle` draws the
+states.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 
 import msgspec
+import structlog
 
 from tessera.core.grants import Placement
 from tessera.kube.errors import ApiError, KubeError, Unreachable
@@ -28,6 +32,9 @@ from tessera.scheduler.filter import Filter
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
+from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.tenure import NOT_LEADING, Tenure
+from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.downward_api import slice_annotations
@@ -38,15 +45,16 @@ from tessera.wire.errors import WireError
 from tessera.wire.extender import BindingArgs, decode_binding_args, encode_binding_result
 from tessera.wire.objects import Pod
 
-NOT_LEADING = "this replica is not the leader"
+log = structlog.get_logger(__name__)
+
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """seconds; doubled each time, with jitter"""
 LONGEST_PAUSE = 3.0
 NOT_FOUND = 404
+CONFLICT = 409
 TOO_MANY = 429
-TRANSIENT = frozenset({TOO_MANY, 500, 502, 503, 504})
-"""status codes after which the same write may succeed"""
+TAKEN_OVER = "another replica has taken over"
 
 
 class WriteResult(Enum):
@@ -54,9 +62,9 @@ class WriteResult(Enum):
 
     BOUND = "bound"
     NOT_BOUND = "not bound"
+    """as far as is known: the record says whether one may land yet"""
     VOID = "void"
-    """the pod is gone, re-created or bound elsewhere"""
-    UNKNOWN = "unknown"
+    """the pod is gone, re-created, changed or bound elsewhere"""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -79,15 +87,17 @@ class Binder:
         api: KubeApi,
         *,
         vendors: Mapping[str, Vendor],
-        is_leader: Callable[[], bool],
+        tenure: Tenure,
         observer: SchedulerObserver,
     ) -> None:
         self._cycles = cycles
         self._filter = filter_
         self._api = api
         self._vendors = vendors
-        self._is_leader = is_leader
+        self._tenure = tenure
         self._observer = observer
+        self._before_write = failpoint(Failpoint.BEFORE_WRITE)
+        self._after_write = failpoint(Failpoint.AFTER_WRITE)
 
     async def answer(self, body: bytes) -> bytes:
         """The answer to a request, errors included."""
@@ -121,7 +131,7 @@ class Binder:
         """
         pod_name = f"pod {args.pod_namespace}/{args.pod_name}"
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:
-            return Outcome(WriteResult.UNKNOWN, f"{pod_name} may be bound to {cycle.placement.node} already")
+            return Outcome(WriteResult.NOT_BOUND, f"{pod_name} may be bound to {cycle.placement.node} already")
         try:
             pod = await self._api.get_pod(args.pod_namespace, args.pod_name)
         except KubeError as error:
@@ -134,8 +144,10 @@ class Binder:
         prepared = self._filter.requests.read(pod)
         if isinstance(prepared, BadPod):
             return Outcome(WriteResult.VOID, prepared.text)
+        if self._is_taken_over(prepared, known=""):
+            return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
         if not prepared.request.asks_for_devices:
-            return await self._write(cycle, args, {}, {})
+            return await self._write(cycle, args, prepared, {}, {})
         if cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         if cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
@@ -170,72 +182,102 @@ class Binder:
             if cycle.state is not CycleState.BINDING:
                 outcome = self._overtaken(args)
             elif problem:
-                outcome = _not_sent(cycle, problem)
+                outcome = Outcome(WriteResult.NOT_BOUND, problem)
             elif not cycles.may_be_written(cycle):
-                outcome = _not_sent(cycle, NOT_LEADING)
+                outcome = Outcome(WriteResult.NOT_BOUND, NOT_LEADING)
             elif not self._has_cards(placement):
-                outcome = _not_sent(cycle, f"node {args.node} lost its devices", otherwise=WriteResult.VOID)
+                may_land = cycle.written_at is not None
+                result = WriteResult.NOT_BOUND if may_land else WriteResult.VOID
+                outcome = Outcome(result, f"node {args.node} lost its devices")
             else:
                 annotations = binding_annotations(
                     prepared.request, placement, vendors=self._vendors, now=cycles.clock.now()
                 )
                 annotations |= slice_annotations(placement, self._vendors)
                 is_writing = True
-                outcome = await self._write(cycle, args, annotations, {keys.ASSIGNED_NODE: args.node})
+                outcome = await self._write(cycle, args, prepared, annotations, {keys.ASSIGNED_NODE: args.node})
         except KubeError as error:
-            outcome = _not_sent(cycle, str(error))
+            outcome = Outcome(WriteResult.NOT_BOUND, str(error))
         except BaseException:
             if is_writing:
                 cycles.mark_written(cycle)
-            await self._finish(cycle, ticket, _not_sent(cycle).result)
+            await self._finish(cycle, ticket, WriteResult.NOT_BOUND)
             raise
         await self._finish(cycle, ticket, outcome.result)
         return outcome
 
     async def _write(
-        self, cycle: PodCycle, args: BindingArgs, annotations: Mapping[str, str], labels: Mapping[str, str]
+        self,
+        cycle: PodCycle,
+        args: BindingArgs,
+        prepared: PreparedRequest,
+        annotations: Mapping[str, str],
+        labels: Mapping[str, str],
     ) -> Outcome:
-        error, must_look_up, asked_to_wait, term = "", False, 0.0, self._cycles.term
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(max(_pause(attempt), asked_to_wait))
-            if not self._is_leader() or term != self._cycles.term:
+        error, must_look_up, pause, term = "", False, 0.0, self._cycles.term
+        if not prepared.version:
+            # The filter request did not have it.
+            found = await self._look_up(cycle, args, prepared, error)
+            if isinstance(found, Outcome):
+                return found
+            prepared = found
+        for attempt in range(1, ATTEMPTS + 1):
+            if pause:
+                await asyncio.sleep(pause)
+            if not self._tenure.is_held() or term != self._cycles.term:
                 # Another replica decides by now, and knows nothing of what was reserved here.
                 error = NOT_LEADING
                 break
+            pause = _pause(attempt)
+            self._before_write()
             try:
                 await self._api.bind(
                     args.pod_namespace,
                     args.pod_name,
                     uid=args.pod_uid,
+                    resource_version=prepared.version,
                     node=args.node,
                     annotations=annotations,
                     labels=labels,
                 )
             except ApiError as refusal:
                 error = str(refusal)
-                if refusal.status not in TRANSIENT:
-                    return await self._look_up(args, error)
-                if refusal.status != TOO_MANY:
-                    must_look_up = True
-                    self._cycles.mark_written(cycle)
-                asked_to_wait = min(refusal.retry_after or 0.0, LONGEST_PAUSE)
+                if refusal.is_transient:
+                    if refusal.status != TOO_MANY:
+                        must_look_up = True
+                        self._cycles.mark_written(cycle)
+                    pause = max(pause, min(refusal.retry_after or 0.0, LONGEST_PAUSE))
+                    continue
+                found = await self._look_up(cycle, args, prepared, error)
+                if isinstance(found, Outcome) or refusal.status != CONFLICT or found.version == prepared.version:
+                    return found if isinstance(found, Outcome) else Outcome(WriteResult.NOT_BOUND, error)
+                # Another client changed the pod since it was placed: nothing that the placement depends on.
+                prepared, pause = found, 0.0
             except Unreachable as fault:
                 error = str(fault)
                 if fault.maybe_done:
                     self._cycles.mark_written(cycle)
-                    found = await self._look_up(args, error)
-                    if found.result is not WriteResult.NOT_BOUND:
+                    found = await self._look_up(cycle, args, prepared, error)
+                    if isinstance(found, Outcome):
                         return found
+                    prepared = found
             except KubeError as fault:
-                return _not_sent(cycle, str(fault))
+                error = str(fault)
+                break
             else:
+                self._after_write()
                 return BOUND
-        return await self._look_up(args, error) if must_look_up else _not_sent(cycle, error)
+        if must_look_up:
+            found = await self._look_up(cycle, args, prepared, error)
+            if isinstance(found, Outcome):
+                return found
+        return Outcome(WriteResult.NOT_BOUND, error)
 
-    async def _look_up(self, args: BindingArgs, error: str, *, attempts: int = ATTEMPTS) -> Outcome:
-        """What the API shows after a write whose effect is not known."""
-        for attempt in range(attempts):
+    async def _look_up(
+        self, cycle: PodCycle, args: BindingArgs, prepared: PreparedRequest, error: str
+    ) -> Outcome | PreparedRequest:
+        """What the API shows of the pod; its request as it is now if the binding may be sent, or sent again, for it."""
+        for attempt in range(ATTEMPTS):
             if attempt:
                 await asyncio.sleep(_pause(attempt))
             try:
@@ -244,8 +286,25 @@ class Binder:
                 if isinstance(problem, ApiError) and problem.status == NOT_FOUND:
                     return Outcome(WriteResult.VOID, error)
             else:
-                return _read_outcome(pod, args, error)
-        return Outcome(WriteResult.UNKNOWN, error)
+                return _read_outcome(pod, args, error) or self._renew(cycle, pod, prepared)
+        return Outcome(WriteResult.NOT_BOUND, error)
+
+    def _renew(self, cycle: PodCycle, pod: Pod, prepared: PreparedRequest) -> Outcome | PreparedRequest:
+        """The request of a pod that is not bound, for the version that it has now."""
+        if pod.metadata.resource_version == prepared.version:
+            return prepared
+        name = f"pod {pod.metadata.namespace}/{pod.metadata.name}"
+        fresh = self._filter.requests.read(pod)
+        if isinstance(fresh, BadPod) or not fresh.asks_the_same(prepared):
+            return Outcome(WriteResult.VOID, f"{name} was changed after it was placed")
+        if self._is_taken_over(fresh, known=prepared.fence):
+            return Outcome(WriteResult.VOID, f"{name}: {TAKEN_OVER}")
+        self._cycles.renew(cycle, fresh)
+        return fresh
+
+    def _is_taken_over(self, prepared: PreparedRequest, *, known: str) -> bool:
+        """Whether another replica has fenced the pod, even if the lease looks valid here: what shows it may be late."""
+        return prepared.fence not in ("", known) and not self._tenure.wrote(prepared.fence)
 
     # -- after the write
 
@@ -262,9 +321,7 @@ class Binder:
             case WriteResult.BOUND:
                 self._cycles.confirm(cycle)
             case WriteResult.NOT_BOUND:
-                self._cycles.put_back(cycle, is_unknown=False)
-            case WriteResult.UNKNOWN:
-                self._cycles.put_back(cycle, is_unknown=True)
+                self._cycles.put_back(cycle)
             case WriteResult.VOID:
                 self._cycles.void(cycle)
         if ticket is not None and cycle.ticket is not ticket:
@@ -290,30 +347,39 @@ class Binder:
             return
         request = prepared.request
         args = BindingArgs(request.name, request.namespace, request.uid, placement.node)
-        outcome = await self._look_up(args, "", attempts=1)
-        if cycle.state is not state or outcome.result is WriteResult.UNKNOWN:
-            return
-        # A write that has not landed by now never will.
-        bound = outcome.result is WriteResult.BOUND
-        await self._finish(cycle, ticket, WriteResult.BOUND if bound else WriteResult.VOID)
+        try:
+            if state is CycleState.UNCERTAIN and self._tenure.is_held():
+                # What was sent before can land no more, so what the answer shows is the end of it.
+                fence = {keys.FENCE: self._tenure.next_touch()}
+                pod = await self._api.annotate_pod(request.namespace, request.name, fence)
+            else:
+                pod = await self._api.get_pod(request.namespace, request.name)
+        except KubeError as error:
+            if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+                if state is CycleState.UNCERTAIN:
+                    log.warning("binding uncertain", pod=f"{request.namespace}/{request.name}", error=str(error))
+                return
+            is_bound = False
+        else:
+            outcome = _read_outcome(pod, args, "")
+            is_bound = outcome is not None and outcome.result is WriteResult.BOUND
+            if outcome is None and pod.metadata.resource_version == prepared.version:
+                return  # It may land yet.
+        if cycle.state is state:
+            await self._finish(cycle, ticket, WriteResult.BOUND if is_bound else WriteResult.VOID)
 
 
-def _not_sent(cycle: PodCycle, error: str = "", *, otherwise: WriteResult = WriteResult.NOT_BOUND) -> Outcome:
-    """A bind that ends without a look-up: what became of an earlier write is as unknown as before."""
-    return Outcome(WriteResult.UNKNOWN if cycle.written_at is not None else otherwise, error)
-
-
-def _read_outcome(pod: Pod, args: BindingArgs, error: str) -> Outcome:
+def _read_outcome(pod: Pod, args: BindingArgs, error: str) -> Outcome | None:
+    """What the pod shows of its binding; None if it is not bound, but may be."""
     if pod.metadata.uid != args.pod_uid:
         return Outcome(WriteResult.VOID, f"pod {args.pod_namespace}/{args.pod_name} was re-created")
     if pod.status.phase in ENDED:
         # No event will tell of it again: what was reserved for it must go now.
         return Outcome(WriteResult.VOID, f"pod {args.pod_namespace}/{args.pod_name} has ended already")
-    if not pod.spec.node_name:
-        return Outcome(WriteResult.NOT_BOUND, error)
-    if pod.spec.node_name == args.node:
-        return BOUND
-    return Outcome(WriteResult.VOID, f"pod is bound to {pod.spec.node_name} already")
+    if pod.spec.node_name:
+        is_here = pod.spec.node_name == args.node
+        return BOUND if is_here else Outcome(WriteResult.VOID, f"pod is bound to {pod.spec.node_name} already")
+    return Outcome(WriteResult.VOID, error) if pod.metadata.deletion_timestamp else None
 
 
 def _pause(attempt: int) -> float:

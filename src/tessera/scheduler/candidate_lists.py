@@ -1,8 +1,9 @@
 """Recognises the lists of candidates that kube-scheduler sends, whatever the order of their names.
 
 kube-scheduler names almost the same nodes in every request, but its parallel workers shuffle them. Decoding thousands
-of names and looking them up costs more than the decision. So a list that was seen before is recognised by a fingerprint
-of its text that does not depend on the order. A list that is not recognised is decoded; the answer is the same.
+of names and looking them up costs more than the decision. So the text of a list is first searched for single names. If
+that does not settle the decision, a list that was seen before is recognised by a fingerprint of its text that does not
+depend on the order. A list that is not recognised is decoded; the answer is the same.
 """
 
 from __future__ import annotations
@@ -96,15 +97,34 @@ class CandidateLists:
         self._fingerprinter = Fingerprinter()
         self._known: OrderedDict[Fingerprint, Candidates] = OrderedDict()
 
-    def lookup(self, raw: Raw) -> Candidates:
+    def resolve(self, text: bytes) -> Candidates:
         """The candidates that a JSON list names; the same object for the same names while the nodes stay the same."""
-        fingerprint = self._fingerprinter.fingerprint(bytes(raw))
+        fingerprint = self._fingerprinter.fingerprint(text)
         if fingerprint is None:
-            return self._selector.candidates(decode_node_names(raw))
+            return self._selector.candidates(decode_node_names(text))
         known = self._known.get(fingerprint)
-        if known is None or known.epoch != self._selector.ledger.arrays.epoch:
-            known = self._known[fingerprint] = self._selector.candidates(decode_node_names(raw))
+        if known is None or known.order is not self._selector.ledger.arrays.order:
+            known = self._known[fingerprint] = self._selector.candidates(decode_node_names(text))
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         self._known.move_to_end(fingerprint)
         return known
+
+
+class CandidateList:
+    """The list of one request, as text: searching it for a name takes a tenth of the time that recognising it takes."""
+
+    __slots__ = ("_lists", "_text")
+
+    def __init__(self, raw: Raw, lists: CandidateLists) -> None:
+        self._text = bytes(raw)
+        self._lists = lists
+
+    def __contains__(self, name: str, /) -> bool:
+        if _ESCAPE in self._text:
+            return name in self.resolve()
+        return f'"{name}"'.encode() in self._text
+
+    def resolve(self) -> Candidates:
+        """All candidates; raises `WireError` if this is not a list of names."""
+        return self._lists.resolve(self._text)

@@ -1,7 +1,7 @@
 """Composition root of the scheduling pipeline: ledger, informer handlers, filter, binder, queue and wake-ups.
 
 One event loop runs all of it. The engine does not read the API by itself: something else feeds the three handlers
-(`pods`, `nodes`, `quotas`), calls `tick`, and says whether this replica leads.
+(`pods`, `nodes`, `quotas`), calls `tick`, and begins and ends the tenure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.allocation_queue import AllocationQueue
-from tessera.scheduler.binder import NOT_LEADING, Binder
+from tessera.scheduler.binder import Binder
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.filter import Filter
@@ -31,6 +31,8 @@ from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.takeover import Takeover
+from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
@@ -41,6 +43,7 @@ from tessera.wire.objects import Node, Pod
 log = structlog.get_logger(__name__)
 
 NOT_FOUND = 404
+CONFLICT = 409
 WAKE_AGAIN_SECONDS = 1.0
 """until pods are woken that could not be woken at once"""
 
@@ -56,11 +59,13 @@ class Engine:
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         observer: SchedulerObserver,
+        tenure: Tenure,
     ) -> None:
         self._api = api
         self._clock = clock
         self._spawn = spawn
-        self._is_leader = True
+        self._scheduler_name = settings.scheduler_name
+        self.tenure = tenure
         self.vendors = build_vendors(settings.device_sections, settings.switches)
         self.ledger = Ledger(self.vendors)
         self.selector = Selector(self.ledger)
@@ -92,7 +97,7 @@ class Engine:
             self.filter,
             api,
             vendors=self.vendors,
-            is_leader=lambda: self.is_leader,
+            tenure=tenure,
             observer=observer,
         )
         self.pods = PodInformer(
@@ -107,17 +112,35 @@ class Engine:
             self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
         )
         self.quotas = QuotaInformer(self.ledger, self.vendors, self.unschedulable)
+        self.takeover = Takeover(api, tenure, is_ours=self._is_ours, now=clock.now)
 
     @property
     def is_leader(self) -> bool:
-        """Another replica decides while this is False."""
-        return self._is_leader
+        """Whether this replica decides, judged now."""
+        return self.tenure.is_held()
 
-    @is_leader.setter
-    def is_leader(self, leads: bool) -> None:
-        if self._is_leader and not leads:
-            self.cycles.term += 1
-        self._is_leader = leads
+    async def take_over(self, number: int, catch_up: Callable[[], None]) -> None:
+        """Begin a tenure, unless the lease moves before that is done. `catch_up` starts another list of all pods."""
+        fence = await self.takeover.run(number)
+        if fence is not None:
+            # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
+            catch_up()
+            self.tenure.begin(number, fence)
+        else:
+            self.tenure.end()
+
+    def step_down(self) -> None:
+        """The tenure is over."""
+        self.tenure.end()
+        self.cycles.end_term()
+
+    def _is_ours(self, pod: Pod) -> bool:
+        """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
+        if pod.spec.scheduling_gates:
+            return False  # kube-scheduler has never asked for it.
+        prepared = self.requests.read(pod)
+        asks = isinstance(prepared, BadPod) or prepared.request.asks_for_devices
+        return asks or pod.spec.scheduler_name == self._scheduler_name
 
     # -- answers
 
@@ -138,7 +161,7 @@ class Engine:
 
     def missing(self) -> str:
         """Why no decision can be made; empty if one can."""
-        return self.unsynced() or ("" if self.is_leader else NOT_LEADING)
+        return self.unsynced() or self.tenure.missing()
 
     # -- told by the informers
 
@@ -152,9 +175,9 @@ class Engine:
         if self._hosts is not None:
             self._hosts.drop_node(name)
 
-    def on_handshake(self, node: str, annotations: Patch) -> None:
+    def on_handshake(self, node: Node, annotations: Patch) -> None:
         if self.is_leader:
-            self._spawn(self._annotate_node(node, annotations))
+            self._spawn(self._shake_hands(node, annotations))
 
     def on_room(self) -> None:
         self.unschedulable.on_room()
@@ -203,7 +226,11 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
-            for pod in self.unschedulable.wake(self.selector):
+            async for pod in self.unschedulable.wake(self.selector):
+                if self.missing():
+                    self.unschedulable.on_wake_failed(pod.uid)
+                    room.set()
+                    continue
                 serial += 1
                 try:
                     await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
@@ -221,11 +248,13 @@ class Engine:
         if cycle is not None and cycle.state is CycleState.REFUSED:
             self.cycles.forget(cycle)
 
-    async def _annotate_node(self, node: str, annotations: Patch) -> None:
+    async def _shake_hands(self, node: Node, annotations: Patch) -> None:
+        """For this version of the node only: a stamp that arrives late makes a plugin that has reported look dead."""
         try:
-            await self._api.annotate_node(node, annotations)
+            await self._api.annotate_node(node.name, annotations, resource_version=node.metadata.resource_version)
         except KubeError as error:
-            log.warning("handshake not written", node=node, error=str(error))
+            if not isinstance(error, ApiError) or error.status != CONFLICT:  # The change is about to be shown.
+                log.warning("handshake not written", node=node.name, error=str(error))
 
 
 async def _completed(answer: bytes) -> bytes:

@@ -1,8 +1,9 @@
 """POST /filter: choose a node and reserve its cards, in memory, without an await or an API call.
 
-An answer has exactly one node, or a reason for every candidate. A pod that asks for no devices passes through. Whole
-`Nodes` instead of names mean a simulation: the same rules on those nodes, without effects. The decision depends on the
-ledger, the request and the set of candidates, and on nothing else.
+An answer has exactly one node, or a reason for every candidate. Where that takes too long for one call, it is an error,
+and the decision is made between other requests. A pod that asks for no devices passes through. Whole `Nodes` instead of
+names mean a simulation: the same rules on those nodes, without effects. The decision depends on the ledger, the request
+and the set of candidates, and on nothing else.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector
-from tessera.scheduler.candidate_lists import CandidateLists
+from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
+from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.unschedulable_pods import MOST_WORK
+from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.node_reader import node_facts
@@ -35,6 +38,7 @@ ENCODED_REFUSALS = 32
 """kept: a backlog is refused with the same few again and again"""
 
 NO_NODES = "extender args name no nodes"
+UNFINISHED = "finding a node takes longer than one call may; the search goes on"
 
 
 class Filter:
@@ -59,6 +63,7 @@ class Filter:
         self._observer = observer
         self._candidate_lists = CandidateLists(selector)
         self._encoded: OrderedDict[int, tuple[Refused, bytes]] = OrderedDict()
+        self._after_reserve = failpoint(Failpoint.AFTER_RESERVE)
 
     def answer(self, body: bytes) -> bytes:
         """The answer to a request. Errors are part of it, so HTTP always says 200."""
@@ -98,19 +103,22 @@ class Filter:
             return self._simulate(prepared.request, args.nodes)
         if args.node_names is None:
             return encode_filter_result(error=NO_NODES)
-        return self._decide(prepared, self._candidate_lists.lookup(args.node_names))
+        return self._decide(prepared, CandidateList(args.node_names, self._candidate_lists))
 
-    def _decide(self, prepared: PreparedRequest, candidates: Candidates) -> bytes:
+    def _decide(self, prepared: PreparedRequest, named: CandidateList) -> bytes:
         request = prepared.request
         cycle = self._cycles.get(request.uid)
-        standing = self._standing_answer(request, cycle, candidates)
+        standing = self._standing_answer(request, cycle, named)
         if standing is not None:
             return standing
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         was_refused = cycle is not None and cycle.state is CycleState.REFUSED
-        answer = self._selector.select(request, candidates)
+        answer = self._selector.select_within(request, named, MOST_WORK)
+        if isinstance(answer, Unfinished):
+            return self._finish_later(request, named)
         if isinstance(answer, Refused):
+            candidates = named.resolve()
             is_first = self._cycles.refuse(request, candidates)
             if is_first:
                 self._demand.note_request(request)
@@ -121,12 +129,13 @@ class Filter:
             self._demand.note_request(request)
         placement = answer.placement
         self._cycles.reserve(prepared, placement)
+        self._after_reserve()
         self._observer.on_placed(
-            PlacedEvent(request, partial(success_text, answer), partial(brief_success_text, placement))
+            PlacedEvent(request, partial(self._describe_success, answer), partial(brief_success_text, placement))
         )
         return encode_filter_result(node_names=[placement.node])
 
-    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, candidates: Candidates) -> bytes | None:
+    def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""
         pod, held = f"pod {request.namespace}/{request.name}", self._ledger.pod(request.uid)
         if held is not None and held.observed:
@@ -138,11 +147,23 @@ class Filter:
             return encode_filter_result(error=f"{pod} is being bound{where}")
         if cycle.state is CycleState.UNCERTAIN and cycle.placement is not None:
             node = cycle.placement.node
-            if node not in candidates.names or not self._cycles.may_be_written(cycle):
+            if node not in named or not self._cycles.may_be_written(cycle):
                 return encode_filter_result(error=f"{pod} may be bound to {node} already")
             # The same write again is right whether or not the first one took effect.
             return encode_filter_result(node_names=[node])
         return None
+
+    def _finish_later(self, request: PodRequest, named: CandidateList) -> bytes:
+        """The decision goes on between other requests; kube-scheduler asks again, at the latest when it is made."""
+        self._cycles.refuse(request, named.resolve(), is_judged=False)
+        self._cycles.unschedulable.on_room()
+        return encode_filter_result(error=f"pod {request.namespace}/{request.name}: {UNFINISHED}")
+
+    def _describe_success(self, selected: Selected) -> str:
+        try:
+            return success_text(selected)
+        except WireError:  # The chosen node was found in the list before something that is no name.
+            return brief_success_text(selected.placement)
 
     def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
         texts = failure_texts(refused)

@@ -1,23 +1,32 @@
-"""The five calls that the scheduling pipeline makes to the apiserver. Each has a deadline; none is retried here."""
+"""The six calls that the scheduling pipeline makes to the apiserver. Each has a deadline; none is retried here."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
+import structlog
+
 from tessera.kube.client import KubeClient
+from tessera.kube.decoder import UnreadableObject
 from tessera.kube.resources import NODES, PODS
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.wire.objects import Node, Pod
+
+log = structlog.get_logger(__name__)
 
 Annotations = Mapping[str, str | None]
 """None removes the annotation"""
 
 
 class KubeApi(Protocol):
-    """The apiserver as binder, node locks, wake-ups and node registration see it."""
+    """The apiserver as binder, take-over, node locks, wake-ups and node registration see it."""
 
     async def get_pod(self, namespace: str, name: str) -> Pod: ...
+
+    async def unbound_pods(self) -> Sequence[Pod]:
+        """As they are now, not as a cache of the apiserver remembers them."""
+        ...
 
     async def get_node(self, name: str) -> Node: ...
 
@@ -27,12 +36,13 @@ class KubeApi(Protocol):
         name: str,
         *,
         uid: str,
+        resource_version: str,
         node: str,
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> Awaitable[None]: ...
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None: ...
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod: ...
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
 
@@ -47,6 +57,11 @@ class KubeApiClient:
     async def get_pod(self, namespace: str, name: str) -> Pod:
         return await self._client.get(PODS.path(namespace, name), Pod)
 
+    async def unbound_pods(self) -> Sequence[Pod]:
+        # A pod that cannot be decoded was never placed: filter could not read it either.
+        found = await self._client.list(PODS.path(), Pod, field_selector="spec.nodeName=", on_unreadable=_skip)
+        return found.items
+
     async def get_node(self, name: str) -> Node:
         return await self._client.get(NODES.path(name=name), Node)
 
@@ -56,17 +71,27 @@ class KubeApiClient:
         name: str,
         *,
         uid: str,
+        resource_version: str,
         node: str,
         annotations: Mapping[str, str],
         labels: Mapping[str, str],
     ) -> Awaitable[None]:
         # Not a coroutine itself: every pod passes here, and each frame of the chain costs on every resumption.
         self._observer.on_write("bind")
-        return self._client.bind(namespace, name, uid=uid, node=node, annotations=annotations, labels=labels)
+        return self._client.bind(
+            namespace,
+            name,
+            uid=uid,
+            resource_version=resource_version,
+            node=node,
+            annotations=annotations,
+            labels=labels,
+        )
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> None:
+    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
         self._observer.on_write("patch")
-        await self._client.patch(PODS.path(namespace, name), {"metadata": {"annotations": annotations}})
+        body = {"metadata": {"annotations": annotations}}
+        return await self._client.patch(PODS.path(namespace, name), body, kind=Pod)
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         metadata: dict[str, Any] = {"annotations": annotations}
@@ -74,3 +99,7 @@ class KubeApiClient:
             metadata["resourceVersion"] = resource_version
         self._observer.on_write("patch")
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})
+
+
+def _skip(found: UnreadableObject) -> None:
+    log.warning("pod not read", error=str(found))

@@ -22,7 +22,7 @@ from tessera.core.ledger import Ledger
 from tessera.scheduler.clock import Clock
 from tessera.vendors.base import Vendor
 from tessera.vendors.node_reader import node_facts
-from tessera.wire.handshake import Absent, Deleted, Other, Reported, Requesting, decode_handshake, encode_requesting
+from tessera.wire.handshake import Reported, Requesting, decode_handshake, encode_requesting
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
 
@@ -46,7 +46,7 @@ class NodeListener(Protocol):
         """The node was deleted, or is no longer ours."""
         ...
 
-    def on_handshake(self, node: str, annotations: Patch) -> None:
+    def on_handshake(self, node: Node, annotations: Patch) -> None:
         """Stamps are to be written to the node."""
         ...
 
@@ -139,10 +139,10 @@ class NodeInformer:
                 if asked_lately:
                     self._asked[node.name] = node
                 return asked_lately or (allocatable or 0) > 0
-            case Absent():
+            case None:
                 # Plugins that do not shake hands say it through kubelet: 0 after having had devices.
                 return allocatable != 0
-            case Reported() | Deleted() | Other():
+            case Reported():
                 return True
 
     def _shake_hands(self, node: Node, vendors: set[str]) -> None:
@@ -150,13 +150,11 @@ class NodeInformer:
         stamps: Patch = {}
         for key in sorted(vendors):
             handshake = self._vendors[key].keys.handshake
-            match decode_handshake(node.annotations.get(handshake) if handshake else None, zone=self._clock.zone):
-                case Reported() | Deleted() | Other():
-                    stamps[handshake] = encode_requesting(self._time(), zone=self._clock.zone)
-                case Requesting() | Absent():
-                    pass
+            said = node.annotations.get(handshake) if handshake else None
+            if isinstance(decode_handshake(said, zone=self._clock.zone), Reported):
+                stamps[handshake] = encode_requesting(self._time(), zone=self._clock.zone)
         if stamps:
-            self._listener.on_handshake(node.name, stamps)
+            self._listener.on_handshake(node, stamps)
 
     def _time(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)

@@ -56,11 +56,12 @@ from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketSt
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
-LANDED_S = 65.0
-"""seconds: an apiserver gives a request up after 60, so an unanswered write has taken effect by then or never will"""
+SHOWN_S = 65.0
+"""seconds after which a binding that was answered is looked up, if the informer has not shown it"""
 UNSEEN_TICKS = 22
 """ticks, 15 s apart, that a refused pod may be missing from the API: longer than kube-scheduler lets a pod sleep"""
 
@@ -129,7 +130,7 @@ class PodCycle:
     ticket: Ticket | None = None
     """place in the allocation queue of its node, from BINDING until it is handed over"""
     written_at: float | None = None
-    """when a binding was last sent that has, or may have, taken effect; until the API shows it"""
+    """when a binding was sent that has taken effect, or may yet; until the API shows it, or it is void"""
     is_claimed: bool = False
     """a bind or a look-up works on it: no other may, and filter decides nothing"""
     is_shown: bool = False
@@ -158,6 +159,7 @@ class PodCycles:
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
         self._cycles: dict[str, PodCycle] = {}
+        self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
 
     def __iter__(self) -> Iterator[PodCycle]:
         return iter(list(self._cycles.values()))
@@ -183,13 +185,13 @@ class PodCycles:
         cycle.prepared, cycle.placement, cycle.term = prepared, placement, self.term
         return cycle
 
-    def refuse(self, request: PodRequest, candidates: Candidates) -> bool:
-        """PENDING -> REFUSED; whether it is the pod's first refusal."""
+    def refuse(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+        """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished."""
         cycle = self._get_or_add(request.uid)
         if cycle.state is not REFUSED:
             self._apply(Transition.REFUSE, cycle)
         cycle.unseen_ticks = 0
-        return self.unschedulable.add(request, candidates)
+        return self.unschedulable.add(request, candidates, is_judged=is_judged)
 
     def give_up(self, cycle: PodCycle) -> None:
         """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
@@ -234,9 +236,14 @@ class PodCycles:
             )
 
     def mark_written(self, cycle: PodCycle) -> None:
-        """A binding was sent that may have taken effect."""
+        """A binding was sent that may have taken effect, or may yet."""
         if cycle.state is BINDING:
             cycle.written_at = self.clock.monotonic()
+
+    def renew(self, cycle: PodCycle, prepared: PreparedRequest) -> None:
+        """The pod is not bound and has another version: no binding that was sent for the old one can land any more."""
+        if cycle.state is BINDING:
+            cycle.prepared, cycle.written_at = prepared, None
 
     def confirm(self, cycle: PodCycle) -> None:
         """BINDING, UNCERTAIN -> BOUND: the binding is written."""
@@ -248,19 +255,19 @@ class PodCycles:
         if cycle.ticket is not None:
             self.queue.restart_clock(cycle.ticket)
 
-    def put_back(self, cycle: PodCycle, *, is_unknown: bool) -> None:
+    def put_back(self, cycle: PodCycle) -> None:
         """BINDING -> RESERVED if no write can land any more, else UNCERTAIN. An unknown write is never free."""
         if cycle.state is not BINDING:
             return  # The API has shown what became of it.
-        if is_unknown and cycle.written_at is None:
-            cycle.written_at = self.clock.monotonic()
-        if is_unknown or self.may_land(cycle):
+        if cycle.written_at is not None:
             self.ledger.unbind(cycle.uid, deadline=math.inf)
             self._apply(Transition.LOSE_TRACK, cycle)
+        elif cycle.term != self.term:
+            self.void(cycle)  # Another replica may have given the devices away.
         else:
             self.ledger.unbind(cycle.uid, deadline=self._deadline())
             self._apply(Transition.PUT_BACK, cycle)
-            cycle.written_at = cycle.ticket = None
+            cycle.ticket = None
 
     def void(self, cycle: PodCycle) -> None:
         """BINDING, UNCERTAIN, BOUND -> PENDING: the placement came to nothing."""
@@ -268,16 +275,14 @@ class PodCycles:
             self._apply(Transition.VOID, cycle)
             self._release(cycle)
 
-    def may_land(self, cycle: PodCycle) -> bool:
-        """Whether a binding was sent that may take effect yet, or has."""
-        return cycle.written_at is not None and self.clock.monotonic() < cycle.written_at + LANDED_S
-
     def unconfirmed(self) -> list[PodCycle]:
-        """Bindings that the API should have shown by now, if they took effect."""
+        """Bindings of unknown effect, and those that the API should have shown by now."""
+        latest = self.clock.monotonic() - SHOWN_S
         return [
             cycle
             for cycle in self._cycles.values()
-            if cycle.state in (BOUND, UNCERTAIN) and not cycle.is_claimed and not self.may_land(cycle)
+            if not cycle.is_claimed
+            and (cycle.state is UNCERTAIN or (cycle.state is BOUND and (cycle.written_at or 0.0) <= latest))
         ]
 
     # -- informer
@@ -337,6 +342,13 @@ class PodCycles:
 
     # -- time
 
+    def end_term(self) -> None:
+        """Another replica may lead from now on: it may give away what is only reserved here."""
+        self.term += 1
+        for cycle in self:
+            if cycle.state is RESERVED and not cycle.is_claimed:
+                self.give_up(cycle)
+
     def tick(self) -> None:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""
         expired = self.ledger.expire(self.clock.monotonic())
@@ -372,6 +384,7 @@ class PodCycles:
         cycle = self._cycles.get(uid)
         if cycle is None:
             return
+        self._before_settle()
         cycle.is_shown = False
         self._end_turn(cycle)
         if cycle.state is not SETTLED:

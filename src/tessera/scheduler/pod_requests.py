@@ -12,17 +12,21 @@ from dataclasses import replace
 import msgspec
 
 from tessera.core import policies
-from tessera.core.requests import Constraint, PodRequest
+from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import enforcement_switches, read_references
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import PodReader, PolicyDefaults
+from tessera.wire import keys
 from tessera.wire.objects import Container, Pod
 
 REMEMBERED = 1024
 """different pods; then all are read afresh"""
+
+MOST_REMEMBERED = 512
+"""variables and amounts of all containers; a larger pod is read every time, so that no pod fills the memory"""
 
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
@@ -33,6 +37,20 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     request: PodRequest
     uses_downward_api: bool
     """all its containers read their slices from the pod's own annotations, so Allocate's response does not matter"""
+    version: str = ""
+    """of the pod that was read; a Binding is valid for this one only"""
+    fence: str = ""
+    """of the pod that was read"""
+
+    def asks_the_same(self, other: PreparedRequest) -> bool:
+        """Whether what was found for one may be given to the other."""
+        mine, theirs = self.request, other.request
+        return (mine.containers, mine.constraints, mine.numa_bind, self.uses_downward_api) == (
+            theirs.containers,
+            theirs.constraints,
+            theirs.numa_bind,
+            other.uses_downward_api,
+        )
 
 
 class RequestReader:
@@ -53,8 +71,7 @@ class RequestReader:
 
     def read(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request as it will be placed, or what is wrong with it."""
-        key = self._key(pod)
-        known = self._known.get(key)
+        known = self._known.get(key) if (key := self._key(pod)) is not None else self._read(pod)
         if known is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
@@ -65,7 +82,8 @@ class RequestReader:
         request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
         if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
-        return PreparedRequest(request, known.uses_downward_api)
+        fence = pod.annotations.get(keys.FENCE, "")
+        return PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:
         request = self._reader.request(pod)
@@ -82,14 +100,30 @@ class RequestReader:
         uses_downward_api = references.has_any and references.cover(request, self._vendors)
         return PreparedRequest(narrowed, uses_downward_api)
 
-    def _key(self, pod: Pod) -> Hashable:
-        """All that is read of a pod, without its name."""
+    def _key(self, pod: Pod) -> Hashable | None:
+        """All that is read of a pod, without its name. None if the pod is too large to be remembered."""
         metadata, spec, switches = pod.metadata, pod.spec, self._switches
+        if not _is_small(pod):
+            return None
         return (
             tuple(metadata.annotations.items()) if metadata.annotations else (),
             tuple([_container_key(one, switches) for one in spec.init_containers]) if spec.init_containers else (),
             tuple([_container_key(one, switches) for one in spec.containers]) if spec.containers else (),
         )
+
+
+def _is_small(pod: Pod) -> bool:
+    annotations, containers = pod.annotations, (*pod.init_containers, *pod.app_containers)
+    return (
+        len(containers) <= MAX_REQUESTS
+        and sum(map(len, annotations.values())) <= MAX_ANNOTATION
+        and sum(map(_entries, containers)) <= MOST_REMEMBERED
+    )
+
+
+def _entries(container: Container) -> int:
+    resources = container.resources
+    return len(container.env or ()) + len(resources.limits or ()) + len(resources.requests or ())
 
 
 def _narrowed(pod: PodRequest, vendors: Mapping[str, Vendor], *, has_references: bool) -> PodRequest | BadPod:

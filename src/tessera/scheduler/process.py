@@ -29,7 +29,7 @@ from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, me
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
 from tessera.scheduler.observer import NullObserver, RefusedEvent
-from tessera.scheduler.pod_cycle import HOLDS_RESERVATION
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
@@ -190,8 +190,8 @@ class Process(NullObserver):
         )
 
     def _unready(self) -> str:
-        """What is missing before callers should be sent here; leading is not needed for that."""
-        return self.service.unsynced() or self._tls.missing()
+        """What is missing before callers should be sent here; leading is not needed for that, but to be able to."""
+        return self.service.unsynced() or self.service.engine.takeover.problem or self._tls.missing()
 
     # -- metrics
 
@@ -217,6 +217,8 @@ class Process(NullObserver):
                 awaiting_turn=engine.queue.waiting,
                 reserved=engine.cycles.count(*HOLDS_RESERVATION),
                 refused=len(engine.unschedulable),
+                uncertain=engine.cycles.count(CycleState.UNCERTAIN),
+                unfenced=engine.takeover.left,
             )
         )
         self.metrics.keep_only(service.ledger.node_names())

@@ -18,18 +18,20 @@ from tessera.core.audit import audit_nodes
 from tessera.core.ledger import Ledger
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
-from tessera.kube.leases import Lease, LeaseWatch
+from tessera.kube.leases import Lease, LeaseWatch, boottime
 from tessera.kube.reflector import Reflector, Sink
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
-from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.kube_api import KubeApiClient
+from tessera.scheduler.node_informer import NodeInformer
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
+from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.tenure import Tenure
 from tessera.vendors.base import Vendor
 from tessera.wire.objects import Node, Pod, ResourceQuota
 
@@ -71,6 +73,7 @@ class KubeObject(Protocol):
 
 
 T = TypeVar("T", bound=KubeObject)
+InformerHandler = PodInformer | NodeInformer | QuotaInformer
 
 
 class Service:
@@ -89,7 +92,7 @@ class Service:
         self._group = asyncio.TaskGroup()
         loop = asyncio.get_running_loop()
         lead = settings.leadership
-        self._lease = LeaseWatch(lead.identity, clock=loop.time) if lead is not None else None
+        self._lease = LeaseWatch(lead.identity, clock=boottime, now=now) if lead is not None else None
         self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
         self.recorder = EventRecorder(self.events, now=now)
         self._observer = ObserverGroup(self.recorder, observer)
@@ -99,23 +102,15 @@ class Service:
             clock=Clock(now, loop.time, datetime.now().astimezone().tzinfo or UTC),
             spawn=self._group.create_task,
             observer=self._observer,
+            tenure=Tenure(self._lease.tenure if self._lease is not None else lambda: 0),
         )
-        engine.is_leader = lead is None
-        self._admission = AdmissionSettings(
-            scheduler_name=settings.scheduler_name,
-            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
-            privileged=settings.privileged,
-            trusted_users=settings.trusted_users,
-            injection=Injection(settings.hook_path, settings.allow_disable_control)
-            if settings.injects_downward_api
-            else None,
-        )
-        self._informers: tuple[Reflector[Any], ...] = (
-            self._reflector(PODS.path(), Pod, engine.pods),
-            self._reflector(NODES.path(), Node, engine.nodes),
-            self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
-        )
-        self._watches: list[asyncio.Task[None]] = []
+        self._admission = AdmissionSettings.of(settings)
+        self._informers: dict[InformerHandler, Reflector[Any]] = {
+            engine.pods: self._reflector(PODS.path(), Pod, engine.pods),
+            engine.nodes: self._reflector(NODES.path(), Node, engine.nodes),
+            engine.quotas: self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
+        }
+        self._watches: dict[InformerHandler, asyncio.Task[None]] = {}
 
     @property
     def ledger(self) -> Ledger:
@@ -142,7 +137,8 @@ class Service:
     async def run(self) -> None:
         """Until cancelled; a task that fails ends all."""
         async with self._group as group:
-            self._watch_all()
+            for handler in self._informers:
+                self._watch(handler)
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
             lead = self.settings.leadership
@@ -150,41 +146,47 @@ class Service:
                 path = LEASES.path(lead.namespace)
                 lease = self._reflector(path, Lease, self._lease, field_selector=f"metadata.name={lead.name}")
                 group.create_task(lease.run())
-                group.create_task(self._follow_lease(self._lease))
+            group.create_task(self._follow_lease())
 
     def replace_vendors(self, vendors: Mapping[str, Vendor]) -> None:
         """Use another device configuration from now on: everything is read again."""
         self.engine.vendors.clear()
         self.engine.vendors.update(vendors)
         self.engine.forget_vendors()
-        self._read_again()
+        for handler in self._informers:
+            self._read_again(handler)
 
-    def _watch_all(self) -> None:
-        self._watches = [self._group.create_task(informer.run()) for informer in self._informers]
+    def _watch(self, handler: InformerHandler) -> None:
+        self._watches[handler] = self._group.create_task(self._informers[handler].run())
 
-    def _read_again(self) -> None:
-        """List everything afresh; decisions wait until that is done."""
-        for watch in self._watches:
-            watch.cancel()
-        for informer in self._informers:
-            informer.start_over()
-        for sink in (self.engine.pods, self.engine.nodes, self.engine.quotas):
-            sink.has_synced = False
-        self._watch_all()
+    def _read_again(self, handler: InformerHandler) -> None:
+        """List all objects of one informer afresh; decisions wait until that is done."""
+        self._watches[handler].cancel()
+        self._informers[handler].start_over()
+        handler.has_synced = False
+        self._watch(handler)
 
-    async def _follow_lease(self, lease: LeaseWatch) -> None:
-        """Lead while the kube-scheduler beside this process does.
+    def _catch_up(self) -> None:
+        """Read again what an earlier decider may have known better than the watches here; all of it, if there was one
+        while this process watched."""
+        self._read_again(self.engine.pods)
+        if self._lease is not None:
+            self._read_again(self.engine.nodes)
+            self._read_again(self.engine.quotas)
 
-        A new leader reads everything again first: its watch may not have seen the last bindings of the old one.
-        """
+    async def _follow_lease(self) -> None:
+        """Decide while the kube-scheduler beside this process leads, or always; in each tenure after a take-over."""
+        tenure = self.engine.tenure
         while True:
-            leads = lease.leads()
-            if leads and not self.is_leader:
-                log.info("leading")
-                self._read_again()
-            elif self.is_leader and not leads:
+            current = tenure.current
+            if tenure.number is not None and current != tenure.number:
                 log.info("no longer leading")
-            self.engine.is_leader = leads
+                self.engine.step_down()
+            if current is not None and tenure.number is None:
+                log.info("taking over")
+                await self.engine.take_over(current, self._catch_up)
+                if tenure.number is not None:
+                    log.info("leading", fence=tenure.fence)
             await asyncio.sleep(LEASE_PERIOD)
 
     async def _tick(self) -> None:

@@ -13,12 +13,10 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
+from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import capacity_of
 from tessera.vendors.parts.card_choice import first_fit, refuse_unpaid
-from tessera.vendors.parts.card_shares import request_of
-from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import has_separator
@@ -35,6 +33,8 @@ CHART = SharedSection(
 
 class Amd(Vendor):
     key = "AMD"
+    default_cores = WHOLE_CARD_CORES
+    limits_only = True
     keys = AnnotationKeys(
         register="hami.io/node-amd-register",
         to_allocate="hami.io/amd-devices-to-allocate",
@@ -46,9 +46,6 @@ class Amd(Vendor):
         lock=NODE_LOCK,
     )
 
-    def __init__(self, section: SharedSection) -> None:
-        super().__init__(section.names())
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         if not super().mutate(container, pod):
             for name in (self.names.memory, self.names.cores):
@@ -59,9 +56,8 @@ class Amd(Vendor):
         return Denied(f"{self.names.cores} {PERCENTAGE}") if isinstance(cores, BadRequest) else True
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        limits = Resources(limits=resources.limits)
-        cores = limits.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, unit="per cent")
-        found = request_of(limits, self.names, vendor=self.key, mib_per_unit=1, default_cores=WHOLE_CARD_CORES)
+        cores = resources.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, limits_only=True, unit="per cent")
+        found = super().request(resources)
         return cores if isinstance(found, Request) and isinstance(cores, BadRequest) else found
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
@@ -72,7 +68,7 @@ class Amd(Vendor):
                 return offered
             if offered == 0:
                 return ()
-        return registered_cards(node, self.keys.register, vendor=self.key)
+        return super().devices(node)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         return first_fit(self, ask, lambda card: self._judge(card, ask))
@@ -114,8 +110,4 @@ def _refuse_capacity(card: Card, grant: Grant) -> CardMisfit | None:
     return None
 
 
-def build(section: SharedSection, switches: Switches) -> list[Vendor]:
-    return [Amd(section)]
-
-
-FAMILY = Family(section="amd", schema=SharedSection, chart=CHART, build=build)
+FAMILY = Family(section="amd", chart=CHART, build=lambda section, _: [Amd(section.names)])

@@ -7,7 +7,7 @@ devices are always unused neighbours, because only those are linked. A grant rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.core import card_checks
 from tessera.core.card_checks import Fitting, verdict
@@ -17,18 +17,9 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    Family,
-    NodeProblem,
-    ResourceNames,
-    Section,
-    Switches,
-    Vendor,
-)
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.capacity import capacity_of, cards_by_capacity
+from tessera.vendors.parts.capacity import MOST_CARDS, alike_cards, capacity_of
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
@@ -79,11 +70,6 @@ class Neuron(Vendor):
         avoid_uuids=("aws.amazon.com/nouse-neuron-uuid",),
     )
 
-    def __init__(self, section: NeuronSection) -> None:
-        super().__init__(ResourceNames(count=section.resource_count_name, cores=section.resource_core_name))
-
-    # -- admission and requests
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         found = self.request(container)
         return Denied(f"{found.resource} {found.advice}") if isinstance(found, BadRequest) else found is not None
@@ -119,10 +105,8 @@ class Neuron(Vendor):
                 advice = "must be an integer"
         return BadRequest(name, str(text), advice)
 
-    # -- nodes
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        count = cards_by_capacity(node, self.names.count)
+        count = capacity_of(node, self.names.count, most=MOST_CARDS)
         cores = capacity_of(node, self.names.cores)
         if isinstance(count, NodeProblem):
             return count
@@ -137,21 +121,11 @@ class Neuron(Vendor):
                 f"{count} {self.names.count} with {cores} {self.names.cores} would be {per_device} cores a device,"
                 f" not 1 to {MOST_CORES}"
             )
-        custom = {INSTANCE_TYPE: node.labels.get(INSTANCE_TYPE_LABEL, "")}
-        return tuple(
-            Device(
-                uuid=f"{node.name}-{self.key}-{position}",
-                vendor=self.key,
-                index=position,
-                slots=per_device,
-                cores=(1 << per_device) - 1,
-                model=self.key,
-                custom=custom,
-            )
-            for position in range(count)
+        card = Device(
+            f"{node.name}-{self.key}", self.key, slots=per_device, cores=(1 << per_device) - 1, model=self.key
         )
-
-    # -- fitting
+        instance = node.labels.get(INSTANCE_TYPE_LABEL, "")
+        return alike_cards(replace(card, custom={INSTANCE_TYPE: instance}), count)
 
     def least_cards(self, request: Request) -> int:
         """How many devices a number of cores takes depends on the node's devices."""
@@ -211,8 +185,6 @@ class Neuron(Vendor):
     def charge(self, device: Device, grant: Grant) -> Use:
         return Use(slots=grant.slots, memory=grant.memory, cores=grant.cores)
 
-    # -- binding
-
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
         granted = [grant for container in bound.grants for grant in container]
@@ -256,8 +228,4 @@ def neighbours(fitting: Fitting, devices: int) -> Grants | None:
     return None
 
 
-def build(section: NeuronSection, switches: Switches) -> list[Vendor]:
-    return [Neuron(section)]
-
-
-FAMILY = Family(section="awsneuron", schema=NeuronSection, chart=CHART, build=build)
+FAMILY = Family(section="awsneuron", chart=CHART, build=lambda section, _: [Neuron(section.names)])

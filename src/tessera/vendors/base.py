@@ -20,15 +20,19 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
 from tessera.vendors.downward_api import DownwardApi
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.protected_variables import ProtectedVariables
+from tessera.wire.errors import WireError
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
+from tessera.wire.registration import decode_registration
 
 NANOSECONDS = 1_000_000_000
 """in a second"""
 
 
-class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of the configuration sections: camelCase on the wire, a missing key has the field's default."""
+EMPTY_REGISTRATIONS = ("", "null")
+"""what agents write for no cards besides `[]`: nothing in the text form, Go's nil slice in the JSON form"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,14 @@ class ResourceNames:
         return tuple(name for name in (self.count, self.memory, self.cores, *self.others) if name)
 
 
-NO_NAMES = ResourceNames()
+class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of the configuration sections: camelCase on the wire, a missing key has the field's default."""
+
+    @property
+    def names(self) -> ResourceNames:
+        """From the three usual keys, as far as the section has them."""
+        count, memory, cores = (getattr(self, f"resource_{what}_name", "") for what in ("count", "memory", "core"))
+        return ResourceNames(count, memory, cores)
 
 
 class SharedSection(Section, frozen=True, kw_only=True):
@@ -55,15 +66,6 @@ class SharedSection(Section, frozen=True, kw_only=True):
     resource_count_name: str = ""
     resource_memory_name: str = ""
     resource_core_name: str = ""
-
-    def names(self, *others: str) -> ResourceNames:
-        """`others` are further names that the extender manages."""
-        return ResourceNames(
-            count=self.resource_count_name,
-            memory=self.resource_memory_name,
-            cores=self.resource_core_name,
-            others=others,
-        )
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,16 @@ class Vendor(Rules):
     keys: AnnotationKeys = AnnotationKeys()
     downward_api: DownwardApi | None = None
     """how slices reach a container from its own pod; None = through Allocate alone"""
+    protected: ProtectedVariables | None = None
+    """variables that a tenant must not set; None = no variable gives this maker's cards to a container"""
+    hides_devices: bool = False
+    """hide all cards from containers that ask for none"""
+    default_cores: int = 0
+    """cores of each card for a container that names none"""
+    limits_only: bool = False
+    """whether `request` ignores what only a container's requests name"""
 
-    def __init__(self, names: ResourceNames = NO_NAMES) -> None:
+    def __init__(self, names: ResourceNames) -> None:
         """Quotas limit memory and cores under the names by which pods ask for them."""
         self.names = names
         self.quota_memory = names.memory
@@ -141,8 +151,29 @@ class Vendor(Rules):
     # -- requests
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        """What a container asks; None = nothing of this vendor."""
-        raise NotImplementedError
+        """What a container asks; None = nothing of this vendor. The default: cards, with memory and cores of each."""
+        if self.limits_only:
+            resources = Resources(limits=resources.limits)
+        count = cards_asked(resources, self.names.count)
+        if count is None or isinstance(count, BadRequest):
+            return count
+        memory = self.memory_asked(resources)
+        if isinstance(memory, BadRequest):
+            return memory
+        cores = resources.amount(self.names.cores)
+        if isinstance(cores, BadRequest):
+            return cores
+        return Request(
+            vendor=self.key,
+            count=count,
+            memory=memory,
+            percent=0 if memory else WHOLE_MEMORY,
+            cores=self.default_cores if cores is None else cores,
+        )
+
+    def memory_asked(self, resources: Resources) -> int | BadRequest:
+        """MiB of each card; 0 if the container names none."""
+        return memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
 
     def constraint(self, annotations: Mapping[str, str]) -> Constraint:
         """Which cards the pod accepts, from its annotations."""
@@ -170,8 +201,18 @@ class Vendor(Rules):
     # -- nodes
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        """The cards that a node has, from its annotations or its capacity; empty = none of this vendor."""
-        raise NotImplementedError
+        """The cards that a node has; empty = none of this vendor. The default: those that its node agent registers."""
+        text = node.annotations.get(self.keys.register, "")
+        if text.strip() in EMPTY_REGISTRATIONS:
+            return ()
+        try:
+            return self.decode_cards(text, node)
+        except WireError as error:
+            return NodeProblem(f"{self.keys.register}: {error}")
+
+    def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
+        """The cards in a registration; the default reads what HAMi's plugins write. Raises WireError, never guesses."""
+        return decode_registration(text, vendor=self.key)
 
     # -- binding
 
@@ -212,11 +253,14 @@ class Family:
     """A section of device-config.yaml and the vendors that it configures."""
 
     section: str
-    schema: Any
-    """type of the section: a `Section`, or a list of them"""
     chart: Any
-    """the section as the chart ships it"""
+    """the section as the chart ships it: a `Section`, or a tuple of them"""
     build: Callable[[Any, Switches], list[Vendor]]
     """builds vendors from a decoded section; gets the schema's empty value if the file lacks the section"""
-    upgrade: Callable[[Any], Any] | None = None
-    """converts an older form of the section"""
+    list_key: str = ""
+    """key of the list that was the whole section in older versions of HAMi"""
+
+    @property
+    def schema(self) -> Any:
+        """The type of the section."""
+        return tuple[type(self.chart[0]), ...] if isinstance(self.chart, tuple) else type(self.chart)  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
+from tessera.vendors.base import AnnotationKeys, Family
 from tessera.vendors.parts.counted import Counted, CountedSection
 from tessera.wire.keys import NODE_LOCK
 
@@ -20,13 +20,8 @@ class Biren(Counted):
     )
 
 
-def build(section: CountedSection, switches: Switches) -> list[Vendor]:
-    return [Biren(section)]
-
-
 FAMILY = Family(
     section="biren",
-    schema=CountedSection,
     chart=CountedSection(resource_count_name="birentech.com/gpu"),
-    build=build,
+    build=lambda section, _: [Biren(section.names)],
 )

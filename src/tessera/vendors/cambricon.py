@@ -7,19 +7,9 @@ container. It serialises allocation with a lock of its own.
 from __future__ import annotations
 
 from tessera.core.devices import Device
-from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    Family,
-    NodeProblem,
-    SharedSection,
-    Switches,
-    Vendor,
-)
-from tessera.vendors.drafts import BadRequest, Resources
+from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.parts.capacity import cards_from_capacity
-from tessera.vendors.parts.card_shares import request_of
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 256
@@ -43,6 +33,7 @@ class Cambricon(Vendor):
     key = "MLU"
     arrays_exact = True
     quota_factor = MIB_PER_UNIT
+    default_cores = WHOLE_CARD_CORES
     keys = AnnotationKeys(
         to_allocate="hami.io/cambricon-mlu-devices-to-allocate",
         allocated="hami.io/cambricon-mlu-devices-allocated",
@@ -51,27 +42,8 @@ class Cambricon(Vendor):
         lock="cambricon.com/dsmlu.lock",
     )
 
-    def __init__(self, section: SharedSection) -> None:
-        super().__init__(section.names())
-
-    def request(self, resources: Resources) -> Request | BadRequest | None:
-        return request_of(
-            resources,
-            self.names,
-            vendor=self.key,
-            mib_per_unit=MIB_PER_UNIT,
-            default_cores=WHOLE_CARD_CORES,
-        )
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return cards_from_capacity(
-            node,
-            self.names,
-            vendor=self.key,
-            stem="cambricon-mlu",
-            cores_per_card=CORES_PER_CARD,
-            mib_per_unit=MIB_PER_UNIT,
-        )
+        return cards_from_capacity(self, node, stem="cambricon-mlu", cores_per_card=CORES_PER_CARD)
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
@@ -82,8 +54,4 @@ class Cambricon(Vendor):
         return written
 
 
-def build(section: SharedSection, switches: Switches) -> list[Vendor]:
-    return [Cambricon(section)]
-
-
-FAMILY = Family(section="cambricon", schema=SharedSection, chart=CHART, build=build)
+FAMILY = Family(section="cambricon", chart=CHART, build=lambda section, _: [Cambricon(section.names)])

@@ -9,7 +9,7 @@ belong to a vendor (`DownwardApi`); containers of vendors without one depend on 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
@@ -35,10 +35,6 @@ class DownwardApi(Protocol):
     """How one vendor's slices reach a container through its environment."""
 
     @property
-    def owned(self) -> re.Pattern[str]:
-        """Variables that decide what a container gets: a tenant's own values for them are dropped."""
-
-    @property
     def enforcement_switch(self) -> str:
         """The variable by which a container asks to run without the enforcing library."""
 
@@ -51,21 +47,30 @@ class DownwardApi(Protocol):
     def literals(self, container_name: str, hook_path: str) -> tuple[tuple[str, str], ...]:
         """Variables with a value of their own; they may use `$(TESSERA_POD_UID)`."""
 
+    def shields(self, container: int, devices: int) -> tuple[tuple[str, str], ...]:
+        """Further references, for a container whose `envFrom` may bring variables that loosen its limits."""
+
+    def shield_literals(self, hook_path: str) -> tuple[tuple[str, str], ...]:
+        """The same for variables with a value of their own: what the container would get without them."""
+
     def annotations(self, container: int, grants: Grants) -> dict[str, str]:
         """What the references of one container find; empty where the slice has no name before Allocate."""
-
-    def loosens_limits(self, entry: Mapping[str, Any]) -> bool:
-        """Whether a tenant's own variable would loosen the limits on a shared card."""
 
 
 def container_env(
     api: DownwardApi, *, container: int, name: str, devices: int, hook_path: str = "/usr/local"
 ) -> list[EnvEntry]:
     """The entries to inject into one container, in the order in which they must stand."""
-    references = [_field_ref(variable, _path(key)) for variable, key in api.references(container, devices)]
-    literals = [{"name": variable, "value": value} for variable, value in api.literals(name, hook_path)]
     # `$(...)` expands only variables that stand before it.
-    return [_field_ref(POD_UID, "metadata.uid"), *references, *literals]
+    return [
+        _field_ref(POD_UID, "metadata.uid"),
+        *_entries(api.references(container, devices), api.literals(name, hook_path)),
+    ]
+
+
+def shield_env(api: DownwardApi, *, container: int, devices: int, hook_path: str = "/usr/local") -> list[EnvEntry]:
+    """The entries that override what an `envFrom` may bring."""
+    return _entries(api.shields(container, devices), api.shield_literals(hook_path))
 
 
 def slice_annotations(placement: Placement, vendors: Mapping[str, Vendor]) -> dict[str, str]:
@@ -149,6 +154,13 @@ def _has_all(paths: Mapping[str, str | None], api: DownwardApi | None, container
     if api is None:
         return False
     return all(paths.get(variable) == _path(key) for variable, key in api.references(container, devices))
+
+
+def _entries(references: Iterable[tuple[str, str]], literals: Iterable[tuple[str, str]]) -> list[EnvEntry]:
+    return [
+        *(_field_ref(variable, _path(key)) for variable, key in references),
+        *({"name": variable, "value": value} for variable, value in literals),
+    ]
 
 
 @lru_cache(maxsize=1024)

@@ -9,14 +9,10 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from tessera.core.devices import Device
-from tessera.core.requests import WHOLE_CARD_CORES, Request
-from tessera.vendors.base import AnnotationKeys, Family, NodeProblem, SharedSection, Switches, Vendor
-from tessera.vendors.drafts import INT32_MAX, BadRequest, Resources
-from tessera.vendors.parts.card_shares import request_of
-from tessera.vendors.parts.registered import registered_cards
+from tessera.core.requests import WHOLE_CARD_CORES
+from tessera.vendors.base import AnnotationKeys, Family, SharedSection, Vendor
+from tessera.vendors.drafts import INT32_MAX
 from tessera.wire.keys import NODE_LOCK
-from tessera.wire.objects import Node
 
 
 class HygonSection(SharedSection, frozen=True, kw_only=True):
@@ -35,6 +31,7 @@ CHART = HygonSection(
 class Hygon(Vendor):
     key = "DCU"
     arrays_exact = True
+    default_cores = WHOLE_CARD_CORES
     keys = AnnotationKeys(
         register="hami.io/node-dcu-register",
         handshake="hami.io/node-handshake-dcu",
@@ -48,24 +45,8 @@ class Hygon(Vendor):
     )
 
     def __init__(self, section: HygonSection) -> None:
-        super().__init__(section.names())
+        super().__init__(section.names)
         self.quota_factor = max(section.memory_factor, 1)
 
-    def request(self, resources: Resources) -> Request | BadRequest | None:
-        return request_of(
-            resources,
-            self.names,
-            vendor=self.key,
-            mib_per_unit=self.quota_factor,
-            default_cores=WHOLE_CARD_CORES,
-        )
 
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return registered_cards(node, self.keys.register, vendor=self.key)
-
-
-def build(section: HygonSection, switches: Switches) -> list[Vendor]:
-    return [Hygon(section)]
-
-
-FAMILY = Family(section="hygon", schema=HygonSection, chart=CHART, build=build)
+FAMILY = Family(section="hygon", chart=CHART, build=lambda section, _: [Hygon(section)])

@@ -7,20 +7,9 @@ old vendor exists only where an old file configures it, and writes the annotatio
 from __future__ import annotations
 
 from tessera.core.devices import Device
-from tessera.core.requests import Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    Family,
-    NodeProblem,
-    SharedSection,
-    Switches,
-    Vendor,
-)
-from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
+from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
 from tessera.vendors.parts.capacity import cards_from_capacity
-from tessera.vendors.parts.card_shares import request_of
-from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 
@@ -54,9 +43,6 @@ class Iluvatar(Vendor):
     arrays_exact = True
     quota_factor = MIB_PER_UNIT
 
-    def __init__(self, section: SharedSection) -> None:
-        super().__init__(section.names())
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         count = container.amount(self.names.count, limits_only=True)
         if isinstance(count, int) and count > 1 and self.names.cores:
@@ -64,15 +50,12 @@ class Iluvatar(Vendor):
             container.set_both(self.names.cores, count * CORES_PER_CARD)
         return count is not None
 
-    def request(self, resources: Resources) -> Request | BadRequest | None:
-        return request_of(resources, self.names, vendor=self.key, mib_per_unit=MIB_PER_UNIT, default_cores=0)
-
 
 class IluvatarChips(Iluvatar):
     """Cards of one chip, registered by a node agent."""
 
     def __init__(self, section: IluvatarChip) -> None:
-        super().__init__(section)
+        super().__init__(section.names)
         self.key = section.common_word or section.chip_name
         if not self.key:
             raise ValueError("iluvatars: every entry needs a commonWord or a chipName")
@@ -89,11 +72,8 @@ class IluvatarChips(Iluvatar):
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         asks = super().mutate(container, pod)
         if asks is True and CONTAINER_NAME_ENV not in container.env:
-            container.set_env(CONTAINER_NAME_ENV, container.name)
+            container.env[CONTAINER_NAME_ENV] = container.name
         return asks
-
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return registered_cards(node, self.keys.register, vendor=self.key)
 
 
 class OldIluvatar(Iluvatar):
@@ -108,14 +88,7 @@ class OldIluvatar(Iluvatar):
     )
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return cards_from_capacity(
-            node,
-            self.names,
-            vendor=self.key,
-            stem="iluvatar",
-            cores_per_card=CORES_PER_CARD,
-            mib_per_unit=MIB_PER_UNIT,
-        )
+        return cards_from_capacity(self, node, stem="iluvatar", cores_per_card=CORES_PER_CARD)
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
@@ -128,15 +101,13 @@ class OldIluvatar(Iluvatar):
         return written
 
 
-def build_chips(section: tuple[IluvatarChip, ...], switches: Switches) -> list[Vendor]:
-    return [IluvatarChips(chip) for chip in section] if switches.iluvatar else []
-
-
-def build_old(section: SharedSection, switches: Switches) -> list[Vendor]:
-    return [OldIluvatar(section)] if section.resource_count_name else []
-
-
-FAMILIES = (
-    Family(section="iluvatars", schema=tuple[IluvatarChip, ...], chart=CHART, build=build_chips),
-    Family(section="iluvatar", schema=SharedSection, chart=SharedSection(), build=build_old),
+FAMILY = Family(
+    section="iluvatars",
+    chart=CHART,
+    build=lambda section, switches: [IluvatarChips(chip) for chip in section] if switches.iluvatar else [],
+)
+OLD_FAMILY = Family(
+    section="iluvatar",
+    chart=SharedSection(),
+    build=lambda section, _: [OldIluvatar(section.names)] if section.resource_count_name else [],
 )

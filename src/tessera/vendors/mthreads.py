@@ -11,15 +11,7 @@ from tessera.core.devices import Device
 from tessera.core.misfits import Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    Family,
-    NodeProblem,
-    SharedSection,
-    Switches,
-    Vendor,
-)
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import cards_from_capacity
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked
@@ -49,9 +41,6 @@ class MThreads(Vendor):
         use_uuids=("mthreads.ai/use-gpuuuid",),
         avoid_uuids=("mthreads.ai/nouse-gpuuuid",),
     )
-
-    def __init__(self, section: SharedSection) -> None:
-        super().__init__(section.names())
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         # Zero and negative numbers are accepted here, so that they get the vendor's own message.
@@ -96,17 +85,10 @@ class MThreads(Vendor):
         )
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return cards_from_capacity(
-            node,
-            self.names,
-            vendor=self.key,
-            stem="mthreads",
-            cores_per_card=CORES_PER_CARD,
-            mib_per_unit=MIB_PER_UNIT,
-        )
+        return cards_from_capacity(self, node, stem="mthreads", cores_per_card=CORES_PER_CARD)
 
     def custom_rule(self, card: Card, ask: Ask) -> Reason | None:
-        earlier = {grant.uuid for grants in ask.earlier for grant in grants}
+        earlier = ask.earlier
         return Reason.CUSTOM_RULE if earlier and card.device.uuid not in earlier else None
 
     def annotations(self, bound: Bound) -> dict[str, str]:
@@ -119,8 +101,4 @@ class MThreads(Vendor):
         return written
 
 
-def build(section: SharedSection, switches: Switches) -> list[Vendor]:
-    return [MThreads(section)]
-
-
-FAMILY = Family(section="mthreads", schema=SharedSection, chart=CHART, build=build)
+FAMILY = Family(section="mthreads", chart=CHART, build=lambda section, _: [MThreads(section.names)])

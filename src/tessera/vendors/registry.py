@@ -17,7 +17,7 @@ import msgspec
 
 from tessera import vendors as package
 from tessera.vendors.base import Family, Switches, Vendor
-from tessera.wire.device_config import SectionSchema
+from tessera.wire.device_config import SectionSchema, empty_section
 
 
 @cache
@@ -28,18 +28,17 @@ def families() -> tuple[Family, ...]:
 
 
 def collect(modules: Iterable[object]) -> tuple[Family, ...]:
-    """Every `FAMILY` and all `FAMILIES` of some modules, sorted by section."""
+    """Every `Family` that stands in some modules, sorted by section."""
     found: dict[str, Family] = {}
-    for module in modules:
-        for family in _families_of(module):
-            if found.setdefault(family.section, family) is not family:
-                raise ValueError(f"two vendor modules claim the section {family.section}")
+    for family in (value for module in modules for value in vars(module).values() if isinstance(value, Family)):
+        if found.setdefault(family.section, family) is not family:
+            raise ValueError(f"two vendor modules claim the section {family.section}")
     return tuple(found[section] for section in sorted(found))
 
 
 def schemas() -> Mapping[str, SectionSchema]:
     """The schema of each section, by name."""
-    return MappingProxyType({f.section: SectionSchema(f.schema, upgrade=f.upgrade) for f in families()})
+    return MappingProxyType({f.section: SectionSchema(f.schema, f.list_key) for f in families()})
 
 
 def build_vendors(sections: Mapping[str, Any] | None, switches: Switches) -> dict[str, Vendor]:
@@ -72,25 +71,11 @@ def unique(built: Iterable[Vendor]) -> dict[str, Vendor]:
     return dict(sorted(by_key.items()))
 
 
-def _families_of(module: object) -> tuple[Family, ...]:
-    family: Family | None = getattr(module, "FAMILY", None)
-    several: tuple[Family, ...] = getattr(module, "FAMILIES", ())
-    return (*several, family) if family is not None else several
-
-
 def _section(family: Family, value: Any) -> Any:
     """A section decoded by its schema; decoded values pass unchanged."""
     if value is None:
-        return _empty(family)
+        return empty_section(family.schema)
     try:
         return msgspec.convert(value, family.schema)
     except msgspec.ValidationError as error:
         raise ValueError(f"{family.section}: {error}") from error
-
-
-def _empty(family: Family) -> Any:
-    """The schema's empty value: a section without keys, or no entries."""
-    try:
-        return msgspec.convert({}, family.schema)
-    except msgspec.ValidationError:
-        return msgspec.convert([], family.schema)

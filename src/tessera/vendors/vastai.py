@@ -18,7 +18,7 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest
-from tessera.vendors.base import AnnotationKeys, Family, Switches, Vendor
+from tessera.vendors.base import AnnotationKeys, Family
 from tessera.vendors.parts.card_choice import judge_all
 from tessera.vendors.parts.counted import Counted, CountedSection
 from tessera.wire.keys import NODE_LOCK
@@ -94,13 +94,8 @@ def _card_by_card(fitting: Fitting) -> Fitting:
     return sorted(fitting, key=rank)
 
 
-def build(section: CountedSection, switches: Switches) -> list[Vendor]:
-    return [Vastai(section)]
-
-
 FAMILY = Family(
     section="vastai",
-    schema=CountedSection,
     chart=CountedSection(resource_count_name="vastaitech.com/va"),
-    build=build,
+    build=lambda section, _: [Vastai(section.names)],
 )

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Raw
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Partial, Pod, decode_object
+from tessera.wire.objects import Partial, decode_object
 
 MAX_BODY = 7 * 2**20
 """bytes; more than twice the apiserver's limit for an object (object and oldObject)"""
@@ -38,8 +38,6 @@ FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A request for admission."""
-
     api_version: str
     uid: str
     operation: str
@@ -47,14 +45,7 @@ class Review:
     name: str
     """empty where the apiserver will generate it"""
     username: str
-    dry_run: bool
     object: Raw
-
-    def pod(self) -> Pod:
-        """The object; raises `WireError` where it is not a pod."""
-        if not self.object or self.object == _NULL:
-            raise WireError("the request has no object")
-        return decode_object(bytes(self.object), Pod)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +58,8 @@ class Verdict:
     reason: str = ""
     patch: tuple[Mapping[str, Any], ...] = ()
     """operations of a JSON patch (RFC 6902)"""
+    changed: Any = None
+    """the object with the patch applied; None where it stays as it is"""
     warnings: tuple[str, ...] = ()
     """sentences that kubectl shows"""
 
@@ -75,9 +68,9 @@ def allowed(message: str = "", *, warnings: Sequence[str] = ()) -> Verdict:
     return Verdict(True, 200, message, warnings=tuple(warnings))
 
 
-def patched(patch: Sequence[Mapping[str, Any]], *, warnings: Sequence[str] = ()) -> Verdict:
-    """Allowed with changes, or unchanged if there are no operations."""
-    return Verdict(True, 200, patch=tuple(patch), warnings=tuple(warnings))
+def patched(patch: Sequence[Mapping[str, Any]], *, changed: Any = None, warnings: Sequence[str] = ()) -> Verdict:
+    """Allowed with changes, or unchanged if there are no operations. `changed` is the object after them."""
+    return Verdict(True, 200, patch=tuple(patch), changed=changed, warnings=tuple(warnings))
 
 
 def denied(message: str, *, warnings: Sequence[str] = ()) -> Verdict:
@@ -136,7 +129,6 @@ def decode_review(body: bytes) -> Review:
         namespace=request.namespace,
         name=request.name,
         username=request.user_info.username,
-        dry_run=bool(request.dry_run),
         object=request.object,
     )
 
@@ -162,9 +154,6 @@ def _status(verdict: Verdict) -> dict[str, Any]:
     return {key: value for key, value in said.items() if value}
 
 
-_NULL = Raw(b"null")
-
-
 class _ContainerSpec(Partial, frozen=True):
     containers: list[Raw] | None = None
     init_containers: list[Raw] | None = None
@@ -184,7 +173,6 @@ class _Request(Partial, frozen=True):
     operation: str = ""
     namespace: str = ""
     name: str = ""
-    dry_run: bool | None = None
     user_info: _UserInfo = _UserInfo()
     object: Raw = Raw()
 

@@ -7,7 +7,7 @@ NVIDIA's own plugin; its keys are left alone. Every problem of the file is repor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from tessera.wire.documents import Item, Listing, Report, Scalar, Table, as_item
+from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table, table
 from tessera.wire.expectations import nearest
 from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode
@@ -39,20 +39,16 @@ _MAX_NAME = 63
 
 @dataclass(frozen=True, slots=True)
 class SectionSchema:
-    """A section with older forms or names. Other sections are given by their type alone."""
+    """A section with an older form. Other sections are given by their type alone."""
 
     type: Any
-    upgrade: Callable[[Any], Any] | None = None
-    """converts older forms. Gets the section as a dict or list, whose members it may move but not inspect, and returns
-    its argument if there is nothing to do"""
-    aliases: tuple[str, ...] = ()
-    """names that the section had in older versions"""
+    list_key: str = ""
+    """key of the list that was the whole section in older versions"""
 
     def upgraded(self, item: Item) -> Item:
-        whole: Any = {key.text: member for key, member in item.entries} if isinstance(item, Table) else item
-        whole = list(item.items) if isinstance(item, Listing) else whole
-        changed = self.upgrade(whole) if self.upgrade else whole
-        return item if changed is whole else as_item(changed, item.line)
+        if not self.list_key or not isinstance(item, Listing):
+            return item
+        return table([(Key(self.list_key, item.line), item)], item.line)
 
 
 def empty_section(schema: Any) -> Any:
@@ -69,8 +65,8 @@ def load_device_config(text: str, *, file: str, schemas: Mapping[str, Any]) -> d
     report = Report(file)
     sections = _sections(read_yaml(text, report), report, schemas)
     values = {
-        name: decode(item, schema.type, report=report, path=written, check=_resource_names)
-        for name, (schema, written, item) in sections.items()
+        name: decode(item, schema.type, report=report, path=name, check=_resource_names)
+        for name, (schema, item) in sections.items()
     }
     report.check()
     if all(value == empty_section(schemas[name]) for name, value in values.items()):
@@ -100,25 +96,22 @@ def _resource_names(key: str, text: str) -> str | None:
     return resource_name_problem(text) if _RESOURCE_KEY.match(key) else None
 
 
-def _sections(root: Item, report: Report, schemas: Mapping[str, Any]) -> dict[str, tuple[SectionSchema, str, Item]]:
-    """Name -> schema, the name as written, and what the file has there."""
+def _sections(root: Item, report: Report, schemas: Mapping[str, Any]) -> dict[str, tuple[SectionSchema, Item]]:
+    """Name -> schema and what the file has there."""
     if isinstance(root, Scalar) and root.value is None:
         raise report.fatal(ALL_EMPTY)
     if not isinstance(root, Table):
         raise report.fatal(f"expected a table of sections, found {root}", line=root.line)
-    full = {name: s if isinstance(s, SectionSchema) else SectionSchema(s) for name, s in schemas.items()}
-    owners = {written: name for name, schema in full.items() for written in (name, *schema.aliases)}
-    found: dict[str, tuple[SectionSchema, str, Item]] = {}
+    found: dict[str, tuple[SectionSchema, Item]] = {}
     for key, item in root.entries:
-        name = owners.get(key.text)
-        if name is None:
+        given = schemas.get(key.text)
+        if given is None:
             if key.text not in FOREIGN_KEYS:
-                hint = "" if report.full else nearest(key.text, [*owners, *FOREIGN_KEYS])
+                hint = "" if report.full else nearest(key.text, [*schemas, *FOREIGN_KEYS])
                 report.add(f"unknown section {quoted(key.text)}{hint}", line=key.line)
-        elif name in found:
-            report.add(f'"{key.text}" and "{found[name][1]}" are the same section; keep one', line=key.line)
         elif not (isinstance(item, Scalar) and item.value is None):
-            found[name] = (full[name], key.text, full[name].upgraded(item))
+            schema = given if isinstance(given, SectionSchema) else SectionSchema(given)
+            found[key.text] = (schema, schema.upgraded(item))
     return found
 
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Raw
 
 from tessera.wire.errors import WireError
-from tessera.wire.gojson import fold, key_table
+from tessera.wire.gojson import fold
 from tessera.wire.objects import Node, Pod
 
 EMPTY_BODY = "Please send a request body"
@@ -86,7 +86,7 @@ def decode_filter_args(body: bytes) -> FilterArgs:
     return FilterArgs(args.pod, _present(args.node_names), _present(args.nodes))
 
 
-def decode_node_names(raw: Raw) -> list[str]:
+def decode_node_names(raw: bytes | Raw) -> list[str]:
     return _decode(_name_list, raw, "NodeNames")
 
 
@@ -147,4 +147,4 @@ def _missing(args: BindingArgs) -> list[str]:
 
 def _recased(body: bytes, kind: type[msgspec.Struct]) -> bytes:
     """The same object with the top-level keys spelt as `kind` wants them."""
-    return _encoder.encode(fold(_decode(_by_key, body, "request"), key_table(kind)))
+    return _encoder.encode(fold(_decode(_by_key, body, "request"), kind))

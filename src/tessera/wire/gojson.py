@@ -6,18 +6,19 @@ Each format checks its own values.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from tessera.wire.errors import WireError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def decode_array(text: str, what: str) -> list[Any]:
-    """The members of a JSON array; `null` has none."""
+def decode_array(text: str, kind: type[T], *, what: str, member: str) -> list[T]:
+    """The members of a JSON array, for which `null` has none. Messages call them `member` and their position."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
@@ -26,7 +27,7 @@ def decode_array(text: str, what: str) -> list[Any]:
         return []
     if not isinstance(value, list):
         raise WireError(f"{what} must be a JSON array, not {type(value).__name__}")
-    return value
+    return [_convert(fold(raw, kind), kind, f"{member} {position}") for position, raw in enumerate(value)]
 
 
 def encode(value: Any) -> str:
@@ -37,29 +38,33 @@ def encode(value: Any) -> str:
         raise WireError(f"cannot be written as JSON: {error}") from error
 
 
-def key_table(kind: type[msgspec.Struct]) -> Mapping[str, str]:
-    """A map from lower case to the wire name, for `fold`."""
-    return MappingProxyType({name.lower(): name for name in kind.__struct_encode_fields__})
-
-
-def fold(value: Any, keys: Mapping[str, str]) -> Any:
-    """An object with only the known keys, spelled as on the wire; other values unchanged."""
+def fold(value: Any, kind: type[msgspec.Struct]) -> Any:
+    """An object with only the keys of `kind`, spelled as on the wire, at every level; other values unchanged."""
     if not isinstance(value, dict):
         return value
-    return {
-        keys[lowered]: member
-        for key, member in value.items()
-        if member is not None and (lowered := key.lower()) in keys
-    }
+    keys, folded = _keys(kind), {}
+    for key, member in value.items():
+        name, inner = keys.get(key.lower(), ("", None))
+        if name and member is not None:
+            if inner is not None:
+                member = [fold(each, inner) for each in member] if isinstance(member, list) else fold(member, inner)
+            folded[name] = member
+    return folded
 
 
-def fold_each(value: Any, keys: Mapping[str, str]) -> Any:
-    """Apply `fold` to a list; other values unchanged."""
-    return [fold(member, keys) for member in value] if isinstance(value, list) else value
+@cache
+def _keys(kind: type[msgspec.Struct]) -> Mapping[str, tuple[str, type[msgspec.Struct] | None]]:
+    """By name in lower case: the name on the wire, and the struct that the member or its members are."""
+    found = {}
+    for field in msgspec.structs.fields(kind):
+        info = inspect.type_info(field.type)
+        info = info.item_type if isinstance(info, inspect.ListType) else info
+        inner = info.cls if isinstance(info, inspect.StructType) else None
+        found[field.encode_name.lower()] = (field.encode_name, inner)
+    return found
 
 
-def convert(value: Any, kind: type[T], what: str) -> T:
-    """A checked struct from a folded object."""
+def _convert(value: Any, kind: type[T], what: str) -> T:
     try:
         return msgspec.convert(value, type=kind)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 # -- pod: the decision
@@ -16,6 +17,8 @@ BIND_TIME = "hami.io/bind-time"
 MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 RETRY = "tessera.io/retry"
 """patched on a pending pod to make kube-scheduler ask again"""
+FENCE = "tessera.io/fence"
+"""patched on a pending pod so that its version changes, and no binding that was sent before can land"""
 
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"
@@ -28,39 +31,27 @@ DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"
 NUMA_BIND = "nvidia.com/numa-bind"
 """applies to cards of every vendor, despite its name"""
-POD_GROUP = "scheduling.x-k8s.io/pod-group"
-"""label; set on members of a group"""
 
 # -- pod: a container's slice, read by its own environment through fieldRef
 
-_SLICE = "tessera.io/c{container}.{field}"
 REMEMBERED = 256
 """cached names per kind"""
 
 
-@lru_cache(maxsize=REMEMBERED)
-def visible_devices(container: int) -> str:
-    return _SLICE.format(container=container, field="visible-devices")
+def _slice_key(field: str) -> Callable[[int], str]:
+    """The name of one annotation, by the container's position."""
+    return lru_cache(maxsize=REMEMBERED)(lambda container: f"tessera.io/c{container}.{field}")
+
+
+visible_devices = _slice_key("visible-devices")
+core_limit = _slice_key("core-limit")
+mps_memory_limit = _slice_key("mps-memory-limit")
+mps_thread_percentage = _slice_key("mps-thread-percentage")
 
 
 @lru_cache(maxsize=REMEMBERED)
 def memory_limit(container: int, device: int) -> str:
-    return _SLICE.format(container=container, field=f"memory-limit-{device}")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def core_limit(container: int) -> str:
-    return _SLICE.format(container=container, field="core-limit")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def mps_memory_limit(container: int) -> str:
-    return _SLICE.format(container=container, field="mps-memory-limit")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def mps_thread_percentage(container: int) -> str:
-    return _SLICE.format(container=container, field="mps-thread-percentage")
+    return f"tessera.io/c{container}.memory-limit-{device}"
 
 
 # -- node
@@ -70,14 +61,3 @@ DEVICE_CORDON = "hami.io/device-cordon"
 """comma list of uuids that take no new grants"""
 AGENT = "tessera.io/agent"
 """how the agent on this node allocates slices"""
-
-# -- labels of the installation
-
-WEBHOOK = "hami.io/webhook"
-WEBHOOK_IGNORE = "ignore"
-"""on a pod or a namespace: the webhook ignores it"""
-SCHEDULER_ROLE = "hami.io/scheduler-role"
-ROLE_LEADER = "leader"
-ROLE_FOLLOWER = "follower"
-COMPONENT = "app.kubernetes.io/component"
-SCHEDULER_COMPONENT = "hami-scheduler"

@@ -56,14 +56,12 @@ class _Wire(msgspec.Struct, frozen=True):
     computeInstanceID: InstanceId | None = None
 
 
-_KEYS = gojson.key_table(_Wire)
-_PLACEMENT_KEYS = gojson.key_table(_Placement)
-
-
 def decode_mig_allocations(text: str) -> tuple[MigAllocation, ...]:
     """A pod's reservations in the order of the annotation; none for an empty text."""
-    members = gojson.decode_array(text, "the MIG annotation") if text else []
-    return _checked(_allocation(raw, position) for position, raw in enumerate(members))
+    if not text:
+        return ()
+    found = gojson.decode_array(text, _Wire, what="the MIG annotation", member="MIG allocation")
+    return _checked(map(_allocation, found))
 
 
 def encode_mig_allocations(allocations: Iterable[MigAllocation]) -> str:
@@ -81,11 +79,7 @@ def split_legacy_uuid(uuid: str) -> tuple[str, tuple[int, int] | None]:
     return (uuid, None) if geometry is None or slot is None else (found[1], (geometry, slot))
 
 
-def _allocation(raw: Any, position: int) -> MigAllocation:
-    folded = gojson.fold(raw, _KEYS)
-    if isinstance(folded, dict) and "placement" in folded:
-        folded["placement"] = gojson.fold(folded["placement"], _PLACEMENT_KEYS)
-    wire = gojson.convert(folded, _Wire, f"MIG allocation {position}")
+def _allocation(wire: _Wire) -> MigAllocation:
     return MigAllocation(
         container=wire.containerIndex,
         device=wire.deviceIndex,

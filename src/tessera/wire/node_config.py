@@ -7,11 +7,11 @@ and strategies are checked here, so the rest of the agent never sees an unknown 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, field
 
 from tessera.wire.documents import Report
 from tessera.wire.json_source import read_json
@@ -30,20 +30,19 @@ class DeviceFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of `nodeconfig`; missing keys are `UNSET`."""
+    """One entry of `nodeconfig`; missing keys are `UNSET`. Fields are called as in `NodeSettings`."""
 
     name: str
-    operatingmode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = UNSET
-    devicememoryscaling: Scaling | UnsetType = UNSET
-    devicecorescaling: Scaling | UnsetType = UNSET
-    devicesplitcount: int | UnsetType = UNSET
-    preconfigureddevicememory: int | UnsetType = UNSET
-    """MiB"""
-    libcudaloglevel: str | int | UnsetType = UNSET
-    enablenumatopology: bool | UnsetType = UNSET
-    migstrategy: Literal["", "none", "single", "mixed"] | UnsetType = UNSET
-    filterdevices: DeviceFilter | UnsetType = UNSET
-    enablegetpreferredallocation: bool | UnsetType = UNSET
+    mode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = field(default=UNSET, name="operatingmode")
+    memory_scaling: Scaling | UnsetType = field(default=UNSET, name="devicememoryscaling")
+    core_scaling: Scaling | UnsetType = field(default=UNSET, name="devicecorescaling")
+    split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
+    preconfigured_memory: int | UnsetType = field(default=UNSET, name="preconfigureddevicememory")
+    log_level: str | int | UnsetType = field(default=UNSET, name="libcudaloglevel")
+    numa_topology: bool | UnsetType = field(default=UNSET, name="enablenumatopology")
+    mig_strategy: Literal["", "none", "single", "mixed"] | UnsetType = field(default=UNSET, name="migstrategy")
+    filtered: DeviceFilter | UnsetType = field(default=UNSET, name="filterdevices")
+    preferred_allocation: bool | UnsetType = field(default=UNSET, name="enablegetpreferredallocation")
 
 
 class _NodeConfig(msgspec.Struct, frozen=True):
@@ -108,32 +107,11 @@ def override_for(overrides: Iterable[NodeOverride], node_name: str) -> NodeOverr
 def _said(entry: NodeOverride) -> dict[str, Any]:
     values = {name: getattr(entry, name) for name in entry.__struct_fields__}
     # An empty word cannot name a mode or strategy: only there does it mean "not set", as in HAMi.
-    return {name: v for name, v in values.items() if v is not UNSET and (v != "" or name == "libcudaloglevel")}
+    return {name: v for name, v in values.items() if v is not UNSET and (v != "" or name == "log_level")}
 
 
 def effective(settings: GlobalNodeSettings, override: NodeOverride) -> NodeSettings:
     """Merge the node's settings over those for all nodes over the defaults."""
-    base = NodeSettings()
-    return NodeSettings(
-        split_count=_first(override.devicesplitcount, settings.split_count, base.split_count),
-        memory_scaling=_first(override.devicememoryscaling, settings.memory_scaling, base.memory_scaling),
-        core_scaling=_first(override.devicecorescaling, settings.core_scaling, base.core_scaling),
-        preconfigured_memory=_first(
-            override.preconfigureddevicememory, settings.preconfigured_memory, base.preconfigured_memory
-        ),
-        log_level=str(_first(override.libcudaloglevel, settings.log_level, base.log_level)),
-        numa_topology=_first(override.enablenumatopology, settings.numa_topology, base.numa_topology),
-        mode=_first(override.operatingmode or UNSET, None, base.mode),
-        mig_strategy=_first(override.migstrategy or UNSET, settings.mig_strategy, base.mig_strategy),
-        filtered=_first(override.filterdevices, None, base.filtered),
-        preferred_allocation=_first(override.enablegetpreferredallocation, None, base.preferred_allocation),
-    )
-
-
-T = TypeVar("T")
-
-
-def _first(own: T | UnsetType, everywhere: T | None, default: T) -> T:
-    if own is not UNSET:
-        return own
-    return default if everywhere is None else everywhere
+    values = {name: value for name, value in asdict(settings).items() if value is not None} | _said(override)
+    values.pop("name", None)
+    return NodeSettings(**values | {"log_level": str(values.get("log_level", ""))})

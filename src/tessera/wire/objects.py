@@ -5,7 +5,7 @@ Partial structs: unknown fields are skipped without being built, which keeps a l
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -71,8 +71,8 @@ class Container(Partial, frozen=True):
     security_context: SecurityContext | None = None
 
 
-class SchedulingGroup(Partial, frozen=True):
-    pod_group_name: str | None = None
+class SchedulingGate(Partial, frozen=True):
+    name: str = ""
 
 
 class PodSpec(Partial, frozen=True):
@@ -81,7 +81,7 @@ class PodSpec(Partial, frozen=True):
     node_name: str = ""
     scheduler_name: str = ""
     runtime_class_name: str | None = None
-    scheduling_group: SchedulingGroup | None = None
+    scheduling_gates: list[SchedulingGate] | None = None
 
 
 class Terminated(Partial, frozen=True):
@@ -150,14 +150,8 @@ class Node(Partial, frozen=True):
         return self.status.allocatable or {}
 
 
-class NodeList(Partial, frozen=True):
-    items: list[Node] | None = None
-
-
 class ResourceQuotaSpec(Partial, frozen=True):
     hard: dict[str, QuantityText] | None = None
-    scopes: list[str] | None = None
-    scope_selector: dict[str, Any] | None = None
 
 
 class ResourceQuota(Partial, frozen=True):

@@ -23,14 +23,11 @@ class _Row(msgspec.Struct, frozen=True):
     score: dict[str, PairScore] = {}
 
 
-_ROW_KEYS = gojson.key_table(_Row)
-
-
 def decode_pair_scores(text: str) -> dict[str, Mapping[str, int]]:
     """Scores by both uuids; each direction as the plugin wrote it."""
     scores: dict[str, Mapping[str, int]] = {}
-    for position, raw in enumerate(gojson.decode_array(text, "the pair score annotation")):
-        row = gojson.convert(gojson.fold(raw, _ROW_KEYS), _Row, f"pair score {position}")
+    rows = gojson.decode_array(text, _Row, what="the pair score annotation", member="pair score")
+    for position, row in enumerate(rows):
         if not row.uuid:
             raise WireError(f"pair score {position} has no uuid")
         if row.uuid in scores:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 
 INT64_MIN = -(2**63)
 INT64_MAX = 2**63 - 1
@@ -67,14 +68,6 @@ def read(text: str | int | float) -> Whole | NotWhole | NotAQuantity:
     return _read_text(text if isinstance(text, str) else repr(text))
 
 
-def round_up(text: str | int | float) -> int | NotAQuantity:
-    """The next whole number away from zero, held within int64: what Kubernetes' `Value` answers."""
-    answer = read(text)
-    if isinstance(answer, NotAQuantity):
-        return answer
-    return max(INT64_MIN, min(_away_from_zero(Fraction(answer.value)), INT64_MAX))
-
-
 def _read_text(text: str) -> Whole | NotWhole | NotAQuantity:
     if len(text) > MAX_LENGTH:
         return NotAQuantity(f"more than {MAX_LENGTH} characters")
@@ -87,17 +80,13 @@ def _read_text(text: str) -> Whole | NotWhole | NotAQuantity:
         value = min(value * _BINARY[found["binary"]], Fraction(INT64_MAX))
     else:
         value *= _power_of_ten(found["exponent"] or _DECIMAL[found["decimal"] or ""])
-    value = Fraction(_away_from_zero(value * NANO), NANO)
+    value = Fraction(ceil(value * NANO), NANO)
     return _sorted_in(-value if found["sign"] == "-" else value)
 
 
 def _power_of_ten(exponent: str | int) -> Fraction:
     bounded = max(-MAX_EXPONENT, min(int(exponent), MAX_EXPONENT))
     return Fraction(10) ** bounded
-
-
-def _away_from_zero(value: Fraction) -> int:
-    return -(-value.numerator // value.denominator) if value > 0 else value.numerator // value.denominator
 
 
 def _sorted_in(value: Fraction) -> Whole | NotWhole:

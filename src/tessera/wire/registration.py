@@ -2,21 +2,60 @@
 
 Both forms are read for every vendor: a value that starts with `[` is JSON. A registration is understood as a whole or
 refused as a whole, because a node whose cards are half known must not take pods. Ids that a pod annotation cannot hold
-are refused here, before anything can be granted on them.
+are refused here, before anything can be granted on them. JSON omits zero values: a missing `health` means unhealthy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any
 
-from tessera.core.devices import HAMI_CORE, Device
+import msgspec
+
+from tessera.core.devices import HAMI_CORE, NOTHING, Device, MigPlacement, MigProfile
+from tessera.wire import gojson
 from tessera.wire.errors import WireError
 from tessera.wire.gobool import format_bool, parse_bool
 from tessera.wire.integers import INT32_MAX, counter, parse_integer
 from tessera.wire.pod_devices import DEVICE_END, FIELD_SEPARATOR, has_separator
 from tessera.wire.quotes import quoted
-from tessera.wire.registration_json import devices_from_json, json_from_devices
+
+Counter = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+Numa = Annotated[int, msgspec.Meta(ge=-INT32_MAX, le=INT32_MAX)]
+
+_MAX_DEPTH = 8
+"""levels of custominfo; deeper values could exhaust the stack when they are compared"""
+
+
+class _Placement(msgspec.Struct, frozen=True):
+    start: Counter = 0
+    size: Counter = 0
+
+
+class _Profile(msgspec.Struct, frozen=True):
+    name: str = ""
+    memoryMB: Counter = 0
+    core: Counter = 0
+    sliceCount: Counter = 0
+    placements: list[_Placement] = []
+
+
+class _Device(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Field order is the order on the wire."""
+
+    id: str = ""
+    index: Counter = 0
+    count: Counter = 0
+    devmem: Counter = 0
+    devcore: Counter = 0
+    type: str = ""
+    numa: Numa = 0
+    mode: str = ""
+    migProfiles: list[_Profile] = []
+    health: bool = False
+    custominfo: dict[str, Any] = {}
+
 
 _SHORT = 7
 """fields per device in HAMi v2.4"""
@@ -26,22 +65,21 @@ _LONG = 9
 
 def decode_registration(text: str, *, vendor: str) -> tuple[Device, ...]:
     """The cards of one vendor on a node, in the order of the annotation."""
-    read = devices_from_json if _is_json(text) else _devices_from_text
-    devices = read(text, vendor=vendor)
-    _check_ids(devices)
+    devices = _devices_from_json(text, vendor) if _is_json(text) else _devices_from_text(text, vendor)
+    check_ids(devices)
     return devices
 
 
 def encode_registration_json(devices: Sequence[Device]) -> str:
     """What HAMi's plugin writes since v2.8, with MIG profiles since v2.10."""
-    _check_ids(devices)
-    return json_from_devices(devices)
+    check_ids(devices)
+    return gojson.encode([_wire(device) for device in devices])
 
 
-def encode_registration_text(devices: Sequence[Device], fields: Literal[7, 9] = 9) -> str:
-    """What HAMi's plugins wrote up to v2.7 and what some vendors still write; 7 fields lose index and mode."""
-    _check_ids(devices)
-    text = "".join(_text_of(device, fields) for device in devices)
+def encode_registration_text(devices: Sequence[Device]) -> str:
+    """What HAMi's plugins wrote from v2.5 to v2.7 and what some vendors still write."""
+    check_ids(devices)
+    text = "".join(_text_of(device) for device in devices)
     if _is_json(text):
         raise WireError(f"a text form that begins with {quoted(devices[0].uuid)} would be read as JSON")
     return text
@@ -51,13 +89,76 @@ def _is_json(text: str) -> bool:
     return text.lstrip().startswith("[")
 
 
-def _devices_from_text(text: str, *, vendor: str) -> tuple[Device, ...]:
+def _devices_from_json(text: str, vendor: str) -> tuple[Device, ...]:
+    member = "registered device"
+    found = gojson.decode_array(text, _Device, what="the registration", member=member)
+    return tuple(_device(wire, f"{member} {position}", vendor) for position, wire in enumerate(found))
+
+
+def _device(wire: _Device, where: str, vendor: str) -> Device:
+    if not _is_shallow(wire.custominfo, _MAX_DEPTH):
+        raise WireError(f"{where}: custominfo is nested more than {_MAX_DEPTH} levels deep")
+    return Device(
+        uuid=wire.id,
+        vendor=vendor,
+        index=wire.index,
+        slots=wire.count,
+        memory=wire.devmem,
+        cores=wire.devcore,
+        model=wire.type,
+        numa=max(wire.numa, 0),
+        mode=wire.mode,
+        healthy=wire.health,
+        mig_profiles=tuple(_profile(profile, where) for profile in wire.migProfiles),
+        custom=MappingProxyType(wire.custominfo) if wire.custominfo else NOTHING,
+    )
+
+
+def _profile(wire: _Profile, where: str) -> MigProfile:
+    if not wire.name or any(place.size == 0 for place in wire.placements):
+        raise WireError(f"{where}: MIG profile {quoted(wire.name)} lacks its name or the size of a placement")
+    return MigProfile(
+        name=wire.name,
+        memory=wire.memoryMB,
+        cores=wire.core,
+        slices=wire.sliceCount,
+        placements=tuple(MigPlacement(place.start, place.size) for place in wire.placements),
+    )
+
+
+def _wire(device: Device) -> _Device:
+    return _Device(
+        id=device.uuid,
+        index=device.index,
+        count=device.slots,
+        devmem=device.memory,
+        devcore=device.cores,
+        type=device.model,
+        numa=device.numa,
+        mode=device.mode,
+        migProfiles=[
+            _Profile(p.name, p.memory, p.cores, p.slices, [_Placement(a.start, a.size) for a in p.placements])
+            for p in device.mig_profiles
+        ],
+        health=device.healthy,
+        custominfo=dict(device.custom),
+    )
+
+
+def _is_shallow(value: Any, levels: int) -> bool:
+    if not isinstance(value, dict | list):
+        return True
+    members: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+    return levels > 0 and all(_is_shallow(member, levels - 1) for member in members)
+
+
+def _devices_from_text(text: str, vendor: str) -> tuple[Device, ...]:
     if DEVICE_END not in text:
         raise WireError("node annotation missing device separator")
-    return tuple(_device_from_text(piece, vendor=vendor) for piece in text.split(DEVICE_END) if piece)
+    return tuple(_device_from_text(piece, vendor) for piece in text.split(DEVICE_END) if piece)
 
 
-def _device_from_text(piece: str, *, vendor: str) -> Device:
+def _device_from_text(piece: str, vendor: str) -> Device:
     fields = piece.split(FIELD_SEPARATOR)
     if len(fields) == 1:
         raise WireError(f"malformed node annotation segment: {quoted(piece)}")
@@ -98,17 +199,17 @@ def _health(text: str) -> bool:
     return value
 
 
-def _text_of(device: Device, fields: int) -> str:
+def _text_of(device: Device) -> str:
     texts = (device.model, device.mode)
     if any(FIELD_SEPARATOR in text or DEVICE_END in text for text in texts):
         raise WireError(f"model or mode of device {quoted(device.uuid)} cannot be written in the text form")
     numbers = (str(device.slots), str(device.memory), str(device.cores))
     values = (device.uuid, *numbers, device.model, str(device.numa), format_bool(device.healthy))
-    later = (str(device.index), device.mode) if fields == _LONG else ()
-    return FIELD_SEPARATOR.join((*values, *later)) + DEVICE_END
+    return FIELD_SEPARATOR.join((*values, str(device.index), device.mode)) + DEVICE_END
 
 
-def _check_ids(devices: Iterable[Device]) -> None:
+def check_ids(devices: Iterable[Device]) -> None:
+    """Raises WireError unless every card has an id of its own that pod annotations can carry."""
     seen: set[str] = set()
     for device in devices:
         if not device.uuid:

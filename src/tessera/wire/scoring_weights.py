@@ -19,10 +19,6 @@ def decode_scoring_weights(text: str) -> Weights:
     return Weights(**weights)
 
 
-def encode_scoring_weights(weights: Weights) -> str:
-    return f"slot={weights.slot},core={weights.core},memory={weights.memory}"
-
-
 def _weights(text: str) -> dict[str, int]:
     parts = text.split(",")
     if len(parts) != len(_NAMES):

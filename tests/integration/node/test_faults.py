@@ -6,12 +6,11 @@ import asyncio
 import os
 import signal
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.node import agent as wiring
 from tessera.node import process as module
 from tessera.node.handover.claims import Claim, PodKey
@@ -99,7 +98,7 @@ async def test_while_there_is_no_sharing_mode_nobody_gets_anything() -> None:
 async def test_a_driver_that_hangs_does_not_keep_the_process_from_ending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_S", 0.01)
     hangs = threading.Event()
-    hardware = NullHardware()
+    hardware = no_cards()
     monkeypatch.setattr(hardware, "close", hangs.wait, raising=False)
     await module._close(hardware)
     hangs.set()
@@ -107,11 +106,10 @@ async def test_a_driver_that_hangs_does_not_keep_the_process_from_ending(monkeyp
 
 async def test_kubelet_that_does_not_say_who_holds_what_is_no_holder(tmp_path: Path) -> None:
     async with agent_node(tmp_path) as node:
-        holders = node.process._surroundings.holders
+        holders = node.process.around.holders
         node.resources.held["default", "p", "c0"] = ["a-0"]
         assert await holders.held() == [("a-0",)]
-        settings = node.process.configuration.settings
-        await holders.use(replace(settings, paths=replace(settings.paths, pod_resources=tmp_path / "nobody")))
+        await holders.use(tmp_path / "nobody", "nvidia.com/gpu")
         assert await holders.held() is None
-        await holders.use(replace(settings, paths=replace(settings.paths, pod_resources=None)))
+        await holders.use(None, "nvidia.com/gpu")
         assert await holders.held() is None

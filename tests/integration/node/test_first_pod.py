@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from tessera.wire.registration_json import devices_from_json
+from tessera.wire.registration import decode_registration
 from tests.support.agent import SPLIT, TO_ALLOCATE, agent_node
 from tests.support.scheduler_process import calling
 
@@ -28,7 +28,7 @@ async def test_the_cards_are_registered_on_the_node_and_replicas_with_kubelet(tm
     async with agent_node(tmp_path) as node:
         await node.plane.wait_for(lambda: "hami.io/node-nvidia-register" in node.annotations())
         text = node.annotations()["hami.io/node-nvidia-register"]
-        devices = devices_from_json(text, vendor="NVIDIA")
+        devices = decode_registration(text, vendor="NVIDIA")
         assert [(each.uuid, each.slots) for each in devices] == [(node.card(i).uuid, SPLIT) for i in (0, 1)]
         assert set(node.kubelet.health) == {f"{node.card(i).uuid}-{n}" for i in (0, 1) for n in range(SPLIT)}
 
@@ -69,7 +69,7 @@ async def test_in_every_mode_the_cards_are_registered_and_served(tmp_path: Path,
     flags = {"device-list-strategy": strategies}
     async with agent_node(tmp_path, node={"operatingmode": mode}, flags=flags) as node:
         await node.plane.wait_for(lambda: "hami.io/node-nvidia-register" in node.annotations())
-        devices = devices_from_json(node.annotations()["hami.io/node-nvidia-register"], vendor="NVIDIA")
+        devices = decode_registration(node.annotations()["hami.io/node-nvidia-register"], vendor="NVIDIA")
         assert [each.uuid for each in devices] == [node.card(0).uuid, node.card(1).uuid]
         travels = mode == "hami-core" and strategies == "envvar"
         assert node.annotations()["tessera.io/agent"] == f"{'env' if travels else 'answer'},{mode}"

@@ -148,4 +148,4 @@ async def test_links_that_only_one_card_sees_are_an_event_as_hamis_plugin_report
         (event,) = await node.plane.wait_for(lambda: node.plane.events("default", NODE))
         assert (event["source"]["component"], event["reason"]) == ("hami-device-plugin", "AsymmetricGPUP2PLink")
         assert event["involvedObject"]["uid"] == (node.plane.node(NODE) or {})["metadata"]["uid"]
-        assert node.process.link_events._window == 3600.0
+        assert node.process.around.link_events._window == 3600.0

@@ -89,7 +89,7 @@ async def test_cards_that_cannot_be_read_are_waited_for_and_never_the_end(
     flags = {"fail-on-init-error": fails}
     async with agent_node(tmp_path, cards=broken, flags=flags, start=False) as node:
         await node.start(ready=False)
-        await node.until(lambda: node.process.agent and "no driver" in node.process.watch.fleet.value.problem)
+        await node.until(lambda: node.process.agent and "no driver" in node.process.around.watch.fleet.value.problem)
         found, text = await readiness(node)
         assert (found, "no driver" in text) == (status, fails == "true")
         assert node.kubelet.registrations == []

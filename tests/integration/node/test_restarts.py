@@ -57,10 +57,11 @@ def the_pod(way: str, name: str = "p") -> Json:
     return pod(name, second, third, init=[first], annotations=wishes)
 
 
-class Gate:
+class Gate(SharingMode):
     """A sharing mode whose next answer waits at the door, when all is made."""
 
     def __init__(self, mode: SharingMode) -> None:
+        super().__init__()
         self._mode = mode
         self.reached = asyncio.Event()
         self.opened = asyncio.Event()
@@ -88,7 +89,7 @@ class Gate:
 
 
 def gate(node: AgentNode) -> Gate:
-    allocator = node.process._surroundings.handover.allocator
+    allocator = node.process.around.handover.allocator
     found = Gate(allocator.mode)
     allocator.mode = found
     return found
@@ -224,11 +225,11 @@ async def test_an_answer_that_kubelet_had_no_time_to_write_down_is_given_again(t
 
 
 @asynccontextmanager
-async def agent_process(node: AgentNode) -> AsyncIterator[Command]:
+async def agent_process(node: AgentNode, **environ: str) -> AsyncIterator[Command]:
     """`tessera device-plugin` as a process of its own, which kubelet can use."""
     before = len(node.kubelet.lists)
     flags = [f"--{name}={value}" for name, value in node.flags.items()]
-    async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}") as command:
+    async with started("device-plugin", *flags, f"--kubeconfig={node.plane.kubeconfig}", **environ) as command:
         await command.until(node.kubelet.until(lambda: len(node.kubelet.lists) > before and node.kubelet.health))
         yield command
 

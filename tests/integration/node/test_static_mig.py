@@ -11,8 +11,8 @@ import pytest
 
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardEvent, MigInstance
-from tessera.node.modes.device_specs import Capability, DeviceSpecs
-from tessera.node.static_mig import resources
+from tessera.node import static_mig as resources
+from tessera.node.modes.device_lists import Capability, DeviceSpecs
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.agent_api import bound, registered, writes
 from tests.support.logs import captured

@@ -14,7 +14,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
 from tessera.vendors.binding_annotations import binding_annotations
-from tessera.vendors.pod_reader import pod_facts
+from tessera.vendors.pod_reader import PodReader
 from tessera.wire.objects import Pod, decode_object
 from tests.support import strategies as some
 
@@ -63,7 +63,7 @@ def test_a_bound_pod_is_read_as_it_was_reserved(vendor: str, data: st.DataObject
         ledger.reserve(request, placement, deadline=1)
         reserved = ledger.state()["nodes"]
 
-        facts = pod_facts(bound(pod, request, placement), some.VENDORS)
+        facts = PodReader(some.VENDORS).facts(bound(pod, request, placement))
 
         assert facts is not None
         assert (facts.problem, facts.stray_mig) == ("", ())

@@ -18,7 +18,7 @@ from tessera.core import arrays, selection
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
 from tessera.scheduler import candidate_lists
-from tessera.scheduler.candidate_lists import CandidateLists
+from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tests.support.builders import NodeBuilder, PodBuilder, cluster, gpu_pod, node
 from tests.support.oracle import check_decision
 
@@ -42,10 +42,10 @@ class CandidateSets(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # Small limits, so that short runs see the log overrun, and shapes and lists forgotten.
+        # Small limits, so that short runs see the log overrun, shapes and lists forgotten, and lists searched in vain.
         self._limits = (
             mock.patch.multiple(arrays, LOG_LIMIT=8),
-            mock.patch.multiple(selection, SHAPES=3),
+            mock.patch.multiple(selection, SHAPES=3, PROBES=2),
             mock.patch.multiple(candidate_lists, REMEMBERED=2),
         )
         for limit in self._limits:
@@ -60,9 +60,9 @@ class CandidateSets(RuleBasedStateMachine):
             limit.stop()
 
     def decide(self, pod: PodRequest, names: list[str]) -> Selected | Refused:
-        candidates = self.lists.lookup(msgspec.Raw(json.dumps(names).encode()))
-        assert set(candidates.names) == set(names)
+        candidates = CandidateList(msgspec.Raw(json.dumps(names).encode()), self.lists)
         answer = self.world.selector.select(pod, candidates)
+        assert set(candidates.resolve().names) == set(names)
         check_decision(answer, self.world.ledger, pod, names)
         fresh = Selector(self.world.ledger).select(pod, names)
         if isinstance(answer, Selected):

@@ -201,8 +201,8 @@ class MigLife(RuleBasedStateMachine):
         records = json.loads(file.read_text())["instances"] if file.exists() else []
         return [
             MigPlacement(**each["slot"]["placement"])
-            for each in records
-            if each["card"] == card and each["mig_uuid"] is None
+            for each in (record["allocation"] for record in records)
+            if each["uuid"] == card and each["mig_uuid"] is None
         ]
 
 

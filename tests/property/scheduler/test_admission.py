@@ -79,6 +79,8 @@ def containers(draw: st.DrawFn) -> Document:
         made["resources"]["requests"] = dict(limits)
     if draw(st.booleans()):
         made["env"] = draw(st.lists(variables, max_size=6))
+    if draw(st.booleans()):
+        made["envFrom"] = draw(st.lists(st.sampled_from([{}, {"prefix": "APP_"}, {"prefix": "CUDA_"}]), max_size=2))
     made |= draw(st.sampled_from([{}, {}, {"securityContext": {"privileged": True}}, {"restartPolicy": "Always"}]))
     return made
 
@@ -142,7 +144,7 @@ settings_of = st.builds(
     AdmissionSettings,
     scheduler_name=st.sampled_from(["hami-scheduler", ""]),
     privileged=st.sampled_from(PrivilegedMode),
-    injection=st.sampled_from([Injection(), Injection(allow_disable_control=True), None]),
+    injection=st.sampled_from([Injection(), Injection(allow_disable_control=True), Injection(downward_api=False)]),
 )
 configurations = st.sampled_from(
     [{}, {"overwrite_env": True, "runtime_class_name": "nvidia"}, {"gpu_core_policy": "disable"}]
@@ -168,6 +170,7 @@ def test_admitting_a_pod_again_changes_nothing(
         assert answer.message
         return
     stored = patched(document, answer.patch)
+    assert answer.changed in (None, stored)
     again = decided(stored, how, nvidia)
     assert again.allowed
     assert again.patch == ()

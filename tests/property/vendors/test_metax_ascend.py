@@ -21,13 +21,13 @@ from tessera.vendors.ascend import Ascend
 from tessera.vendors.ascend.templates import CHART
 from tessera.vendors.base import ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft
-from tessera.vendors.metax import MetaxGpu
+from tessera.vendors.metax.gpu import MetaxGpu
 from tessera.vendors.metax.sgpu import MetaxSgpu
 from tessera.vendors.metax.sharing_rules import APP_CLASS, ONLINE, POLICIES, QOS
 
 SGPU = MetaxSgpu(ResourceNames(count="m/sgpu", memory="m/vmemory", cores="m/vcore"), topology_aware=True)
 CHIPS = [Ascend(chip, soft_split=True) for chip in CHART.configs]
-VENDORS: list[Vendor] = [SGPU, MetaxGpu("m/gpu"), *CHIPS]
+VENDORS: list[Vendor] = [SGPU, MetaxGpu(ResourceNames(count="m/gpu")), *CHIPS]
 
 SETTINGS = st.fixed_dictionaries(
     {},

@@ -21,8 +21,7 @@ from tessera.vendors.biren import FAMILY as BIREN
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.enflame import FAMILY as ENFLAME
 from tessera.vendors.enflame.drs import CAPACITY
-from tessera.vendors.kunlun import Kunlun, Vxpu
-from tessera.vendors.kunlun.section import CHART as KUNLUN_CHART
+from tessera.vendors.kunlun import FAMILY as KUNLUN_FAMILY
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node
 from tests.support.vendor_cases import World, devices, node, taken
@@ -30,8 +29,8 @@ from tests.support.vendor_cases import World, devices, node, taken
 GCU, DRS = ENFLAME.build(ENFLAME.chart, Switches())
 (VA,) = VASTAI.build(VASTAI.chart, Switches())
 (BIREN_VENDOR,) = BIREN.build(BIREN.chart, Switches())
-KUNLUN, XPU = Kunlun(KUNLUN_CHART), Vxpu(KUNLUN_CHART)
-NEURON, AMD = Neuron(NEURON_CHART), Amd(AMD_CHART)
+KUNLUN, XPU = KUNLUN_FAMILY.build(KUNLUN_FAMILY.chart, Switches())
+NEURON, AMD = Neuron(NEURON_CHART.names), Amd(AMD_CHART.names)
 ALL: list[Vendor] = [GCU, DRS, VA, BIREN_VENDOR, KUNLUN, XPU, NEURON, AMD]
 
 POLICIES = st.sampled_from(["spread", "binpack", "mutex", "mutex,numa"])

@@ -17,7 +17,7 @@ from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, SECRETS
 from tessera.vendors.base import Switches
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import node_facts
-from tessera.vendors.pod_reader import pod_facts, pod_request
+from tessera.vendors.pod_reader import PodReader, pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire.extender import decode_filter_args, decode_node_names
 from tessera.wire.objects import Node, Pod, ResourceQuota
@@ -50,7 +50,7 @@ async def test_every_node_of_a_list_in_pages_has_its_cards(client: KubeClient) -
 
 async def test_every_pod_of_a_list_in_pages_holds_its_slice_of_a_card_of_its_node(client: KubeClient) -> None:
     listing = await client.list(PODS.path(), Pod, page_size=4)
-    held = [pod_facts(pod, VENDORS) for pod in listing.items]
+    held = [PodReader(VENDORS).facts(pod) for pod in listing.items]
     assert len({facts.uid for facts in held if facts is not None}) == 15
     for number, facts in enumerate(held):
         assert facts is not None

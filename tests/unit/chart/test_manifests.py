@@ -5,6 +5,7 @@ That deploy/ is what the chart renders is seen in the end-to-end tests, which ha
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,9 @@ def reserved_patterns() -> set[str]:
         for each in OBJECTS
         if (each["kind"], each["metadata"]["name"]) == ("ValidatingAdmissionPolicy", "tessera-reserved-annotations")
     ]
-    (webhook,) = the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]
-    texts = [each["expression"] for each in (*policy["spec"]["variables"], *webhook["matchConditions"])]
+    webhooks = the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]
+    conditions = [each for webhook in webhooks for each in webhook["matchConditions"]]
+    texts = [each["expression"] for each in (*policy["spec"]["variables"], *conditions)]
     return {pattern for text in texts for pattern in re.findall(r"matches\('([^']*)'\)", text)}
 
 
@@ -184,8 +186,34 @@ def test_everything_that_the_scheduler_writes_is_guarded_and_nothing_that_tenant
 
 
 def test_the_webhook_is_asked_about_every_resource_that_is_managed() -> None:
-    (webhook,) = the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]
-    (condition,) = webhook["matchConditions"]
     config = yaml.safe_load(the("ConfigMap", "tessera-scheduler")["data"]["config.yaml"])
-    for resource in config["extenders"][0]["managedResources"]:
-        assert f'"{resource["name"]}"' in condition["expression"]
+    for webhook in the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]:
+        condition = {each["name"]: each["expression"] for each in webhook["matchConditions"]}["concerns-devices"]
+        for resource in config["extenders"][0]["managedResources"]:
+            assert f'"{resource["name"]}"' in condition
+
+
+def test_a_pod_cannot_bypass_the_webhook_by_its_label_in_a_guarded_namespace() -> None:
+    for webhook in the("MutatingWebhookConfiguration", "tessera-webhook")["webhooks"]:
+        exempt = {"key": "tessera.io/guard", "operator": "In", "values": ["ignore"]}
+        assert ("objectSelector" in webhook) is (exempt in webhook["namespaceSelector"]["matchExpressions"])
+
+
+def test_every_protected_variable_is_guarded() -> None:
+    spec = the("ValidatingAdmissionPolicy", "tessera-protected-variables")["spec"]
+    expressions = {each["name"]: each["expression"] for each in spec["variables"]}
+    (pattern,) = {*re.findall(r"matches\('([^']*)'\)", expressions["nvidiaWrong"])}
+    for vendor in build_vendors(None, Switches()).values():
+        if vendor.protected is not None:
+            assert all(re.search(pattern, name) for name in vendor.protected.names)
+            assert vendor.names.count in expressions["nvidiaExposed"]
+    references = json.loads(expressions["nvidiaReferences"])
+    assert references["NVIDIA_VISIBLE_DEVICES"] == keys.visible_devices(0).partition(".io/c0.")[2]
+    assert not re.search(pattern, "CUDA_VISIBLE_DEVICES")
+
+
+def test_every_count_of_a_managed_vendor_must_have_passed_the_webhook() -> None:
+    spec = the("ValidatingAdmissionPolicy", "tessera-completed-pods")["spec"]
+    (asking,) = [each["expression"] for each in spec["variables"] if each["name"] == "asking"]
+    for vendor in build_vendors(None, Switches()).values():
+        assert f'"{vendor.names.count}"' in asking

@@ -94,6 +94,23 @@ def test_the_log_tells_each_changed_column_once_and_forgets_the_oldest(monkeypat
     assert len(log.log) <= 6
 
 
+def test_the_log_is_trimmed_only_beyond_its_limit_and_to_its_newer_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = cluster(node("a").gpus(1), node("b").gpus(1))
+    log = world.ledger.arrays
+    start = log.now
+    monkeypatch.setattr(arrays, "LOG_LIMIT", len(log.log) + 4)
+    for number in range(4):
+        world.place(gpu_pod(f"p{number}", mem=1), ["b"])
+    assert log.changed_since(0) is not None
+    length, before = len(log.log), log.now
+    world.place(gpu_pod("q", mem=1), ["a"])
+    assert log.now == before + 1
+    assert len(log.log) == length + 1 - (length + 1) // 2
+    assert log.changed_since(log.log_start) == [log.row("b"), log.row("a")]
+    assert log.changed_since(log.log_start - 1) is None
+    assert start <= log.log_start
+
+
 def test_columns_are_put_in_the_order_of_their_names() -> None:
     world = cluster(node("c").gpus(1), node("a").gpus(1), node("b").gpus(1))
     columns = world.ledger.arrays

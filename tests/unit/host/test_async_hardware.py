@@ -11,10 +11,10 @@ from tessera.host.async_hardware import AsyncInventory
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import CardError, CardEvent, CardFacts, Found, InventoryError, Links, TopologyLevel
 from tessera.host.simulated.description import parse_description
-from tessera.host.simulated.hardware import SimulatedHardware
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.settings import AgentSettings
 from tests.support.event_loops import in_real_time
+from tests.support.faulty_cards import FaultyCards
 from tests.support.logs import captured
 
 CARD = CardFacts("GPU-a", 0, "NVIDIA H200")
@@ -187,7 +187,7 @@ async def test_an_answer_that_comes_after_the_loop_is_closed_disturbs_nobody() -
 @in_real_time
 async def test_what_happens_to_simulated_cards_is_seen_in_the_fleet() -> None:
     description = parse_description("cards: [{model: H200, count: 2}]", file="cards.yaml")
-    hardware = SimulatedHardware(lambda: description, node_name="n1")
+    hardware = FaultyCards(lambda: description, node_name="n1")
     first, second = (str(card.uuid) for card in hardware.scan())
     asking = AsyncInventory(hardware)
     watch = HardwareWatch(asking, AgentSettings(node_name="n1"))

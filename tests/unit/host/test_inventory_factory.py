@@ -6,15 +6,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tessera.host.no_driver import NullHardware
 from tessera.host.nvml.hardware import NvmlHardware
 from tessera.host.simulated.hardware import SimulatedHardware
-from tessera.node.inventory.__main__ import main
-from tessera.node.inventory.factory import choose_hardware
+from tessera.node.inventory import choose_hardware, main
 from tessera.node.settings import AgentSettings, Configuration, InventoryKind, Paths
 from tessera.wire.documents import ConfigError
-from tests.support.logs import captured
-from tests.unit.host.fake_nvml import FakeNvml
 
 CARDS = """
 cards:
@@ -30,29 +26,19 @@ def told(kind: InventoryKind, root: Path, simulated: Path | None = None) -> Conf
     return Configuration(settings=settings, inventory=kind, simulated=simulated)
 
 
-def missing(name: str) -> FakeNvml:
-    raise OSError(f"{name}: not here")
-
-
 def test_nothing_may_be_asked_for(tmp_path: Path) -> None:
-    assert isinstance(choose_hardware(told(InventoryKind.NULL, tmp_path)), NullHardware)
+    assert choose_hardware(told(InventoryKind.NULL, tmp_path)).scan() == []
 
 
 def test_nvml_is_taken_also_while_there_is_no_driver(tmp_path: Path) -> None:
     assert isinstance(choose_hardware(told(InventoryKind.NVML, tmp_path)), NvmlHardware)
 
 
-def test_auto_takes_nvml_where_it_can_be_loaded(tmp_path: Path, no_library: None) -> None:
-    chosen = choose_hardware(told(InventoryKind.AUTO, tmp_path), dlopen=FakeNvml())
-    assert isinstance(chosen, NvmlHardware)
-
-
-def test_auto_says_why_there_are_no_cards(tmp_path: Path, no_library: None) -> None:
-    with captured() as logs:
-        chosen = choose_hardware(told(InventoryKind.AUTO, tmp_path), dlopen=missing)
-        assert (chosen.scan(), chosen.is_busy("GPU-a")) == ([], True)
-    (said,) = logs.events
-    assert "not here" in said["problem"]
+def test_auto_has_no_cards_while_there_is_no_driver(
+    tmp_path: Path, no_library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.host.nvml.session.LIBRARY", "libnot-there.so.1")
+    assert choose_hardware(told(InventoryKind.AUTO, tmp_path)).scan() == []
 
 
 def test_simulated_cards_come_from_a_file(tmp_path: Path) -> None:

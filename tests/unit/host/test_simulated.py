@@ -18,16 +18,17 @@ from tessera.host.cards import (
     UnreadableCard,
 )
 from tessera.host.simulated.description import parse_description
-from tessera.host.simulated.hardware import SimulatedHardware, simulated_hardware
+from tessera.host.simulated.hardware import simulated_hardware
+from tests.support.faulty_cards import FaultyCards
 from tests.support.logs import captured
 from tests.unit.host.conftest import Clock
 
 TWO = "cards: [{model: H200, count: 2, numa: [0, 1]}]"
 
 
-def simulate(text: str, clock: Callable[[], float] = lambda: 0.0) -> SimulatedHardware:
+def simulate(text: str, clock: Callable[[], float] = lambda: 0.0) -> FaultyCards:
     description = parse_description(text, file="cards.yaml")
-    return SimulatedHardware(lambda: description, node_name="node-a", clock=clock)
+    return FaultyCards(lambda: description, node_name="node-a", clock=clock)
 
 
 def uuids(hardware: Hardware) -> list[str]:
@@ -51,7 +52,7 @@ def test_uuids_have_the_form_of_real_ones_and_are_always_the_same() -> None:
     found = uuids(simulate(TWO))
     assert found == uuids(simulate(TWO))
     assert {(len(uuid), uuid.count("-"), uuid[:4]) for uuid in found} == {(40, 5, "GPU-")}
-    other = SimulatedHardware(lambda: parse_description(TWO, file="f"), node_name="node-b")
+    other = FaultyCards(lambda: parse_description(TWO, file="f"), node_name="node-b")
     assert not set(found) & set(uuids(other))
 
 

@@ -9,13 +9,14 @@ import pytest
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardError, CardFacts, ComputeMode, GpuInstanceProfile, Hardware, MigInstance
 from tessera.host.simulated.description import parse_description
-from tessera.host.simulated.hardware import SimulatedHardware, simulated_hardware
+from tessera.host.simulated.hardware import simulated_hardware
 from tessera.wire.documents import ConfigError
+from tests.support.faulty_cards import FaultyCards
 
 
-def simulate(text: str = "cards: [{model: H200, mig: true}]", *, state: Path | None = None) -> SimulatedHardware:
+def simulate(text: str = "cards: [{model: H200, mig: true}]", *, state: Path | None = None) -> FaultyCards:
     description = parse_description(text, file="cards.yaml")
-    return SimulatedHardware(lambda: description, node_name="node-a", state=state)
+    return FaultyCards(lambda: description, node_name="node-a", state=state)
 
 
 def card(hardware: Hardware) -> CardFacts:
@@ -177,9 +178,9 @@ def test_what_lives_in_the_hardware_outlives_the_agent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "not valid JSON"),
-        ("[]", "expected a table of keys, found a list"),
-        ('{"GPU-1": {"mig": true, "compute_mode": 9, "instances": []}}', "compute_mode: expected one of"),
+        ("{", "cannot be read"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"GPU-1": {"mig": true, "mode": 9, "instances": []}}', "Invalid enum value 9"),
     ],
 )
 def test_a_state_that_cannot_be_read_is_not_overwritten(tmp_path: Path, text: str, problem: str) -> None:
@@ -196,7 +197,8 @@ def test_a_state_that_is_no_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_change_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    hardware = simulate("cards: [{model: H200}]", state=tmp_path / "gone" / "state.json")
+    hardware = simulate("cards: [{model: H200}]", state=tmp_path / "state.json")
+    (tmp_path / "state.draft").mkdir()
     uuid = card(hardware).uuid
     with pytest.raises(CardError, match="its state cannot be kept"):
         hardware.enable_mig(uuid)

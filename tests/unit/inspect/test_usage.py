@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from operator import itemgetter
+
 import pytest
 
 from tessera.inspect.offline_cluster import OfflineCluster
-from tessera.inspect.render.lines import Style, TableColumn, bar, count_of, join_names, table
+from tessera.inspect.render.lines import TableColumn, bar, count_of, join_names, table
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
-from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_pods, sort_usage
+from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_usage
 from tests.support.builders import gpu_pod, node
 from tests.support.cluster_states import state_of
 
@@ -55,7 +57,7 @@ async def test_orders_put_the_fullest_or_the_freest_first() -> None:
     one = cluster()
     assert [use.card for use in sort_usage(card_usage(one), "memory")] == ["n1-0", "n1-1", "n2-0"]
     assert [use.card for use in sort_usage(card_usage(one), "free")] == ["n1-1", "n1-0", "n2-0"]
-    assert [use.name for use in sort_pods(pod_usage(one), "memory")] == ["a", "b"]
+    assert [use.name for use in sort_usage(pod_usage(one), "memory")] == ["a", "b"]
 
 
 async def test_tables_have_bars_and_say_who() -> None:
@@ -67,6 +69,12 @@ async def test_tables_have_bars_and_say_who() -> None:
     assert lines[3].endswith("(cordoned)")
     assert len(nodes_table(node_usage(one), width=None, ascii_only=False)) == 3
     assert pods_table(pod_usage(one), width=None)[1].text.endswith("c0: card 0 40000 MiB")
+
+
+async def test_a_wide_table_of_cards_has_their_ids() -> None:
+    lines = [line.text for line in cards_table(card_usage(cluster()), width=None, wide=True, ascii_only=True)]
+    assert lines[0].split()[:4] == ["NODE", "CARD", "UUID", "MODEL"]
+    assert lines[1].split()[2] == "n1-0"
 
 
 async def test_a_table_fits_a_terminal_by_cutting_its_last_column() -> None:
@@ -81,7 +89,8 @@ def test_small_pieces() -> None:
     assert join_names(["a", "b", "c"], 2) == "a, b and 1 more"
     assert (count_of(1, "node"), count_of(2, "node")) == ("1 node", "2 nodes")
     assert [
-        line.text for line in table([TableColumn("A"), TableColumn("B", right=True)], [(("x", "1"), Style.PLAIN)])
+        line.text
+        for line in table([TableColumn("A", itemgetter(0)), TableColumn("B", itemgetter(1), right=True)], [("x", 1)])
     ] == [
         "A  B",
         "x  1",

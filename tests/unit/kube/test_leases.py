@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 
 from tessera.kube.leases import Lease, LeaseMetadata, LeaseSpec, LeaseWatch, is_leader
+
+NOON = 1_793_880_000.0
+"""unix time in seconds"""
 
 
 def lease(holder: str | None, seconds: int | None = 15, renewed: str = "r1") -> Lease:
@@ -40,27 +45,100 @@ def test_no_host_leads_no_lease() -> None:
     assert not is_leader(lease("_x"), "", 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("now", "leads"), [(100.0, True), (114.9, True), (115.0, False), (1000.0, False)])
-def test_a_lease_that_is_not_renewed_runs_out(now: float, leads: bool) -> None:
+@pytest.mark.parametrize(("now", "leads"), [(100.0, True), (109.9, True), (110.0, False), (1000.0, False)])
+def test_a_lease_that_is_not_renewed_runs_out_here_before_another_host_may_take_it(now: float, leads: bool) -> None:
     assert is_leader(lease("host-1_x"), "host-1", 100.0, now) is leads
 
 
+class Machine:
+    """A lease watch, and the clocks of its machine."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.skew = 0.0
+        """seconds by which the wall clock was set"""
+        self.watch = LeaseWatch("host-1", clock=lambda: self.time, now=self.now)
+
+    def now(self) -> float:
+        return NOON + self.time + self.skew
+
+    def see(self, holder: str = "host-1_x", *, ago: float = 0.0, transitions: int = 0) -> None:
+        """A renewal that began so many seconds ago reaches this machine."""
+        moment = datetime.fromtimestamp(self.now() - ago, UTC).isoformat().replace("+00:00", "Z")
+        spec = LeaseSpec(holder, lease_duration_seconds=15, renew_time=moment, lease_transitions=transitions)
+        self.watch.put("kube-system/hami-scheduler", Lease(spec=spec))
+
+    @property
+    def leads(self) -> bool:
+        return self.watch.tenure() is not None
+
+
 def test_a_lease_counts_from_its_last_change_not_from_the_last_look() -> None:
-    time = [100.0]
-    watch = LeaseWatch("host-1", clock=lambda: time[0])
-    assert not watch.leads()
+    machine = Machine()
+    watch = machine.watch
+    assert not machine.leads
     watch.put("kube-system/hami-scheduler", lease("host-1_x"))
     watch.synced()
-    assert watch.leads()
-    time[0] = 114.0
+    assert machine.leads
+    machine.time = 109.0
     watch.put("kube-system/hami-scheduler", lease("host-1_x"))
-    time[0] = 116.0
-    assert not watch.leads()
+    machine.time = 111.0
+    assert not machine.leads
     watch.put("kube-system/hami-scheduler", lease("host-1_x", renewed="r2"))
-    assert watch.leads()
+    assert machine.leads
     watch.drop("kube-system/hami-scheduler")
-    assert not watch.leads()
+    assert not machine.leads
     assert watch.lease is None
+
+
+def test_a_lease_counts_from_the_beginning_of_its_renewal_however_late_that_is_seen() -> None:
+    machine = Machine()
+    machine.see(ago=9.5)
+    assert machine.leads
+    machine.time += 0.6
+    assert not machine.leads
+    machine.see(ago=20.0)
+    assert not machine.leads
+
+
+def test_a_wall_clock_that_is_set_never_makes_a_lease_longer() -> None:
+    machine = Machine()
+    machine.see()
+    machine.skew = -3600.0
+    machine.time += 9.9
+    assert machine.leads
+    machine.time += 0.1
+    assert not machine.leads
+    machine.see(ago=-3600.0)  # Renewed before the clock was set back.
+    assert machine.leads
+    machine.time += 10.0
+    assert not machine.leads
+
+
+def test_a_renewal_goes_on_with_the_tenure_and_another_holder_ends_it() -> None:
+    machine = Machine()
+    machine.see()
+    first = machine.watch.tenure()
+    assert first is not None
+    machine.time += 2.0
+    machine.see()
+    assert machine.watch.tenure() == first
+    machine.time += 60.0
+    assert not machine.leads
+    machine.see()
+    assert machine.watch.tenure() == first, "no other host had it"
+    machine.see("host-2_y", transitions=1)
+    assert not machine.leads
+    machine.see(transitions=2)
+    assert machine.watch.tenure() not in (None, first)
+
+
+def test_a_tenure_of_another_host_between_two_looks_is_noticed() -> None:
+    machine = Machine()
+    machine.see()
+    first = machine.watch.tenure()
+    machine.see(transitions=2)
+    assert machine.watch.tenure() not in (None, first)
 
 
 def test_a_lease_is_read_as_the_apiserver_writes_it() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from ctypes import Array, Structure, c_char, c_int32, c_int64, c_uint32, c_uint64
 from typing import Any, NamedTuple
 
-from tessera.monitor.region_layouts import Misread
-from tessera.monitor.regions import Region, decode_region
+from tessera.monitor.regions import Misread, Region, decode_region
 
 MAGIC = 19920718
 GPU_A, GPU_B = (f"GPU-{letter * 8}-0000-4000-8000-000000000000" for letter in "ab")

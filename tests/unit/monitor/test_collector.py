@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.monitor import container_dirs as looking
-from tessera.monitor import region_files
+from tessera.host.writable_dirs import opened_dir
+from tessera.monitor import collector
 from tessera.monitor.collector import RegionCollector, Snapshot
-from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
-from tessera.monitor.region_layouts import V1
-from tessera.monitor.regions import Region
+from tessera.monitor.container_dirs import Owner
+from tessera.monitor.regions import V1, Region, open_region
 from tests.unit.monitor.builders import GPU_A, GPU_B, good, region
 
 NOW = 1_700_000_000
@@ -138,7 +137,7 @@ def test_bug_24_a_file_that_is_cut_off_between_reading_and_writing_is_left_alone
     path.write_bytes(region())
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
-        with region_files.opened(descriptor, "x.cache") as file:
+        with open_region(descriptor, "x.cache") as file:
             found = file.read()
             assert isinstance(found, Region)
             os.truncate(path, V1.end - 1)
@@ -155,22 +154,15 @@ def test_a_file_that_cannot_be_opened_any_more_touches_no_other(
 ) -> None:
     node.put(A, region())
     node.put(B, region())
-    usual = looking.opened
+    usual = opened_dir
 
-    def opened(tree: int, name: str) -> object:
+    def opened(name: str, tree: int) -> object:
         # The scan has been; the file is opened afterwards.
-        if name.startswith("uid-a") and scanned:
+        if name.startswith("uid-a"):
             raise gone
-        return usual(tree, name)
+        return usual(name, tree)
 
-    def places(folders: list[Folder], known: list[Owner]) -> dict[Owner, RegionPlace]:
-        scanned.append(True)
-        return usual_places(folders, known)
-
-    scanned: list[bool] = []
-    usual_places = looking.places
-    monkeypatch.setattr(looking, "opened", opened)
-    monkeypatch.setattr(looking, "places", places)
+    monkeypatch.setattr(collector, "opened_dir", opened)
     found = node.round(A, B)
     assert set(found.regions) == {B}
     assert found.problems == (() if isinstance(gone, FileNotFoundError) else ("'uid-a_main': not allowed",))
@@ -210,7 +202,7 @@ def test_a_folder_whose_files_cannot_be_read_goes_all_the_same(node: Node, monke
         raise PermissionError(13, "not allowed")
 
     node.put(A, region(last_kernel_time=NOW), age=600)
-    monkeypatch.setattr(region_files, "opened", refuse)
+    monkeypatch.setattr(collector, "open_region", refuse)
     node.round()
     assert node.names() == []
 

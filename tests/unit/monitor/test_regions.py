@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.monitor.region_layouts import MAGIC, V0, V1, V1_TWO_LOCKS, Misread, choose_layout
-from tessera.monitor.regions import DeviceUsage, Region, decode_region
+from tessera.monitor.regions import (
+    MAGIC,
+    V0,
+    V1,
+    V1_TWO_LOCKS,
+    DeviceUsage,
+    Misread,
+    Region,
+    choose_layout,
+    decode_region,
+)
 from tests.unit.monitor.builders import GPU_A, GPU_B, Slot, decoded, good, region
 
 LAYOUTS = ("v0", "v1", "v1 with two locks")

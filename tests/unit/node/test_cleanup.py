@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tessera.host.no_driver import NullHardware
+from tessera.host.simulated.hardware import no_cards
 from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
 from tessera.node.handover.claims import Claim, PodKey
@@ -27,18 +27,18 @@ def claim(name: str, card: str) -> Claim:
     return Claim(PodKey("default", name, f"uid-{name}"), 0, "main", (DeviceEntry(card, "NVIDIA", 1000, 10),))
 
 
-class Node:
+class Node(PodCache):
     """Pods that the test says, and daemons on some cards."""
 
     def __init__(self, *daemons: str) -> None:
-        self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
-        self.pods.synced()
-        self.live: Sequence[Claim] | None = ()
+        super().__init__("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
+        self.synced()
+        self.live: list[Claim] | None = []
         self.daemons = set(daemons)
         self.busy: set[str] = set()
         self.fault: OSError | None = None
 
-    def live_claims(self) -> Sequence[Claim] | None:
+    def live_claims(self) -> list[Claim] | None:
         return self.live
 
     async def retire_all(self, root: Path, modes: Any, *, program: Any, keep: Collection[str]) -> dict[str, str]:
@@ -56,7 +56,7 @@ Run = Callable[[Node], asyncio.Task[None]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
-        return asyncio.create_task(clean_up_mps(SETTINGS, NullHardware(), node))
+        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), node))
 
     return start
 

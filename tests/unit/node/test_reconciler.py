@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -12,7 +12,7 @@ from tessera.host.cards import CardFacts
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.pod_cache import PodCache
-from tessera.node.modes.base import ContainerResponse
+from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.reconciler import EVERY_S, GAP_S, Reconciler
 from tessera.node.watched_value import WatchedValue
 from tessera.wire.objects import Pod
@@ -23,23 +23,22 @@ from tests.unit.node.handover.world import Api
 CARD = "GPU-00000001-207a-2038-9b45-23cac89cb67a"
 
 
-class Mode:
+class Mode(SharingMode):
     """Remembers what it was told, and when."""
 
     def __init__(self) -> None:
+        super().__init__()
+        self.unfit: dict[str, str] = {}
         self.told: list[tuple[float, list[str], int]] = []
         """seconds, names of live pods, number of cards"""
         self.fault: Exception | None = None
 
-    async def start(self, fleet: Fleet) -> None: ...
+    @property
+    def problems(self) -> Mapping[str, str]:
+        return self.unfit
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         raise NotImplementedError
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        raise NotImplementedError
-
-    async def stop(self) -> None: ...
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         now = asyncio.get_running_loop().time()
@@ -73,10 +72,7 @@ class Scene:
         self.mode = Mode()
         self.pods = PodCache("n1", Api(), time=lambda: 0.0, on_gone=lambda _uid: None)
         self.fleet = WatchedValue(fleet(1))
-        self.settling = Reconciler(self.mode, self, self.fleet)
-
-    def live_claims(self) -> Sequence[Claim] | None:
-        return self.pods.live_claims()
+        self.settling = Reconciler(self.mode, self.pods, self.fleet)
 
     async def __aenter__(self) -> Scene:
         self._task = asyncio.create_task(self.settling.run())
@@ -165,12 +161,12 @@ async def test_a_fault_of_the_mode_is_said_once_and_met_again_in_the_next_round(
 async def test_cards_that_the_mode_cannot_share_are_passed_on_until_it_can() -> None:
     said: list[dict[str, str]] = []
     scene = Scene()
-    scene.mode.problems = {CARD: "its daemon does not begin"}  # type: ignore[attr-defined]
-    scene.settling = Reconciler(scene.mode, scene, scene.fleet, mark=lambda problems: said.append(dict(problems)))
+    scene.mode.unfit = {CARD: "its daemon does not begin"}
+    scene.settling = Reconciler(scene.mode, scene.pods, scene.fleet, mark=lambda problems: said.append(dict(problems)))
     async with scene:
         scene.pods.synced()
         await asyncio.sleep(GAP_S)
-        scene.mode.problems = {}  # type: ignore[attr-defined]
+        scene.mode.unfit = {}
         await asyncio.sleep(2 * EVERY_S)
     assert said[0] == {CARD: "its daemon does not begin"}
     assert said[-1] == {}

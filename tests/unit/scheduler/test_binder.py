@@ -10,9 +10,10 @@ import pytest
 from tessera.core.ledger import GrantState
 from tessera.kube.errors import AccessError, KubeError
 from tessera.scheduler import binder
-from tessera.scheduler.binder import ATTEMPTS, NOT_LEADING
-from tessera.scheduler.pod_cycle import LANDED_S, CycleState
+from tessera.scheduler.binder import ATTEMPTS
+from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
+from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
@@ -425,8 +426,9 @@ async def test_a_bind_of_unknown_end_that_was_never_done_is_freed_by_the_look_up
     world = ready()
     await unknown(world, done=False)
     world.watch()
-    await asyncio.sleep(LANDED_S)
+    sent = world.api.pods[KEY].metadata.resource_version
     await world.binder.look_up_unconfirmed()
+    assert world.api.pods[KEY].metadata.resource_version != sent, "the binding could land yet"
     assert world.cards() == FREE
     assert world.agrees()
 
@@ -435,34 +437,27 @@ async def test_a_bind_of_unknown_end_that_was_never_done_is_freed_by_the_look_up
 async def test_a_bind_of_unknown_end_is_never_freed_by_time_alone() -> None:
     world = ready()
     await unknown(world, done=True)
-    world.api.always("get_pod", never_sent())
+    world.api.always("annotate_pod", refused(403, "Forbidden"))
     await asyncio.sleep(RESERVATION * 2)
     world.cycles.tick()
     await world.binder.look_up_unconfirmed()
     assert world.filtered(gpu_pod("thief", mem=81000))["NodeNames"] is None
     assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
-    world.api.always("get_pod", None)
+    world.api.always("annotate_pod", None)
     await world.binder.look_up_unconfirmed()
     assert world.cycle_state(POD) is CycleState.BOUND
     assert world.agrees()
-
-
-def lead_again(world: World) -> None:
-    """Another replica led for a while."""
-    world.engine.is_leader = False
-    world.engine.is_leader = True
 
 
 @in_fake_time
 async def test_a_pod_of_unknown_end_is_not_written_again_after_another_replica_led() -> None:
     world = ready()
     await unknown(world, done=False)
-    lead_again(world)
+    world.lead_again()
     world.create(gpu_pod("theirs", mem=81000).on("n1", "n1-0,NVIDIA,81000,0:;"))
     assert world.filtered(POD)["Error"] == "pod default/p may be bound to n1 already"
     assert await world.bound(POD) == "pod default/p may be bound to n1 already"
     assert node_of(world) == ""
-    await asyncio.sleep(LANDED_S)
     await world.binder.look_up_unconfirmed()
     assert world.filtered(POD)["NodeNames"] is None
     assert world.agrees()
@@ -471,7 +466,7 @@ async def test_a_pod_of_unknown_end_is_not_written_again_after_another_replica_l
 @in_fake_time
 async def test_a_reservation_from_before_another_replica_led_is_chosen_again() -> None:
     world = ready()
-    lead_again(world)
+    world.lead_again()
     world.create(gpu_pod("theirs", mem=81000).on("n1", "n1-0,NVIDIA,81000,0:;"))
     assert (await world.bound(POD)).startswith("pod no longer fits node n1")
     assert node_of(world) == ""
@@ -482,7 +477,7 @@ async def test_a_reservation_from_before_another_replica_led_is_chosen_again() -
 def test_a_bind_is_not_sent_again_after_another_replica_led_between_two_attempts(status: int) -> None:
     async def case() -> None:
         world = ready()
-        world.api.script("bind", Step(refused(status), meanwhile=lambda: lead_again(world)))
+        world.api.script("bind", Step(refused(status), meanwhile=world.lead_again))
         assert await world.bound(POD) == NOT_LEADING
         assert (world.api.calls.count("bind"), node_of(world)) == (1, "")
 
@@ -498,7 +493,7 @@ def forbidden_credentials(world: World) -> None:
 
 
 def not_leading(world: World) -> None:
-    world.engine.is_leader = False
+    world.stop_leading()
 
 
 def card_gone(world: World) -> None:
@@ -511,7 +506,6 @@ def test_a_later_bind_that_is_not_sent_says_nothing_about_the_earlier_one(troubl
     async def case() -> None:
         world = ready()
         await unknown(world, done=True)
-        await asyncio.sleep(LANDED_S)
         trouble(world)
         assert await world.bound(POD) != ""
         assert (world.cycle_state(POD), world.state(POD)) == (CycleState.UNCERTAIN, GrantState.RESERVED)
@@ -567,9 +561,7 @@ def test_a_pod_of_unknown_end_that_is_asked_for_again_ends_on_the_same_cards(don
 async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() -> None:
     world = ready(agent("n1"), agent("n2"))
     await unknown(world, done=False)
-    await asyncio.sleep(LANDED_S)
-    world.api.script("bind", refused(403, "Forbidden"))
-    assert await world.bound(POD) == "403 Forbidden: scripted"
+    await world.binder.look_up_unconfirmed()
     assert world.chosen(POD, ["n2"]) == "n2"
     assert world.cards("n1") == FREE
 
@@ -584,18 +576,19 @@ async def test_a_pod_of_unknown_end_is_not_bound_to_another_node() -> None:
 
 
 @pytest.mark.parametrize("bound_elsewhere", [True, False])
-def test_a_conflict_that_cannot_be_looked_up_is_looked_up_later(bound_elsewhere: bool) -> None:
+def test_a_conflict_that_cannot_be_looked_up_keeps_its_reservation_for_a_while(bound_elsewhere: bool) -> None:
     async def case() -> None:
         world = ready(agent("n1"), agent("n2"))
         world.api.script("bind", refused(409, "Conflict"))
         world.api.always("get_pod", never_sent())
         assert await world.bound(POD) == "409 Conflict: scripted"
-        assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.UNCERTAIN, HELD)
+        assert (world.cycle_state(POD), world.cards("n1")) == (CycleState.RESERVED, HELD)
         world.api.always("get_pod", None)
         if bound_elsewhere:
             world.api.add_pod(POD.on("n2", "n2-0,NVIDIA,1000,10:;"))
-        await asyncio.sleep(LANDED_S)
-        await world.binder.look_up_unconfirmed()
+            world.watch()
+        await asyncio.sleep(RESERVATION)
+        world.cycles.tick()
         assert world.cards("n1") == FREE
         assert world.agrees()
 
@@ -651,12 +644,13 @@ def test_a_bind_that_is_refused_to_the_end_becomes_a_reservation_that_ends(statu
         assert await world.bound(POD) == f"{status}: scripted"
         assert world.api.calls.count("get_pod") == looks
         assert (world.state(POD), world.cards()) == (GrantState.RESERVED, HELD)
-        await asyncio.sleep((LANDED_S if looks else RESERVATION) - 3)
-        await world.binder.look_up_unconfirmed()
-        world.cycles.tick()
-        assert world.cards() == HELD
+        if looks:
+            world.cycles.tick()
+            assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
+            await world.binder.look_up_unconfirmed()
+        await asyncio.sleep(RESERVATION - 3)
+        assert world.cards() == (FREE if looks else HELD)
         await asyncio.sleep(3.001)  # The jitter of the pauses makes the sum inexact.
-        await world.binder.look_up_unconfirmed()
         world.cycles.tick()
         assert world.cards() == FREE
         assert world.agrees()
@@ -868,7 +862,7 @@ async def test_a_bind_cancelled_while_it_waits_leaves_a_reservation_and_no_waite
 async def test_a_bind_that_waited_while_another_replica_led_is_not_sent() -> None:
     world = World(answering(node("n1").gpus(1)))
     task = await queued(world)
-    lead_again(world)
+    world.lead_again()
     world.api.delete_pod("default/first")
     world.watch()
     assert await task == NOT_LEADING
@@ -1014,9 +1008,11 @@ async def test_the_fake_refuses_what_an_apiserver_refuses() -> None:
     api = FakeCluster()
     api.add_pod(POD)
     with pytest.raises(KubeError, match="409"):
-        await api.bind("default", "p", uid="another", node="n1", annotations={}, labels={})
-    await api.bind("default", "p", uid=uid(POD), node="n1", annotations={GPU: "x"}, labels={})
+        await api.bind("default", "p", uid="another", resource_version="1", node="n1", annotations={}, labels={})
     with pytest.raises(KubeError, match="409"):
-        await api.bind("default", "p", uid=uid(POD), node="n1", annotations={}, labels={})
+        await api.bind("default", "p", uid=uid(POD), resource_version="0", node="n1", annotations={}, labels={})
+    await api.bind("default", "p", uid=uid(POD), resource_version="1", node="n1", annotations={GPU: "x"}, labels={})
+    with pytest.raises(KubeError, match="409"):
+        await api.bind("default", "p", uid=uid(POD), resource_version="2", node="n1", annotations={}, labels={})
     with pytest.raises(KubeError, match="404"):
         await api.annotate_pod("default", "missing", {})

@@ -5,22 +5,24 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from tessera.core.selection import Candidates
+from tessera.core.selection import PROBES, Candidates, Selected
 from tessera.scheduler.candidate_lists import (
     LONGEST_NAME,
     REMEMBERED,
+    CandidateList,
     CandidateLists,
     Fingerprint,
     Fingerprinter,
 )
 from tessera.wire.errors import WireError
-from tests.support.builders import cluster, node
+from tests.support.builders import cluster, gpu_pod, node
 
 ONE = cluster(*(node(f"n{i}").gpus(1) for i in range(4)))
 
@@ -30,7 +32,7 @@ def listed(names: Sequence[str]) -> Raw:
 
 
 def looked_up(lists: CandidateLists, *names: str) -> Candidates:
-    return lists.lookup(listed(names))
+    return CandidateList(listed(names), lists).resolve()
 
 
 def test_the_same_text_is_looked_up_once() -> None:
@@ -70,6 +72,34 @@ def test_only_the_newest_lists_are_kept() -> None:
     for i in range(REMEMBERED):
         looked_up(lists, f"x{i}")
     assert looked_up(lists, "x") is not first
+
+
+# -- searching
+
+
+@pytest.mark.parametrize("text", [b'["n1","n22"]', b'[ "n22" , "n1" ]', rb'["\u006e1","n22"]'])
+def test_a_list_is_searched_for_whole_names(text: bytes) -> None:
+    names = CandidateList(Raw(text), CandidateLists(ONE.selector))
+    assert [name for name in ("n1", "n22", "n2", "1", "n", "n3") if name in names] == ["n1", "n22"]
+
+
+def test_a_decision_looks_up_all_names_only_if_the_best_nodes_are_no_candidates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = cluster(*(node(f"n{i:02}").gpus(1) for i in range(PROBES + 2)))
+    lists = CandidateLists(one.selector)
+    resolve = mock.Mock(wraps=lists.resolve)
+    monkeypatch.setattr(lists, "resolve", resolve)
+
+    def chosen(*names: str) -> str:
+        answer = one.selector.select(gpu_pod().request(), CandidateList(listed(names), lists))
+        assert isinstance(answer, Selected)
+        return answer.placement.node
+
+    assert chosen("n09", "n03") == "n03"
+    resolve.assert_not_called()
+    assert chosen("n09") == "n09"
+    resolve.assert_called()
 
 
 # -- fingerprints
@@ -120,12 +150,12 @@ def test_lists_that_take_reading_have_no_fingerprint(text: bytes) -> None:
 
 def test_a_list_without_a_fingerprint_is_read_every_time() -> None:
     lists = CandidateLists(ONE.selector)
-    escaped = Raw(rb'["\u006e1"]')
-    assert lists.lookup(escaped).names == lists.lookup(escaped).names == ("n1",)
+    escaped = rb'["\u006e1"]'
+    assert lists.resolve(escaped).names == lists.resolve(escaped).names == ("n1",)
 
 
 def test_a_list_with_something_else_in_it_is_not_taken_for_one_without() -> None:
     lists = CandidateLists(ONE.selector)
     looked_up(lists, "n1")
     with pytest.raises(WireError):
-        lists.lookup(Raw(b'["n1",1]'))
+        lists.resolve(b'["n1",1]')

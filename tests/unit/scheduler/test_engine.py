@@ -18,6 +18,7 @@ from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
+from tessera.scheduler.tenure import Tenure
 from tessera.wire import keys
 from tests.support.builders import NOW, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
@@ -52,7 +53,9 @@ class World:
 
 def new_engine(settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup) -> Engine:
     clock = Clock(lambda: NOW, asyncio.get_running_loop().time, UTC)
-    return Engine(settings, api, clock=clock, spawn=tasks.create_task, observer=NullObserver())
+    return Engine(
+        settings, api, clock=clock, spawn=tasks.create_task, observer=NullObserver(), tenure=Tenure.unlimited()
+    )
 
 
 @asynccontextmanager
@@ -130,7 +133,7 @@ async def test_no_pod_is_woken_before_all_lists_are_complete() -> None:
         assert here.retried(pod) is None
 
 
-@pytest.mark.parametrize("fault", [refused(409), never_sent(), None])
+@pytest.mark.parametrize("fault", [refused(403), never_sent(), None])
 @in_fake_time
 async def test_a_handshake_that_is_not_written_does_no_harm(fault: KubeError | None) -> None:
     async with world() as here:
@@ -142,6 +145,22 @@ async def test_a_handshake_that_is_not_written_does_no_harm(fault: KubeError | N
         assert here.api.nodes["n1"].annotations[HANDSHAKE].startswith("Reported" if fault else "Requesting")
         assert len(here.logs.of("handshake not written")) == (fault is not None)
         assert here.engine.ledger.node_names() == ("n1",)
+
+
+@in_fake_time
+async def test_a_handshake_is_written_for_the_version_of_the_node_that_was_seen() -> None:
+    """A late stamp has an old time: a plugin that has reported meanwhile would be taken for dead."""
+    async with world() as here:
+        here.api.annotate("n1", **{HANDSHAKE: REPORTED})
+        seen = here.api.nodes["n1"]
+        here.api.annotate("n1", other="change")
+        here.engine.nodes.put("n1", seen)
+        await asyncio.sleep(1)
+        assert here.api.nodes["n1"].annotations[HANDSHAKE] == REPORTED
+        here.engine.nodes.put("n1", here.api.nodes["n1"])
+        await asyncio.sleep(1)
+        assert here.api.nodes["n1"].annotations[HANDSHAKE].startswith("Requesting")
+        assert here.logs.of("handshake not written") == []
 
 
 @in_fake_time
@@ -167,7 +186,7 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
     api.add_node(node("n1").gpus(1).annotate((HANDSHAKE, REPORTED)))
     async with asyncio.TaskGroup() as tasks:
         engine = new_engine(Settings(), api, tasks)
-        engine.is_leader = False
+        engine.step_down()
         engine.nodes.put("n1", api.nodes["n1"])
         engine.tick()
     assert [write.verb for write in api.writes] == []

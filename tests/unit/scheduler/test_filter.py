@@ -175,7 +175,8 @@ def test_a_pod_whose_binding_may_have_been_written_is_sent_to_the_same_node_agai
     cluster, asking = world(), gpu_pod("p", mem=500)
     cluster.chosen(asking, ["n2"])
     cycle = bind(cluster, asking)
-    cluster.cycles.put_back(cycle, is_unknown=True)
+    cluster.cycles.mark_written(cycle)
+    cluster.cycles.put_back(cycle)
     cluster.cycles.unclaim(cycle)
     before = cluster.ledger.state()
     assert cluster.filtered(asking, ["n1", "n2"]) == NOTHING | {"NodeNames": ["n2"]}

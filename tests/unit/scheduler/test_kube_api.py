@@ -65,23 +65,44 @@ async def test_what_is_not_there_is_an_error_of_the_api(world: World) -> None:
 
 
 async def test_a_binding_carries_node_annotations_and_labels_in_one_write(world: World) -> None:
-    uid = (await world.pod())["metadata"]["uid"]
+    found = (await world.pod())["metadata"]
     written: dict[str, Any] = {"annotations": {"b": "3", "c": "4"}, "labels": {"l": "5"}}
-    await world.cluster.bind("default", "p", uid=uid, node="n1", **written)
+    seen = {"uid": found["uid"], "resource_version": found["resourceVersion"]}
+    await world.cluster.bind("default", "p", **seen, node="n1", **written)
     pod = await world.pod()
     assert (pod["spec"]["nodeName"], pod["metadata"]["labels"]) == ("n1", {"l": "5"})
     assert pod["metadata"]["annotations"] == {"a": "1", "b": "3", "c": "4"}
     assert world.writes == ["bind"]
 
 
-async def test_a_binding_of_another_pod_of_the_same_name_is_refused(world: World) -> None:
+@pytest.mark.parametrize("wrong", [{"uid": "another"}, {"resourceVersion": "1"}])
+async def test_a_binding_of_another_pod_of_the_same_name_or_for_another_version_is_refused(
+    world: World, wrong: dict[str, str]
+) -> None:
+    seen = (await world.pod())["metadata"] | wrong
     with pytest.raises(ApiError) as caught:
-        await world.cluster.bind("default", "p", uid="another", node="n1", annotations={"c": "4"}, labels={})
+        await world.cluster.bind(
+            "default",
+            "p",
+            uid=seen["uid"],
+            resource_version=seen["resourceVersion"],
+            node="n1",
+            annotations={"c": "4"},
+            labels={},
+        )
     assert caught.value.status == 409
     pod = await world.pod()
     assert "nodeName" not in pod["spec"]
     assert pod["metadata"]["annotations"] == {"a": "1", "b": "2"}
     assert world.writes == ["bind"]  # it was sent, whatever became of it
+
+
+async def test_only_pods_without_a_node_are_unbound(world: World) -> None:
+    assert [pod.metadata.name for pod in await world.cluster.unbound_pods()] == ["p"]
+    found = (await world.pod())["metadata"]
+    seen = {"uid": found["uid"], "resource_version": found["resourceVersion"]}
+    await world.cluster.bind("default", "p", **seen, node="n1", annotations={}, labels={})
+    assert list(await world.cluster.unbound_pods()) == []
 
 
 async def test_annotations_are_set_and_taken_away_and_others_stay(world: World) -> None:

@@ -56,8 +56,8 @@ class World:
     def on_node_gone(self, name: str) -> None:
         self.gone.append(name)
 
-    def on_handshake(self, node: str, annotations: Patch) -> None:
-        self.patches.append((node, annotations))
+    def on_handshake(self, node: Node, annotations: Patch) -> None:
+        self.patches.append((node.name, annotations))
 
     def on_room(self) -> None:
         self.room += 1

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from tessera.core.grants import Use
@@ -10,6 +11,9 @@ from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.admission.reserved_annotations import reserved_keys
 from tessera.scheduler.settings import PrivilegedMode
+from tessera.vendors.ascend.backend import Ascend
+from tessera.vendors.base import Switches
+from tessera.vendors.registry import build_vendors
 from tests.support.admission import (
     Document,
     admitted,
@@ -21,9 +25,10 @@ from tests.support.admission import (
     vendors,
     verdict,
 )
+from tests.support.json_patches import patched
 
 DENY: dict[str, Any] = {"privileged": PrivilegedMode.DENY}
-NO_INJECTION: dict[str, Any] = {"injection": None}
+NO_INJECTION: dict[str, Any] = {"injection": Injection(downward_api=False)}
 
 GPU = container(gpu="1", mem="3k", cores="30")
 PLAIN = container("plain")
@@ -217,6 +222,12 @@ def test_a_request_that_cannot_be_written_down_is_refused_with_advice(limits: Do
 
 def test_a_refusal_names_the_container() -> None:
     assert refusal(pod(GPU, container("second", gpu="1", mem="2Gi"))).startswith("container second: nvidia.com/gpumem")
+
+
+def test_a_pod_that_is_too_large_is_refused_before_anything_is_done_for_each_container() -> None:
+    assert refusal(pod(*[PLAIN] * 513)) == "513 containers in one pod; at most 512"
+    assert refusal(pod(*[GPU] * 33)) == "33 requests for devices in one pod; at most 32"
+    assert verdict(pod(GPU, *[PLAIN] * 511)).allowed
 
 
 def test_an_annotation_that_cannot_be_read_is_refused_where_it_matters() -> None:
@@ -451,15 +462,132 @@ def test_slices_of_other_vendors_are_left_to_allocate() -> None:
     assert admitted(document)["spec"]["containers"][0]["env"] == [OWN]
 
 
-def test_without_injection_a_tenants_environment_is_its_own() -> None:
-    env = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}, {"name": VISIBLE, "value": "all"}]
-    assert admitted(pod(GPU | {"env": env}), **NO_INJECTION)["spec"]["containers"][0]["env"] == env
+def test_without_injection_allocate_alone_sets_what_is_protected() -> None:
+    env = [{"name": "CUDA_DISABLE_CONTROL", "value": "true"}, {"name": VISIBLE, "value": "all"}, OWN]
+    document = pod(GPU | {"env": env, "envFrom": [{"prefix": "NVIDIA_"}]})
+    assert admitted(document, **NO_INJECTION)["spec"]["containers"][0]["env"] == [OWN]
 
 
 def test_the_region_lies_under_the_configured_path() -> None:
     stored = admitted(pod(GPU), injection=Injection(hook_path="/opt/hami"))
     path = variables(stored["spec"]["containers"][0])["CUDA_DEVICE_MEMORY_SHARED_CACHE"]
     assert path == "/opt/hami/vgpu/$(TESSERA_POD_UID)_main.cache"
+
+
+# -- protected variables, however they arrive
+
+CONFIG_MAP: Document = {"configMapRef": {"name": "m"}}
+PREFIXED: Document = {"prefix": "APP_", "secretRef": {"name": "s"}}
+SHIELDS = ["CUDA_DISABLE_CONTROL", "CUDA_REDIRECT", "GPU_CORE_UTILIZATION_POLICY"]
+
+
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "hami-scheduler", "volcano"])
+@pytest.mark.parametrize(
+    ("limits", "env", "value"),
+    [
+        ({}, [], "none"),
+        ({"nvidia.com/gpu": "0"}, [{"name": VISIBLE, "value": "all"}], "none"),
+        ({}, [{"name": VISIBLE, "value": "void"}], "void"),
+        ({"nvidia.com/mig-1g.10gb": "1"}, [], None),
+        ({"nvidia.com/mig-1g.10gb": "1"}, [{"name": VISIBLE, "value": "all"}], None),
+    ],
+)
+def test_cards_are_hidden_whatever_the_scheduler(
+    scheduler: str, limits: Document, env: list[Document], value: str | None
+) -> None:
+    document = pod(container(limits=limits, env=env), schedulerName=scheduler)
+    stored = admitted(document, nvidia={"overwrite_env": True})
+    assert variables(stored["spec"]["containers"][0]).get(VISIBLE) == value
+
+
+def test_chips_are_hidden_from_containers_that_ask_for_none() -> None:
+    chips = build_vendors(None, Switches(ascend=True))["Ascend910B3"]
+    assert isinstance(chips, Ascend)
+    hiding = {"Ascend910B3": Ascend(msgspec.structs.replace(chips.chip, overwrite_env=True))}
+    asked = container(limits={"huawei.com/Ascend910B3": "1"}, env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0"}])
+    document = pod(PLAIN, asked)
+    answer = admit(document, namespace="a", vendors=hiding, settings=AdmissionSettings(), quotas=QuotaBook())
+    plain, chip = patched(document, answer.patch)["spec"]["containers"]
+    assert variables(plain) == {"ASCEND_VISIBLE_DEVICES": ""}
+    assert variables(chip) == {}
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"name": VISIBLE, "value": "all"},
+        {"name": VISIBLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['mine']"}}},
+        {
+            "name": VISIBLE,
+            "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['tessera.io/c1.visible-devices']"}},
+        },
+    ],
+)
+@pytest.mark.parametrize("scheduler", ["default-scheduler", "volcano"])
+def test_a_container_without_a_slice_cannot_name_cards(entry: Document, scheduler: str) -> None:
+    document = pod(container("plain", env=[entry, OWN]), GPU, schedulerName=scheduler)
+    plain = admitted(document)["spec"]["containers"][0]
+    assert plain["env"] == [OWN, {"name": VISIBLE, "value": "none"}]
+    assert f"container plain: {VISIBLE} removed: only a granted slice sets it" in verdict(document).warnings
+
+
+def test_a_container_of_another_scheduler_cannot_name_its_cards_itself() -> None:
+    env = [{"name": VISIBLE, "value": "all"}, {"name": "CUDA_DEVICE_MEMORY_LIMIT_0", "value": "9g"}, OWN]
+    stored = admitted(pod(GPU | {"env": env}, schedulerName="volcano"))
+    assert stored["spec"]["containers"][0]["env"] == [OWN]
+
+
+@pytest.mark.parametrize("source", [CONFIG_MAP, {"prefix": "CUDA_"}, {"prefix": "CUDA_DEVICE_SM_LIMIT_"}])
+def test_what_a_config_map_may_bring_is_overridden(source: Document) -> None:
+    asked = container(gpu="2", mem="3k") | {"envFrom": [PREFIXED, source]}
+    found = variables(admitted(pod(asked))["spec"]["containers"][0])
+    assert {name: found[name] for name in SHIELDS} == {
+        "CUDA_DISABLE_CONTROL": "false",
+        "CUDA_REDIRECT": "/usr/local/vgpu/libvgpu.so",
+        "GPU_CORE_UTILIZATION_POLICY": "default",
+    }
+    for index in range(2):
+        assert found[f"CUDA_DEVICE_SM_LIMIT_{index}"] == found["CUDA_DEVICE_SM_LIMIT"]
+
+
+def test_only_an_env_from_that_may_bring_protected_variables_is_overridden() -> None:
+    assert (
+        admitted(pod(GPU | {"envFrom": [PREFIXED]}))["spec"]["containers"][0]["env"]
+        == (admitted(pod(GPU))["spec"]["containers"][0]["env"])
+    )
+    alone = admitted(pod(container(gpu="1") | {"envFrom": [CONFIG_MAP]}))["spec"]["containers"][0]
+    assert not {*SHIELDS} & {*variables(alone)}
+    loose = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), injection=Injection(allow_disable_control=True))
+    assert not {*SHIELDS} & {*variables(loose["spec"]["containers"][0])}
+
+
+def test_an_override_keeps_what_administrator_and_tenant_chose() -> None:
+    strict = container(gpu="1", mem="1", env=[{"name": "GPU_CORE_UTILIZATION_POLICY", "value": "force"}])
+    stored = admitted(pod(strict | {"envFrom": [CONFIG_MAP]}))
+    assert variables(stored["spec"]["containers"][0])["GPU_CORE_UTILIZATION_POLICY"] == "force"
+    for nvidia in ({"gpu_core_policy": "disable"}, {"disable_core_limit": True}):
+        stored = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), nvidia=nvidia)
+        assert variables(stored["spec"]["containers"][0])["GPU_CORE_UTILIZATION_POLICY"] == "disable"
+    stored = admitted(pod(GPU | {"envFrom": [CONFIG_MAP]}), injection=Injection(hook_path="/opt/hami/"))
+    assert variables(stored["spec"]["containers"][0])["CUDA_REDIRECT"] == "/opt/hami/vgpu/libvgpu.so"
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        pod(GPU | {"envFrom": [CONFIG_MAP]}, annotations={"nvidia.com/vgpu-mode": "mig"}),
+        pod(GPU, container("static", limits={"nvidia.com/mig-1g.10gb": "1"}) | {"envFrom": [CONFIG_MAP]}),
+        pod(container(limits={"huawei.com/Ascend910B3": "1"}) | {"envFrom": [{"prefix": "ASCEND_"}]}),
+    ],
+    ids=["created instance", "existing instance", "another vendor"],
+)
+def test_an_env_from_is_refused_where_only_allocate_can_name_the_devices(document: Document) -> None:
+    assert "give envFrom a prefix, or list the variables under env" in refusal(document)
+
+
+@pytest.mark.parametrize("broken", [None, {}, "x", [None], [{"prefix": 1}]])
+def test_an_env_from_that_cannot_be_read_is_answered(broken: Any) -> None:
+    assert verdict(pod(GPU | {"envFrom": broken})).allowed
 
 
 # -- recorded requests, and large ones
@@ -477,9 +605,9 @@ def test_recorded_pods_with_devices_are_completed(name: str) -> None:
 
 def test_a_huge_pod_is_answered_within_bounds() -> None:
     env = [{"name": f"CUDA_DEVICE_MEMORY_LIMIT_{n}", "value": "0"} for n in range(2000)]
-    document = pod(*(container(f"c{n}", gpu="2147483647", mem="1", env=env[:n]) for n in range(200)))
+    document = pod(*(container(f"c{n}", gpu="2147483647", mem="1", env=env[:n]) for n in range(32)))
     answer = verdict(document)
     assert answer.allowed
     assert len(answer.warnings) == 16
-    assert answer.warnings[-1] == "and 184 more warnings"
+    assert answer.warnings[-1] == "and 16 more warnings"
     assert all(len(warning) < 300 for warning in answer.warnings)

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tessera.core.grants import Placement
 from tessera.scheduler import pod_cycle
-from tessera.scheduler.pod_cycle import LANDED_S, UNSEEN_TICKS, CycleState, IllegalTransition, PodCycle, Transition
+from tessera.scheduler.pod_cycle import SHOWN_S, UNSEEN_TICKS, CycleState, IllegalTransition, PodCycle, Transition
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.wire import keys
 from tests.support.builders import PodBuilder, gpu_pod, node
@@ -41,7 +42,8 @@ def reach(here: World, state: CycleState) -> PodCycle:
     if state in (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND):
         here.cycles.start_bind(cycle)
     if state is CycleState.UNCERTAIN:
-        here.cycles.put_back(cycle, is_unknown=True)
+        here.cycles.mark_written(cycle)
+        here.cycles.put_back(cycle)
     elif state is CycleState.BOUND:
         here.cycles.confirm(cycle)
     elif state is CycleState.HANDING_OVER:
@@ -169,12 +171,13 @@ def test_a_write_that_may_land_keeps_the_placement_uncertain_until_it_cannot() -
     here = world()
     cycle = reach(here, CycleState.BINDING)
     here.cycles.mark_written(cycle)
-    here.at = LANDED_S - 0.001
-    here.cycles.put_back(cycle, is_unknown=False)
+    here.at = RESERVATION * 10
+    here.cycles.put_back(cycle)
     assert cycle.state is CycleState.UNCERTAIN
     here.cycles.start_bind(cycle)
-    here.at = LANDED_S
-    here.cycles.put_back(cycle, is_unknown=False)
+    assert cycle.prepared is not None
+    here.cycles.renew(cycle, msgspec.structs.replace(cycle.prepared, version="another"))
+    here.cycles.put_back(cycle)
     assert (cycle.state, cycle.written_at, cycle.ticket) == (CycleState.RESERVED, None, None)
 
 
@@ -244,7 +247,9 @@ class Machine(RuleBasedStateMachine):
             case "void":
                 cycles.void(cycle)
             case _:
-                cycles.put_back(cycle, is_unknown=end == "unknown")
+                if end == "unknown":
+                    cycles.mark_written(cycle)
+                cycles.put_back(cycle)
         if ticket is not None and cycle.ticket is not ticket:
             self.world.queue.leave(ticket)
         cycles.unclaim(cycle)
@@ -264,7 +269,7 @@ class Machine(RuleBasedStateMachine):
             case _:
                 pods.drop(key)
 
-    @rule(seconds=st.sampled_from([1.0, LANDED_S, RESERVATION]))
+    @rule(seconds=st.sampled_from([1.0, SHOWN_S, RESERVATION]))
     def pass_time(self, seconds: float) -> None:
         self.world.at += seconds
         self.world.cycles.tick()

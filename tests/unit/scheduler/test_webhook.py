@@ -9,7 +9,7 @@ import pytest
 from tessera.core.quota import QuotaBook
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
-from tessera.vendors.base import Vendor
+from tessera.vendors.base import ResourceNames, Vendor
 from tessera.wire.admission import MAX_CONTAINERS, Verdict
 from tests.support.admission import SAMPLES, vendors
 from tests.support.json_patches import patched
@@ -117,7 +117,7 @@ class Broken(Vendor):
 
 
 def test_a_fault_of_ours_is_an_answer_that_gives_nothing_away() -> None:
-    response = answer((SAMPLES / "plain.request.json").read_bytes(), by={"broken": Broken()})["response"]
+    response = answer((SAMPLES / "plain.request.json").read_bytes(), by={"broken": Broken(ResourceNames())})["response"]
     assert not response["allowed"]
     assert response["uid"] == recorded("plain")["request"]["uid"]
     assert response["status"] == {"code": 500, "message": "the webhook failed: ZeroDivisionError"}

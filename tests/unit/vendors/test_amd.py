@@ -22,7 +22,7 @@ MODEL = "AMD Instinct MI300X"
 
 @pytest.fixture
 def vendor() -> Amd:
-    return Amd(CHART)
+    return Amd(CHART.names)
 
 
 def card(index: int, *, units: int = 304, model: str = MODEL, healthy: bool = True, **use: Any) -> Card:

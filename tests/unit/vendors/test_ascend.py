@@ -14,10 +14,12 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
+from tessera.vendors import registry
 from tessera.vendors.ascend import FAMILY, Ascend
-from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template, upgrade_vnpus
+from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.wire.device_config import load_device_config
 from tessera.wire.objects import Metadata, Node
 
 CHIPS = {chip.common_word: chip for chip in CHART.configs}
@@ -145,10 +147,8 @@ def test_a_chip_without_a_usable_word_is_refused(word: str | None) -> None:
 
 
 def test_the_plain_list_of_old_files_becomes_a_section() -> None:
-    old = [{"commonWord": "Ascend310P"}]
-    assert upgrade_vnpus(old) == {"configs": old}
-    assert upgrade_vnpus({"configs": old}) == {"configs": old}
-    assert upgrade_vnpus(None) is None
+    read = load_device_config("vnpus: [{commonWord: Ascend310P}]", file="f.yaml", schemas=registry.schemas())
+    assert read == {"vnpus": AscendSection(configs=(Chip(common_word="Ascend310P"),))}
 
 
 @pytest.mark.parametrize(
@@ -286,24 +286,6 @@ def test_a_runtime_class_is_set_where_the_pod_has_none() -> None:
     own = PodDraft(runtime_class="mine")
     backend.mutate(ContainerDraft(limits=limits("Ascend910B3", 1)), own)
     assert own.runtime_class == "mine"
-
-
-@pytest.mark.parametrize(
-    ("asked", "overwrite", "env"),
-    [
-        ({"cpu": 1}, True, {"ASCEND_VISIBLE_DEVICES": ""}),
-        ({"cpu": 1}, False, {"ASCEND_VISIBLE_DEVICES": "0"}),
-        (limits("Ascend310P", 1), True, {"ASCEND_VISIBLE_DEVICES": "0"}),
-        (limits("Ascend910B3", 1), True, {"ASCEND_VISIBLE_DEVICES": "0"}),
-    ],
-)
-def test_chips_are_hidden_from_containers_that_ask_for_none(
-    asked: dict[str, Any], overwrite: bool, env: dict[str, str]
-) -> None:
-    container = ContainerDraft(limits=asked, env={"ASCEND_VISIBLE_DEVICES": "0"})
-    backend = vendor(overwrite_env=overwrite)
-    assert backend.mutate(container, PodDraft()) is ("huawei.com/Ascend910B3" in asked)
-    assert container.env == env
 
 
 @pytest.mark.parametrize("asked", [limits("Ascend910B3", "0.5"), limits("Ascend910B3", 0)])

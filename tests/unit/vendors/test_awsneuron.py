@@ -10,8 +10,8 @@ from tessera.core.devices import Device
 from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest, NeuronSection
-from tessera.vendors.base import NodeProblem, Switches
+from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest
+from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tests.support import builders
 from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
@@ -22,12 +22,14 @@ LABEL = "node.kubernetes.io/instance-type"
 
 @pytest.fixture
 def vendor() -> Neuron:
-    return Neuron(CHART)
+    return Neuron(CHART.names)
 
 
 def cards(count: int, per_device: int = 2, *, instance: str = "inf2.48xlarge", **masks: int) -> list[Card]:
     """Devices in the order of their indexes; `d1=2` means that device 1 has its second core in use."""
-    found = devices(Neuron(CHART), node(capacity={DEVICE: count, CORE: count * per_device}, labels={LABEL: instance}))
+    found = devices(
+        Neuron(CHART.names), node(capacity={DEVICE: count, CORE: count * per_device}, labels={LABEL: instance})
+    )
     used = {index: masks.get(f"d{index}", 0) for index in range(count)}
     return [Card(d, used=used[d.index].bit_count(), used_cores=used[d.index]) for d in found]
 
@@ -121,7 +123,7 @@ def test_a_capacity_that_cannot_be_true_is_a_problem(vendor: Neuron, capacity: d
 
 
 def test_without_a_name_for_cores_a_device_is_one_thing() -> None:
-    vendor = Neuron(NeuronSection(resource_count_name=DEVICE))
+    vendor = Neuron(ResourceNames(count=DEVICE))
     (found,) = devices(vendor, node(capacity={DEVICE: 1, CORE: 2}))
     assert (found.slots, found.cores) == (1, 1)
     world = World(vendor, [Card(found)])

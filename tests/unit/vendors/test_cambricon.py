@@ -9,7 +9,7 @@ from tessera.core.devices import Device, NodeFacts
 from tessera.core.grants import Grant, Grants
 from tessera.core.node_info import Card
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches
+from tessera.vendors.base import Bound, NodeProblem, ResourceNames, Switches
 from tessera.vendors.cambricon import FAMILY, Cambricon
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.wire.objects import Metadata, Node, NodeStatus
@@ -23,7 +23,7 @@ POD = PodRequest(uid="u", namespace="ns", name="p", containers=())
 
 @pytest.fixture
 def vendor() -> Cambricon:
-    return Cambricon(FAMILY.chart)
+    return Cambricon(FAMILY.chart.names)
 
 
 def node(**capacity: Any) -> Node:
@@ -119,7 +119,7 @@ def test_a_capacity_that_cannot_be_true_is_a_problem_of_the_node(
 
 
 def test_a_vendor_without_names_sees_and_asks_nothing() -> None:
-    vendor = Cambricon(SharedSection())
+    vendor = Cambricon(ResourceNames())
     assert vendor.names.all == ()
     assert vendor.devices(node(**{"": 100, CORES: 100})) == ()
     assert vendor.request(Resources(limits={MLU: 1, "": 1})) is None

@@ -14,9 +14,9 @@ from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
-from tessera.vendors.enflame import FAMILY, Gcu
+from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME
 from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
-from tessera.vendors.enflame.section import CHART, CORES_NAME, DRS_NAME, MEMORY_NAME
+from tessera.vendors.enflame.gcu import Gcu
 from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
@@ -25,7 +25,7 @@ PROFILES = {"1g.8gb": "0", "3g.24gb": "2", "6g.48gb": "5"}
 
 @pytest.fixture
 def gcu() -> Gcu:
-    return Gcu(GCU)
+    return Gcu(ResourceNames(count=GCU))
 
 
 @pytest.fixture

@@ -12,30 +12,32 @@ from tessera.core.grants import Grant
 from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card
 from tessera.core.requests import Constraint, Request
-from tessera.vendors.base import NodeProblem, Switches
+from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Resources
-from tessera.vendors.kunlun import FAMILY, Kunlun, Vxpu
-from tessera.vendors.kunlun.section import CHART
-from tessera.vendors.kunlun.together import CARD_MEMORY
+from tessera.vendors.kunlun import CHART, FAMILY
+from tessera.vendors.kunlun.layout import CARD_MEMORY
+from tessera.vendors.kunlun.vxpu import Vxpu
+from tessera.vendors.kunlun.whole import Kunlun
 from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"
 QUARTER, HALF = 24576, 49152
+SLICES = ResourceNames(count=VXPU, memory=MEM)
 
 
 @pytest.fixture
 def whole() -> Kunlun:
-    return Kunlun(CHART)
+    return Kunlun(CHART.names)
 
 
 @pytest.fixture
 def sliced() -> Vxpu:
-    return Vxpu(CHART)
+    return Vxpu(SLICES)
 
 
 def whole_cards(count: int = 8, *, used: tuple[int, ...] = ()) -> list[Card]:
     """Later cards first, as the default policy orders equal ones."""
-    found = devices(Kunlun(CHART), node(capacity={XPU: count}))
+    found = devices(Kunlun(CHART.names), node(capacity={XPU: count}))
     return [Card(device, used=int(device.index in used)) for device in reversed(found)]
 
 
@@ -57,7 +59,7 @@ def test_the_family_builds_both() -> None:
     assert [vendor.names.all for vendor in FAMILY.build(section, Switches())] == [(), ("a/b", "a/c")]
 
 
-@pytest.mark.parametrize("vendor", [Kunlun(CHART), Vxpu(CHART)])
+@pytest.mark.parametrize("vendor", [Kunlun(CHART.names), Vxpu(SLICES)])
 def test_both_pairs_of_uuid_lists_are_read(vendor: Kunlun | Vxpu) -> None:
     annotations = {
         "hami.io/use-xpu-uuid": "a",

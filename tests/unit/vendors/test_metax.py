@@ -12,12 +12,11 @@ from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
-from tessera.vendors.metax import FAMILY, MetaxGpu
-from tessera.vendors.metax.gpu import LOSSES, SCORES
-from tessera.vendors.metax.section import CHART, MetaxSection
+from tessera.vendors.metax import CHART, FAMILY, MetaxSection
+from tessera.vendors.metax.gpu import LOSSES, SCORES, MetaxGpu
 from tessera.wire.objects import Metadata, Node, NodeStatus
 
-VENDOR = MetaxGpu("metax-tech.com/gpu")
+VENDOR = MetaxGpu(CHART.names)
 WHOLE = Request(vendor="Metax-GPU", count=1, percent=100, cores=100)
 
 

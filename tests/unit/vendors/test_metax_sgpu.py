@@ -67,7 +67,7 @@ def fit(
     asked: Request | None = None,
     settings: dict[str, str] | None = None,
     *,
-    earlier: tuple[Grants, ...] = (),
+    earlier: frozenset[str] = frozenset(),
     room: QuotaRoom | None = None,
     **fields: Any,
 ) -> Grants | Misfit:
@@ -366,8 +366,8 @@ def test_two_containers_of_a_pod_share_a_card_whatever_policy_it_had() -> None:
     mine = Grant(uuid="a", vendor=KEY, memory=4096, cores=20)
     taken = card("a", qos="burst-share", memory=4096, cores=20)
     taken.used = 1
-    assert chosen(fit([taken], settings={QOS: "fixed-share"}, earlier=((mine,),))) == ["a"]
-    assert chosen(fit([taken], settings={APP_CLASS: "offline"}, earlier=((mine,),))) == ["a"]
+    assert chosen(fit([taken], settings={QOS: "fixed-share"}, earlier=frozenset({mine.uuid}))) == ["a"]
+    assert chosen(fit([taken], settings={APP_CLASS: "offline"}, earlier=frozenset({mine.uuid}))) == ["a"]
     assert chosen(fit([taken], settings={QOS: "fixed-share"})) == "1/1 CardQosPolicyMismatch"
 
 

@@ -11,7 +11,7 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import UNCONSTRAINED, PodRequest, Request
-from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches
+from tessera.vendors.base import Bound, NodeProblem, ResourceNames, SharedSection, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.mthreads import CHART, FAMILY, MThreads
 from tessera.wire.objects import Metadata, Node, NodeStatus
@@ -25,7 +25,7 @@ SLICES_TEXT = "sGPU memory request value is invalid, valid values are [2, 4, 8, 
 
 @pytest.fixture
 def vendor() -> MThreads:
-    return MThreads(CHART)
+    return MThreads(CHART.names)
 
 
 def node(**capacity: Any) -> Node:
@@ -39,9 +39,8 @@ def cards(vendor: MThreads, count: int) -> list[Card]:
 
 
 def ask(request: Request, on: list[Card], *earlier: Grants) -> Ask:
-    return Ask(
-        request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=on, earlier=tuple(earlier)
-    )
+    uuids = frozenset(grant.uuid for grants in earlier for grant in grants)
+    return Ask(request=request, pod=POD, constraint=UNCONSTRAINED, node=NodeFacts("n1"), cards=on, earlier=uuids)
 
 
 def admitted(vendor: MThreads, draft: ContainerDraft) -> tuple[bool | Denied, PodDraft]:
@@ -191,7 +190,7 @@ def test_a_pod_says_which_cards_it_accepts(vendor: MThreads) -> None:
 
 
 def test_names_that_are_not_configured_are_not_filled_in() -> None:
-    vendor = MThreads(SharedSection(resource_count_name=GPU))
+    vendor = MThreads(ResourceNames(count=GPU))
     draft = ContainerDraft(limits={GPU: 2})
     assert vendor.mutate(draft, PodDraft()) is True
     assert draft.limits == {GPU: 2}

@@ -261,23 +261,6 @@ def test_a_tenant_does_not_choose_the_core_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overwrite", "limits", "env"),
-    [
-        (True, {}, {"NVIDIA_VISIBLE_DEVICES": "none"}),
-        (True, {GPU: 0}, {"NVIDIA_VISIBLE_DEVICES": "none"}),
-        (True, {GPU: 1}, {}),
-        (False, {}, {}),
-        (True, {"nvidia.com/mig-1g.10gb": 1}, {}),
-    ],
-)
-def test_cards_are_hidden_from_containers_that_ask_for_none(
-    overwrite: bool, limits: dict[str, Any], env: dict[str, str]
-) -> None:
-    draft, _, _ = admitted(nvidia(overwrite_env=overwrite), limits)
-    assert draft.env == env
-
-
-@pytest.mark.parametrize(
     ("configured", "own", "limits", "expected"),
     [
         ("nvidia", None, {GPU: 1}, "nvidia"),

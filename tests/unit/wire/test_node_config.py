@@ -126,13 +126,13 @@ def test_an_empty_word_names_no_mode_and_changes_none(key: str, setting: str, ke
 
 
 def test_an_override_with_an_empty_mode_leaves_the_default() -> None:
-    settings = effective(GlobalNodeSettings(), NodeOverride(name="a", operatingmode="", migstrategy=""))
+    settings = effective(GlobalNodeSettings(), NodeOverride(name="a", mode="", mig_strategy=""))
     assert settings == NodeSettings()
 
 
 def test_the_case_of_keys_does_not_matter() -> None:
     text = '{"nodeConfig": [{"Name": "node-a", "operatingMode": "mps"}]}'
-    assert load_node_config(text, file="config.json") == [NodeOverride(name="node-a", operatingmode="mps")]
+    assert load_node_config(text, file="config.json") == [NodeOverride(name="node-a", mode="mps")]
 
 
 @pytest.mark.parametrize("text", ["{}", '{"nodeconfig": null}', '{"nodeconfig": []}'])

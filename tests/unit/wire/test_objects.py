@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Node, NodeList, Pod, ResourceQuota, decode_object
+from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
 
-def recorded(name: str, *path: str) -> bytes:
+def recorded(name: str, *path: str | int) -> bytes:
     value = msgspec.json.decode((SAMPLES / name).read_bytes())
     for key in path:
         value = value[key]
@@ -28,9 +28,7 @@ def test_a_recorded_pod_keeps_what_is_read_of_it() -> None:
 
 
 def test_a_recorded_node_keeps_what_is_read_of_it() -> None:
-    nodes = decode_object(recorded("extender/nodes_filter-0.request.json", "Nodes"), NodeList)
-    assert nodes.items
-    node = nodes.items[0]
+    node = decode_object(recorded("extender/nodes_filter-0.request.json", "Nodes", "items", 0), Node)
     assert (node.name, node.labels["gpu"]) == ("fake-0", "on")
     assert node.capacity == node.allocatable
     assert node.capacity["nvidia.com/gpu"] == "80"

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from tessera.wire.quantity import INT64_MAX, INT64_MIN, NotAQuantity, NotWhole, Whole, read, round_up
+from tessera.wire.quantity import INT64_MAX, INT64_MIN, NotAQuantity, NotWhole, Whole, read
 
 NANO = Fraction(1, 10**9)
 
@@ -152,29 +152,6 @@ def test_a_json_number_is_read_from_its_shortest_text(number: float, value: Whol
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), True])
 def test_what_json_cannot_mean_as_a_number_is_refused(number: float) -> None:
     assert isinstance(read(number), NotAQuantity)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("3000", 3000),
-        ("0.5", 1),
-        ("1500m", 2),
-        ("-0.5", -1),
-        ("-1500m", -2),
-        ("1n", 1),
-        ("1e30", INT64_MAX),
-        ("-1e30", INT64_MIN),
-        ("1e999999999", INT64_MAX),
-        (2.5, 3),
-    ],
-)
-def test_rounding_up_goes_away_from_zero_and_stays_in_int64(text: str | float, value: int) -> None:
-    assert round_up(text) == value
-
-
-def test_rounding_up_passes_a_refusal_on() -> None:
-    assert round_up("lots") == NotAQuantity("not a Kubernetes quantity")
 
 
 def test_a_long_text_is_refused_with_its_limit() -> None:

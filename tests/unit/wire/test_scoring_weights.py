@@ -4,7 +4,7 @@ import pytest
 
 from tessera.core.requests import Weights
 from tessera.wire.errors import WireError
-from tessera.wire.scoring_weights import decode_scoring_weights, encode_scoring_weights
+from tessera.wire.scoring_weights import decode_scoring_weights
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,6 @@ from tessera.wire.scoring_weights import decode_scoring_weights, encode_scoring_
 )
 def test_weights_are_read_in_any_order(text: str, weights: Weights) -> None:
     assert decode_scoring_weights(text) == weights
-
-
-def test_weights_are_written_in_hamis_order() -> None:
-    assert encode_scoring_weights(Weights(1, 2, 3)) == "slot=1,core=2,memory=3"
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tessera.host.cards import MAX_NVLINKS, CardError, CardFacts, Found, Links, TopologyLevel, UnreadableCard
-from tessera.host.nvml.mig_profiles import read_mig_profiles
+from tessera.host.nvml.mig import read_mig_profiles
 from tessera.host.nvml.session import Handle, Session, text_of
 from tessera.wire.quotes import quoted
 
@@ -78,14 +77,6 @@ def _facts(session: Session, handle: Handle, *, index: int, uuid: str, numa: Num
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """The remote ends of a card's NVLinks."""
-
-    addresses: tuple[str, ...]
-    switched: int
-
-
 def read_links(session: Session, uuids: Sequence[str]) -> dict[tuple[str, str], Links]:
     """Returns the links of every ordered pair. Raises CardError."""
     api = session.api
@@ -102,16 +93,14 @@ def read_links(session: Session, uuids: Sequence[str]) -> dict[tuple[str, str], 
                 continue
             with session.about(one, "reading its links"):
                 level = session.optional(api.nvmlDeviceGetTopologyCommonAncestor, handles[one], handles[other])
-            direct = ends[one].addresses.count(addresses[other])
-            found[one, other] = Links(_connection(level), direct, ends[one].switched)
+            connection = next((each for each in TopologyLevel if each.value == level), None)
+            remote, switched = ends[one]
+            found[one, other] = Links(connection, remote.count(addresses[other]), switched)
     return found
 
 
-def _connection(level: int | None) -> TopologyLevel | None:
-    return next((each for each in TopologyLevel if each.value == level), None)
-
-
-def _ends(session: Session, handle: Handle) -> _Ends:
+def _ends(session: Session, handle: Handle) -> tuple[list[str], int]:
+    """Returns the addresses of the remote ends of a card's NVLinks, and how many of them are switches."""
     api = session.api
     addresses: list[str] = []
     switched = 0
@@ -123,7 +112,7 @@ def _ends(session: Session, handle: Handle) -> _Ends:
             addresses.append(_address(remote))
         kind = _ask(session, api.nvmlDeviceGetNvLinkRemoteDeviceType, handle, link)
         switched += kind == api.NVML_NVLINK_DEVICE_TYPE_SWITCH
-    return _Ends(tuple(addresses), switched)
+    return addresses, switched
 
 
 def _ask(session: Session, call: Any, handle: Handle, link: int) -> Any:

@@ -28,27 +28,19 @@ class EventSet:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._registered: set[str] = set()
-        self._silent = True
+        self.registered: set[str] = set()
+        self.is_silent = True
+        """whether no card of the set supports events, so there is nothing to wait for"""
         try:
             self._set: Any = session.api.nvmlEventSetCreate()
         except session.api.NVMLError as error:
             raise InventoryError(f"cannot listen for events: {error}") from error
 
-    @property
-    def registered(self) -> frozenset[str]:
-        return frozenset(self._registered)
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether no card of the set supports events, so there is nothing to wait for."""
-        return self._silent
-
     def add(self, uuids: Iterable[str]) -> dict[str, str]:
         """Adds cards. Returns why a card cannot be listened to, by uuid."""
         problems = {}
         for uuid in uuids:
-            if uuid not in self._registered:
+            if uuid not in self.registered:
                 try:
                     self._register(uuid)
                 except CardError as error:
@@ -66,8 +58,8 @@ class EventSet:
                 | api.nvmlEventTypeSingleBitEccError
             )
             if wanted and self._try_to_register(handle, wanted):
-                self._silent = False
-        self._registered.add(uuid)
+                self.is_silent = False
+        self.registered.add(uuid)
 
     def _try_to_register(self, handle: Handle, wanted: int) -> bool:
         """Returns False if the card turns out not to support events."""
@@ -129,7 +121,7 @@ class NvmlListener:
     def listen(self, uuids: Sequence[str]) -> dict[str, str]:
         self._renew_if_asked()
         self._wanted = tuple(uuids)
-        if self._events is not None and not self._events.registered <= set(uuids):
+        if self._events is not None and not self._events.registered.issubset(uuids):
             # NVML cannot take a card out of a set.
             self._forget()
         with self._nvml.session() as session:

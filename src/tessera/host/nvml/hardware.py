@@ -2,6 +2,7 @@
 
 Scanning, listening and changing cards may each run in a thread; they share only NVML itself, which allows that. The
 first call starts NVML, and it is started again after it failed, so a driver may be installed or replaced at any time.
+A node that awaits its driver has no cards until a scan finds the driver; that it cannot be read is a fault only then.
 NVML sees a lost card again only after a restart, so it is restarted from time to time while a card is missing.
 """
 
@@ -12,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import structlog
 
 from tessera.core.devices import MigPlacement
 from tessera.host.cards import (
@@ -27,7 +30,7 @@ from tessera.host.cards import (
 )
 from tessera.host.nvml.cards import SYSFS, numa_node, read_card, read_links, with_unique_uuids
 from tessera.host.nvml.events import NvmlListener
-from tessera.host.nvml.mig_instances import (
+from tessera.host.nvml.mig import (
     create_instance,
     destroy_instance,
     has_processes,
@@ -36,6 +39,8 @@ from tessera.host.nvml.mig_instances import (
     switch_mode,
 )
 from tessera.host.nvml.session import Binding, NvmlConnection, Session, load_binding
+
+log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -50,12 +55,15 @@ class NvmlHardware:
         self,
         *,
         driver_root: Path = Path("/"),
+        awaits_driver: bool = False,
         load: Callable[[], Binding] | None = None,
         sysfs: Path = SYSFS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`load` returns pynvml with its library; by default it searches `driver_root`."""
         self._load = load or partial(load_binding, driver_root)
+        self._awaits_driver = awaits_driver
+        self._missing = ""
         self._numa = partial(numa_node, sysfs=sysfs)
         self._clock = clock
         self._renewed_at = clock()
@@ -64,6 +72,8 @@ class NvmlHardware:
         self._listener = NvmlListener(self._load)
 
     def scan(self) -> list[Found]:
+        if self._awaits_driver and not self._has_come():
+            return []
         with self._nvml.session() as session:
             found = with_unique_uuids([self._read(session, index) for index in range(session.api.nvmlDeviceGetCount())])
         if not all(isinstance(card, CardFacts) for card in found):
@@ -73,6 +83,19 @@ class NvmlHardware:
                 self._renewed_at = self._clock()
                 self._listener.renew()
         return found
+
+    def _has_come(self) -> bool:
+        try:
+            self._load()
+        except InventoryError as error:
+            if str(error) != self._missing:
+                log.warning("no cards so far: NVIDIA's management library cannot be loaded", problem=str(error))
+            self._missing = str(error)
+            return False
+        if self._missing:
+            log.info("NVIDIA's management library was found")
+        self._awaits_driver = False
+        return True
 
     def _read(self, session: Session, index: int) -> Found:
         card = read_card(session, index, last_uuid=self._uuids.get(index), numa=self._numa)

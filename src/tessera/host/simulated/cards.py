@@ -49,10 +49,6 @@ class Script:
         self._known |= seen
         self._news.set()
 
-    def push(self, event: CardEvent, *, now: float) -> None:
-        self._pending.append(Due(now, event))
-        self._news.set()
-
     def next(self, listened: Collection[str], *, now: float) -> Due | None:
         """Removes and returns the earliest event that is due."""
         due = [each for each in self._audible(listened) if each.at <= now]

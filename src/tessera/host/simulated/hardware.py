@@ -1,7 +1,6 @@
 """Simulated cards that behave like real ones.
 
-Scanning, listening and changing cards may each run in a thread. Tests and demonstrations can interfere at run time
-(`lose`, `bring_back`, `push`, ...) from any thread; this overrides the file.
+Scanning, listening and changing cards may each run in a thread.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class SimulatedHardware:
         self._scripted: SimulationDescription | None = None
         self._listened: frozenset[str] = frozenset()
         self._overrides: dict[str, str] = {}
-        self._used: frozenset[str] = frozenset()
-        self._broken: str | None = None
+        """why cards cannot be read, by uuid, whatever the description says"""
 
     def scan(self) -> list[Found]:
         description = self._described()
@@ -136,8 +134,6 @@ class SimulatedHardware:
     def destroy(self, instance: MigInstance) -> None:
         board = self._board(self._reachable(instance.uuid))
         left = without_instance(board, instance)
-        if instance.mig_uuid in self._used:
-            raise CardError(instance.uuid, f"destroying GPU instance {instance.gpu_instance}: {IN_USE}")
         if left != board:
             self._boards.put(instance.uuid, left)
 
@@ -146,8 +142,7 @@ class SimulatedHardware:
             card = self._reachable(uuid)
         except InventoryError:
             return True
-        users = {uuid, *(each.mig_uuid for each in self._board(card).instances)}
-        return card.group.busy or not self._used.isdisjoint(users)
+        return card.group.busy
 
     def compute_mode(self, uuid: str) -> ComputeMode:
         return self._board(self._reachable(uuid)).mode
@@ -155,40 +150,10 @@ class SimulatedHardware:
     def set_compute_mode(self, uuid: str, mode: ComputeMode) -> None:
         self._boards.put(uuid, replace(self._board(self._reachable(uuid)), mode=mode))
 
-    # Faults and load, caused by tests and demonstrations.
-
-    def lose(self, uuid: str, problem: str = "GPU is lost") -> None:
-        self._overrides[uuid] = problem
-
-    def bring_back(self, uuid: str) -> None:
-        """Makes a card readable, whatever the file says."""
-        self._overrides[uuid] = ""
-
-    def push(self, event: CardEvent) -> None:
-        """Adds an event, reported once its card is listened to."""
-        self._script.push(event, now=self._clock())
-
-    def break_down(self, problem: str) -> None:
-        """Makes all hardware unreadable until `repair`."""
-        self._broken = problem
-        self._script.wake()
-
-    def repair(self) -> None:
-        """Makes the hardware readable, whatever the file says."""
-        self._broken = ""
-
-    def use(self, uuid: str) -> None:
-        """Starts a process on a card or a MIG device."""
-        self._used |= {uuid}
-
-    def leave(self, uuid: str) -> None:
-        self._used -= {uuid}
-
     def _described(self) -> SimulationDescription:
         description = self._source()
-        broken = description.problem if self._broken is None else self._broken
-        if broken:
-            raise InventoryError(broken)
+        if description.problem:
+            raise InventoryError(description.problem)
         return description
 
     def _cards(self, description: SimulationDescription) -> tuple[SimulatedCard, ...]:
@@ -220,6 +185,11 @@ class SimulatedHardware:
 
     def _board(self, card: SimulatedCard) -> Board:
         return self._boards.board(card.facts.uuid, mig=card.group.mig)
+
+
+def no_cards() -> SimulatedHardware:
+    """The hardware of a node without cards."""
+    return SimulatedHardware(lambda: SimulationDescription(cards=()), node_name="")
 
 
 def simulated_hardware(path: Path, *, node_name: str) -> SimulatedHardware:

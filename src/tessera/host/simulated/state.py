@@ -6,20 +6,17 @@ maximum count. With a path, every change is on disk before the call returns. One
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 from uuid import UUID, uuid5
 
 import msgspec
 
 from tessera.core.devices import MigPlacement
+from tessera.host.atomic_file import replace_file
 from tessera.host.cards import CardError, ComputeMode, GpuInstanceProfile, MigInstance
 from tessera.wire.documents import Report
-from tessera.wire.json_source import read_json
-from tessera.wire.strict import decode
 
 NAMESPACE = UUID("6b0f5d0e-64a7-4b9c-8a5d-0a3f4d7c2b11")
 """of all simulated uuids; any fixed value does"""
@@ -35,19 +32,6 @@ class Board:
     mig: bool = False
     mode: ComputeMode = ComputeMode.DEFAULT
     instances: tuple[MigInstance, ...] = ()
-
-
-class _Instance(msgspec.Struct, frozen=True, kw_only=True):
-    gpu_instance: int
-    profile_id: int
-    start: int
-    size: Annotated[int, msgspec.Meta(ge=1)]
-
-
-class _Board(msgspec.Struct, frozen=True, kw_only=True):
-    mig: bool
-    compute_mode: ComputeMode
-    instances: tuple[_Instance, ...]
 
 
 def simulated_uuid(prefix: str, what: str) -> str:
@@ -72,7 +56,7 @@ class Boards:
         boards = {**self._boards, uuid: board}
         if self._path is not None:
             try:
-                _write(self._path, boards)
+                replace_file(self._path, msgspec.json.format(msgspec.json.encode(boards), indent=2) + b"\n")
             except OSError as error:
                 raise CardError(uuid, f"its state cannot be kept in {self._path}: {error.strerror}") from error
         self._boards = boards
@@ -92,7 +76,8 @@ def with_instance(
         raise CardError(uuid, f"no more than {profile.instances} of {profile.name} fit")
     taken = {each.gpu_instance for each in board.instances}
     number = next(n for n in range(len(taken) + 1) if n not in taken)
-    made = _instance(uuid, number, profile.profile_id, placement)
+    mig_uuid = simulated_uuid("MIG", f"{uuid}/{number}/{COMPUTE_INSTANCE}")
+    made = MigInstance(uuid, number, profile.profile_id, placement, COMPUTE_INSTANCE, mig_uuid)
     return replace(board, instances=(*board.instances, made)), made
 
 
@@ -106,52 +91,10 @@ def without_instance(board: Board, gone: MigInstance) -> Board:
     return board
 
 
-def _instance(uuid: str, number: int, profile_id: int, placement: MigPlacement) -> MigInstance:
-    mig_uuid = simulated_uuid("MIG", f"{uuid}/{number}/{COMPUTE_INSTANCE}")
-    return MigInstance(uuid, number, profile_id, placement, COMPUTE_INSTANCE, mig_uuid)
-
-
 def _read(path: Path) -> dict[str, Board]:
-    report = Report(str(path))
     try:
-        text = path.read_text("utf-8")
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Board])
     except FileNotFoundError:
         return {}
-    except (OSError, UnicodeError) as error:
-        raise report.fatal(f"cannot be read: {error}") from error
-    stored: dict[str, _Board] = decode(read_json(text, report), dict[str, _Board], report=report)
-    report.check()
-    return {
-        uuid: Board(
-            mig=board.mig,
-            mode=board.compute_mode,
-            instances=tuple(
-                _instance(uuid, each.gpu_instance, each.profile_id, MigPlacement(each.start, each.size))
-                for each in board.instances
-            ),
-        )
-        for uuid, board in stored.items()
-    }
-
-
-def _write(path: Path, boards: Mapping[str, Board]) -> None:
-    stored = {
-        uuid: _Board(
-            mig=board.mig,
-            compute_mode=board.mode,
-            instances=tuple(
-                _Instance(
-                    gpu_instance=each.gpu_instance,
-                    profile_id=each.profile_id,
-                    start=each.placement.start,
-                    size=each.placement.size,
-                )
-                for each in board.instances
-            ),
-        )
-        for uuid, board in boards.items()
-    }
-    written = path.with_name(f".{path.name}.new")
-    written.write_bytes(msgspec.json.format(msgspec.json.encode(stored), indent=2) + b"\n")
-    # A reader sees the old state or the new one.
-    os.replace(written, path)
+    except (OSError, msgspec.MsgspecError, UnicodeError) as error:
+        raise Report(str(path)).fatal(f"cannot be read: {error}") from error

@@ -8,8 +8,6 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How serious a finding is."""
-
     BROKEN = "broken"
     """pods do not get what they request, or get what they should not"""
     WARNING = "warning"
@@ -21,8 +19,6 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of looking at one thing."""
-
     severity: Severity
     area: str
     what: str
@@ -30,20 +26,23 @@ class Finding:
     fix: str = ""
 
 
-def fine(area: str, what: str) -> Finding:
-    return Finding(Severity.FINE, area, what)
+@dataclass(frozen=True, slots=True)
+class Area:
+    """A part of an installation; its methods make findings about it."""
 
+    name: str
 
-def broken(area: str, what: str, *, why: str, fix: str) -> Finding:
-    return Finding(Severity.BROKEN, area, what, why, fix)
+    def fine(self, what: str) -> Finding:
+        return Finding(Severity.FINE, self.name, what)
 
+    def broken(self, what: str, *, why: str, fix: str) -> Finding:
+        return Finding(Severity.BROKEN, self.name, what, why, fix)
 
-def warning(area: str, what: str, *, why: str, fix: str) -> Finding:
-    return Finding(Severity.WARNING, area, what, why, fix)
+    def warning(self, what: str, *, why: str, fix: str) -> Finding:
+        return Finding(Severity.WARNING, self.name, what, why, fix)
 
-
-def unseen(area: str, what: str, *, fix: str = "") -> Finding:
-    return Finding(Severity.UNSEEN, area, what, fix=fix)
+    def unseen(self, what: str, *, fix: str = "") -> Finding:
+        return Finding(Severity.UNSEEN, self.name, what, fix=fix)
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:

@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from tessera.inspect.checks.findings import Finding, broken, fine, unseen, warning
+from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.installation import Installation
 from tessera.inspect.state import Json
 from tessera.scheduler.settings import Settings
 from tessera.services.durations import parse_duration
 from tessera.vendors.base import Vendor
 
-AREA = "kube-scheduler"
+AREA = Area("kube-scheduler")
 KEYS = ("config.yaml", "config.json")
 ALL = 100
 
@@ -29,8 +29,7 @@ def check_kube_scheduler(
     found = installation.scheduler_config
     config = _config(found) if found is not None else None
     if found is None or config is None:
-        yield unseen(
-            AREA,
+        yield AREA.unseen(
             "its configuration cannot be checked: there is no readable ConfigMap *-scheduler from the chart",
             fix="compare its configuration with docs/scheduler.md (extender, percentageOfNodesToScore)",
         )
@@ -38,11 +37,8 @@ def check_kube_scheduler(
     where = f"ConfigMap {found['metadata']['namespace']}/{found['metadata']['name']}"
     extenders = [each for each in config.get("extenders") or () if isinstance(each, dict)]
     if not extenders:
-        yield broken(
-            AREA,
-            f"{where} has no extender",
-            why="Tessera is never asked",
-            fix="add the extender from docs/scheduler.md",
+        yield AREA.broken(
+            f"{where} has no extender", why="Tessera is never asked", fix="add the extender from docs/scheduler.md"
         )
         return
     yield from _check_profiles(config, where, settings)
@@ -53,18 +49,16 @@ def check_kube_scheduler(
 def _check_profiles(config: Json, where: str, settings: Settings) -> Iterator[Finding]:
     share = config.get("percentageOfNodesToScore")
     if share != ALL:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{where}: percentageOfNodesToScore is {share if share is not None else 'not set'}, not {ALL}",
             why="in a large cluster the extender sees only a sample of the nodes, and pods wait although a node fits",
             fix="set percentageOfNodesToScore: 100 and restart kube-scheduler",
         )
     else:
-        yield fine(AREA, f"{where} passes all nodes to the extender")
+        yield AREA.fine(f"{where} passes all nodes to the extender")
     profiles = [profile.get("schedulerName", "") for profile in config.get("profiles") or ()]
     if settings.scheduler_name not in profiles:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{where} has no profile {settings.scheduler_name} (it has {', '.join(profiles) or 'none'})",
             why="no scheduler handles the pods that the webhook assigns to it",
             fix=f"add a profile with schedulerName: {settings.scheduler_name}, or change --scheduler-name",
@@ -80,15 +74,13 @@ def _check_extender(
         if extender.get(key) != value
     ]
     if missing:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{where}: the extender lacks {', '.join(missing)}",
             why="pods are scheduled without a slice",
             fix="set both verbs as in docs/scheduler.md",
         )
     if not extender.get("nodeCacheCapable"):
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{where}: the extender is not nodeCacheCapable",
             why="kube-scheduler sends whole nodes, which Tessera treats as a simulation: nothing is reserved",
             fix="set nodeCacheCapable: true",
@@ -97,16 +89,14 @@ def _check_extender(
     wanted = [name for key in sorted(present) for name in vendors[key].names.all]
     unmanaged = [name for name in wanted if managed and name not in managed]
     if unmanaged:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{where}: managedResources lacks {', '.join(unmanaged)}",
             why="pods that request only these never reach the extender",
             fix="add them with ignoredByScheduler: true",
         )
     counted = [name for name in wanted if name in managed and not managed[name].get("ignoredByScheduler")]
     if counted:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{where}: {', '.join(counted)} without ignoredByScheduler: true",
             why="kube-scheduler counts them too, and rejects nodes that fit",
             fix="set ignoredByScheduler: true on each",
@@ -120,8 +110,7 @@ def _check_timeout(text: Any, where: str, settings: Settings) -> Iterator[Findin
     except ValueError:
         return
     if seconds <= settings.turn_seconds:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{where}: httpTimeout is {seconds:g} s, but a bind may wait {settings.turn_seconds:g} s for its turn",
             why="kube-scheduler gives up on binds that are still running, and starts again",
             fix="set httpTimeout: 30s, or lower the scheduler's --turn-timeout",

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 from tessera.core.audit import BROKEN, audit
 from tessera.core.requests import PodRequest
-from tessera.inspect.checks.findings import Finding, broken, fine, warning
+from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.vendors.pod_reader import ENDED, pod_request
 from tessera.wire import keys
 from tessera.wire.objects import Pod
 
-AREA = "ledger"
+AREA = Area("ledger")
 STUCK = 300.0
 """seconds after which a handover that has not ended is reported"""
 
@@ -22,15 +22,13 @@ def check_ledger(cluster: OfflineCluster) -> Iterator[Finding]:
     for each in found:
         where = f"{each.node} / {each.card}" if each.card else each.node or "quotas"
         if each.kind == BROKEN:
-            yield broken(
-                AREA,
+            yield AREA.broken(
                 f"{where}: {each.text}",
                 why="the accounting contradicts itself, which is a bug in Tessera",
                 fix="report it with a snapshot (tessera snapshot --hash-names)",
             )
         else:
-            yield broken(
-                AREA,
+            yield AREA.broken(
                 f"{where}: {each.text}",
                 why="more is granted than exists: another scheduler placed pods there, or the registration shrank",
                 fix=f"delete some of its pods: tessera top pods --node {each.node}",
@@ -38,15 +36,14 @@ def check_ledger(cluster: OfflineCluster) -> Iterator[Finding]:
     for entry in cluster.ledger.pods():
         facts = entry.facts
         if facts.problem:
-            yield broken(
-                AREA, facts.problem, why=f"{facts.node} takes no new pods while this pod exists",
+            yield AREA.broken(facts.problem, why=f"{facts.node} takes no new pods while this pod exists",
                 fix=f"delete pod {facts.namespace}/{facts.name} and create it again",
             )  # fmt: skip
     for key, pod in sorted(cluster.pods.items()):
         yield from _pod(cluster, key, pod)
     if not found:
         pods, nodes = len(cluster.ledger.pods()), len(cluster.ledger.node_names())
-        yield fine(AREA, f"it adds up: {pods} pod(s) with slices on {nodes} node(s)")
+        yield AREA.fine(f"it adds up: {pods} pod(s) with slices on {nodes} node(s)")
 
 
 def _pod(cluster: OfflineCluster, key: str, pod: Pod) -> Iterator[Finding]:
@@ -55,8 +52,7 @@ def _pod(cluster: OfflineCluster, key: str, pod: Pod) -> Iterator[Finding]:
     if cluster.ledger.pod(pod.metadata.uid) is None:
         request = pod_request(pod, cluster.vendors)
         if isinstance(request, PodRequest) and request.asks_for_devices:
-            yield warning(
-                AREA,
+            yield AREA.warning(
                 f"{key} requests devices and runs on {pod.spec.node_name}, but has no allocation",
                 why="another scheduler placed it; its use is not counted, and other pods may get the same card",
                 fix="create it again while Tessera's webhook works, so that it gets schedulerName "
@@ -67,8 +63,7 @@ def _pod(cluster: OfflineCluster, key: str, pod: Pod) -> Iterator[Finding]:
     allocating = pod.annotations.get(keys.BIND_PHASE) == keys.PHASE_ALLOCATING and pod.status.phase == "Pending"
     if allocating and began.isdigit() and cluster.state.taken - int(began) > STUCK:
         minutes = int((cluster.state.taken - int(began)) // 60)
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{key} was bound to {pod.spec.node_name} {minutes} minutes ago and still has no devices",
             why="the node's plugin has not answered kubelet's Allocate",
             fix=f"kubectl describe pod -n {pod.metadata.namespace} {pod.metadata.name}; the plugin's log on the node",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 import msgspec
 
 from tessera.core.devices import MIG
-from tessera.inspect.checks.findings import Finding, broken, fine, warning
+from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
 from tessera.scheduler.node_informer import ANSWER_WITHIN
@@ -17,12 +17,12 @@ from tessera.vendors.node_reader import node_facts
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire import keys
 from tessera.wire.errors import WireError
-from tessera.wire.handshake import Deleted, Requesting, decode_handshake
+from tessera.wire.handshake import Requesting, decode_handshake
 from tessera.wire.node_lock import decode_node_lock
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
-AREA = "nodes"
+AREA = Area("nodes")
 OLD_LOCK = timedelta(minutes=5)
 """after which the scheduler takes over a node lock"""
 
@@ -34,8 +34,7 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
         facts = node_facts(node, cluster.vendors)
         registered += bool(facts.devices)
         if facts.problem:
-            yield broken(
-                AREA,
+            yield AREA.broken(
                 f"{name}: its registration cannot be read: {facts.problem}",
                 why="the node gets no new pods: Tessera never treats unknown cards as free",
                 fix="restart the device plugin on that node; if that does not help, its version is not supported",
@@ -43,18 +42,16 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
         for vendor in cluster.vendors.values():
             yield from _check_vendor(cluster, node, vendor)
         if facts.devices and not _is_ready(document):
-            yield warning(
-                AREA,
+            yield AREA.warning(
                 f"{name} is not ready",
                 why="its cards are counted, but kube-scheduler places no pods there",
                 fix=f"kubectl describe node {name}",
             )
         yield from _check_lock(cluster, node)
     if registered:
-        yield fine(AREA, f"{registered} of {len(cluster.nodes)} node(s) have registered cards")
+        yield AREA.fine(f"{registered} of {len(cluster.nodes)} node(s) have registered cards")
     else:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"no cards are registered on any of the {len(cluster.nodes)} node(s)",
             why="no device pod can be placed",
             fix="check that the device plugin runs on them: kubectl get daemonsets,pods -A | grep device-plugin",
@@ -67,8 +64,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     has_registration = bool(vendor.keys.register) and bool(node.annotations.get(vendor.keys.register))
     if not has_registration:
         if offered and vendor.keys.register:
-            yield warning(
-                AREA,
+            yield AREA.warning(
                 f"{node.name} offers {offered} {count}, but no plugin of Tessera or HAMi has registered its cards",
                 why="another device plugin serves that resource: its pods get whole cards that Tessera does not count",
                 fix=f"keep the other plugin off that node, or give it a resource name other than {count}",
@@ -81,8 +77,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     )
     if not cards and (view is None or not view.facts.problem) and not _registers_nothing(node, vendor):
         since = _since(handshake, cluster.state.taken)
-        yield broken(
-            AREA,
+        yield AREA.broken(
             f"{node.name}: the plugin of {vendor.key} is gone{since}; its cards were removed from the ledger",
             why="pods that hold them keep running, but no pod is added",
             fix="kubectl get pods -A -o wide --field-selector spec.nodeName=" + node.name,
@@ -94,8 +89,7 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     # Only NVIDIA's plugins are known to offer one device per slot; with MIG they offer instances.
     counts_slots = vendor.key == Nvidia.key and not any(card.device.mode == MIG for card in cards)
     if cards and offered is not None and offered != slots and counts_slots:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{node.name}: kubelet offers {offered} {count}, the registration has {slots} slots on healthy cards",
             why="another plugin serves the resource too, or kubelet lost the plugin: kubelet may refuse pods there",
             fix="run only one device plugin per resource; if there is only one, restart it",
@@ -107,8 +101,7 @@ def _unanswered(cluster: OfflineCluster, node: Node, vendor: Vendor, asked: Requ
     if asked.time is None or _moment(cluster) < asked.time + ANSWER_WITHIN:
         return
     minutes = int((_moment(cluster) - asked.time).total_seconds() // 60)
-    yield warning(
-        AREA,
+    yield AREA.warning(
         f"{node.name}: the plugin of {vendor.key} has not answered the scheduler for {minutes} minutes",
         why="its cards stay, because kubelet still offers them, but changes of their health go unnoticed",
         fix="restart the device plugin on that node; HAMi's plugins since v2.8 do not answer and need no restart",
@@ -121,7 +114,7 @@ def _registers_nothing(node: Node, vendor: Vendor) -> bool:
 
 
 def _since(handshake: object, now: float) -> str:
-    if isinstance(handshake, Requesting | Deleted) and handshake.time is not None:
+    if isinstance(handshake, Requesting) and handshake.time is not None:
         age = datetime.fromtimestamp(now, UTC) - handshake.time
         seconds = int(age.total_seconds())
         limit = int(ANSWER_WITHIN.total_seconds())
@@ -141,8 +134,7 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
         age = _moment(cluster) - lock.time
         if age > OLD_LOCK:
             owner = f" by {'/'.join(lock.owner)}" if lock.owner else ""
-            yield warning(
-                AREA,
+            yield AREA.warning(
                 f"{node.name} has been locked{owner} for {int(age.total_seconds() // 60)} minutes ({key})",
                 why="if its plugin needs the lock, no other pod is bound there meanwhile",
                 fix=f"Tessera takes it over by itself; to remove it now: kubectl annotate node {node.name} {key}-",

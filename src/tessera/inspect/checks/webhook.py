@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tessera.inspect.checks.findings import Finding, broken, fine, unseen, warning
-from tessera.inspect.dry_run import DryRunClient
+from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
@@ -22,7 +21,7 @@ from tessera.kube.resources import PODS, SECRETS
 from tessera.scheduler.certificates.authority import BadCertificate, facts_of
 from tessera.vendors.base import Vendor
 
-AREA = "webhook"
+AREA = Area("webhook")
 DAY = 86_400.0
 SOON = 14 * DAY
 """seconds before its end from which a certificate gets a warning; Tessera renews its own long before"""
@@ -33,13 +32,12 @@ NOT_MUTATED = "device pods keep the default scheduler: they get no slice, or are
 
 def check_registration(installation: Installation, *, now: float) -> Iterator[Finding]:
     if not installation.webhooks_seen:
-        yield unseen(
-            AREA, "the webhook configurations cannot be read", fix="grant list on mutatingwebhookconfigurations"
+        yield AREA.unseen(
+            "the webhook configurations cannot be read", fix="grant list on mutatingwebhookconfigurations"
         )
         return
     if not installation.webhooks:
-        yield broken(
-            AREA,
+        yield AREA.broken(
             "there is no MutatingWebhookConfiguration of Tessera or HAMi (tessera-webhook, hami-webhook)",
             why=NOT_MUTATED,
             fix="install the chart with scheduler.admissionWebhook.enabled, or apply the one in docs/scheduler.md",
@@ -47,8 +45,7 @@ def check_registration(installation: Installation, *, now: float) -> Iterator[Fi
         return
     names = [configuration["metadata"]["name"] for configuration in installation.webhooks]
     if len(names) > 1:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{len(names)} configurations mutate device pods: {', '.join(names)}",
             why="two webhooks may set different schedulers and defaults",
             fix="delete the one without a running scheduler: kubectl delete mutatingwebhookconfiguration NAME",
@@ -59,11 +56,10 @@ def check_registration(installation: Installation, *, now: float) -> Iterator[Fi
 
 def _configuration(configuration: Json, now: float) -> Iterator[Finding]:
     name = configuration["metadata"]["name"]
-    yield fine(AREA, f"{name} is registered")
+    yield AREA.fine(f"{name} is registered")
     for webhook in configuration.get("webhooks") or ():
         if not _covers_pods(webhook):
-            yield broken(
-                AREA,
+            yield AREA.broken(
                 f"{name}: no rule covers the creation of pods",
                 why=NOT_MUTATED,
                 fix="add a rule with operations [CREATE], apiVersions [v1] and resources [pods]",
@@ -82,8 +78,7 @@ def _covers_pods(webhook: Json) -> bool:
 def _bundle(name: str, bundle: str, now: float) -> Iterator[Finding]:
     fix = "restart the scheduler if it manages its certificates; otherwise put its CA into caBundle"
     if not bundle:
-        yield warning(
-            AREA,
+        yield AREA.warning(
             f"{name}: caBundle is empty",
             why="the apiserver then trusts only well-known CAs; calls fail unless one of them signed the certificate",
             fix=fix,
@@ -92,7 +87,7 @@ def _bundle(name: str, bundle: str, now: float) -> Iterator[Finding]:
     try:
         yield from certificate_findings(f"{name}: the CA in caBundle", base64.b64decode(bundle), now, fix=fix)
     except (binascii.Error, ValueError) as error:
-        yield broken(AREA, f"{name}: caBundle cannot be read: {error}", why="every call to the webhook fails", fix=fix)
+        yield AREA.broken(f"{name}: caBundle cannot be read: {error}", why="every call to the webhook fails", fix=fix)
 
 
 def certificate_findings(what: str, pem: bytes, now: float, *, fix: str) -> Iterator[Finding]:
@@ -100,21 +95,18 @@ def certificate_findings(what: str, pem: bytes, now: float, *, fix: str) -> Iter
     try:
         facts = facts_of(pem)
     except BadCertificate as error:
-        yield broken(AREA, f"{what} cannot be read: {error}", why="every call to the webhook fails", fix=fix)
+        yield AREA.broken(f"{what} cannot be read: {error}", why="every call to the webhook fails", fix=fix)
         return
     until = datetime.fromtimestamp(facts.not_after, UTC).strftime("%Y-%m-%d %H:%M UTC")
     if facts.not_after <= now:
-        yield broken(AREA, f"{what} expired on {until}", why="every call to the webhook fails", fix=fix)
+        yield AREA.broken(f"{what} expired on {until}", why="every call to the webhook fails", fix=fix)
     elif facts.not_after <= now + SOON:
         days = int((facts.not_after - now) // DAY)
-        yield warning(
-            AREA,
-            f"{what} expires on {until}, in {days} days",
-            why="after that every call to the webhook fails",
-            fix=fix,
+        yield AREA.warning(
+            f"{what} expires on {until}, in {days} days", why="after that every call to the webhook fails", fix=fix
         )
     else:
-        yield fine(AREA, f"{what} is valid until {until}")
+        yield AREA.fine(f"{what} is valid until {until}")
 
 
 async def check_certificate(client: KubeClient, installation: Installation, *, now: float) -> list[Finding]:
@@ -128,7 +120,7 @@ async def check_certificate(client: KubeClient, installation: Installation, *, n
         except ApiError as error:
             if error.status == FORBIDDEN:
                 return [
-                    unseen(AREA, f"the serving certificate in Secret {installation.namespace}/{name} cannot be read")
+                    AREA.unseen(f"the serving certificate in Secret {installation.namespace}/{name} cannot be read")
                 ]
             if error.status == NOT_FOUND:
                 continue
@@ -139,7 +131,7 @@ async def check_certificate(client: KubeClient, installation: Installation, *, n
 
 
 async def check_dry_run(
-    dry_run: DryRunClient, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
+    client: KubeClient, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
 ) -> list[Finding]:
     """Creates a pod with `dryRun` and looks at what the webhook made of it."""
     resource = _resource(vendors)
@@ -154,17 +146,16 @@ async def check_dry_run(
         },
     }
     try:
-        answer = await dry_run.create(PODS.path(namespace), pod)
+        answer = await client.create_dry_run(PODS.path(namespace), pod, dict[str, Any])
     except ApiError as error:
         return [_refused(error, namespace)]
     except KubeError as error:
-        return [unseen(AREA, f"creating a test pod got no response: {error}")]
+        return [AREA.unseen(f"creating a test pod got no response: {error}")]
     found = answer.get("spec", {}).get("schedulerName", "")
     if found == scheduler:
-        return [fine(AREA, f"it answers: a test pod (dry run in namespace {namespace}) got schedulerName {scheduler}")]
+        return [AREA.fine(f"it answers: a test pod (dry run in namespace {namespace}) got schedulerName {scheduler}")]
     return [
-        broken(
-            AREA,
+        AREA.broken(
             f"a test pod in namespace {namespace} got schedulerName {found or '(none)'}, not {scheduler}",
             why=NOT_MUTATED,
             fix=f"the call fails silently (failurePolicy Ignore), or namespace {namespace} is excluded"
@@ -175,19 +166,17 @@ async def check_dry_run(
 
 def _refused(error: ApiError, namespace: str) -> Finding:
     if "failed calling webhook" in error.message:
-        return broken(
-            AREA,
+        return AREA.broken(
             f"the apiserver cannot call it: {error.message}",
             why="device pods are refused, or created without the webhook's changes",
             fix="check that the scheduler runs, that its Service has endpoints, and that caBundle fits the certificate",
         )
     if error.status == FORBIDDEN:
-        return unseen(
-            AREA,
+        return AREA.unseen(
             f"you may not create a test pod in namespace {namespace}: {error.message}",
             fix="grant create on pods (it is only a dry run)",
         )
-    return unseen(AREA, f"a test pod in namespace {namespace} was refused: {error.message}")
+    return AREA.unseen(f"a test pod in namespace {namespace} was refused: {error.message}")
 
 
 def _resource(vendors: Mapping[str, Vendor]) -> str:

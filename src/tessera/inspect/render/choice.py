@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from tessera.core.policies.fragmentation import Growth
 from tessera.core.policies.fragmentation.growth import MISSING
@@ -49,12 +50,9 @@ def _growths(verdict: Fits) -> Iterator[StyledLine]:
         "the pod goes where the loss grows least: what the expected pods cannot use, in cards; below 0 is a gain"
     )
     yield StyledLine(_verdict(verdict.best))
-    columns = [
-        TableColumn("NODE"),
-        TableColumn("LOSS GROWS", right=True),
-        *(TableColumn(n.upper(), right=True) for _, n, _ in PARTS),
-    ]
-    rows = [((one.node, *_cells(one.growth)), Style.PLAIN) for one in verdict.best if one.growth is not None]
+    rows = [(one.node, *_cells(one.growth)) for one in verdict.best if one.growth is not None]
+    titles = ("NODE", "LOSS GROWS", *(name.upper() for _, name, _ in PARTS))
+    columns = [TableColumn(title, itemgetter(at), right=at > 0) for at, title in enumerate(titles)]
     yield from (line.indented() for line in table(columns, rows))
     if verdict.fitting > len(verdict.best):
         yield StyledLine(

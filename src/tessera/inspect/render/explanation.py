@@ -146,29 +146,20 @@ def _groups(groups: Iterable[NodeGroup]) -> Iterator[StyledLine]:
 
 
 def _cards(cards: Sequence[CardRefusal], width: int | None) -> list[StyledLine]:
-    columns = [
-        TableColumn("NODE"),
-        TableColumn("CARD", right=True),
-        TableColumn("REASON"),
-        TableColumn("ASKED", right=True),
-        TableColumn("FREE", right=True),
-        TableColumn("TOTAL", right=True),
-        TableColumn("HELD BY"),
+    columns: list[TableColumn[CardRefusal]] = [
+        TableColumn("NODE", lambda card: card.node),
+        TableColumn("CARD", lambda card: card.index, right=True),
+        TableColumn("REASON", lambda card: card.reason),
+        TableColumn("ASKED", lambda card: _number(card.asked), right=True),
+        TableColumn("FREE", lambda card: _number(card.free), right=True),
+        TableColumn("TOTAL", lambda card: _number(card.total), right=True),
+        TableColumn("HELD BY", lambda card: join_names([holder.text for holder in card.holders], HOLDERS) or "-"),
     ]
-    rows = [
-        (
-            (
-                card.node,
-                str(card.index),
-                card.reason,
-                *("-" if number is None else str(number) for number in (card.asked, card.free, card.total)),
-                join_names([holder.text for holder in card.holders], HOLDERS) or "-",
-            ),
-            Style.PLAIN,
-        )
-        for card in cards
-    ]
-    return table(columns, rows, width=None if width is None else width - 2)
+    return table(columns, cards, width=None if width is None else width - 2)
+
+
+def _number(number: int | None) -> str:
+    return "-" if number is None else str(number)
 
 
 def section(title: str, lines: Iterable[StyledLine]) -> Iterator[StyledLine]:

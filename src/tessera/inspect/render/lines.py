@@ -6,9 +6,13 @@ with `width`, the last column is cut to fit the terminal.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+Row = TypeVar("Row", contravariant=True)
 
 GAP = "  "
 LEAST_LAST = 12
@@ -34,33 +38,32 @@ class StyledLine:
 
 
 @dataclass(frozen=True, slots=True)
-class TableColumn:
+class TableColumn(Generic[Row]):
     title: str
+    cell: Callable[[Row], object]
+    """what a row shows here"""
     right: bool = False
 
+    def aligned(self, text: str, size: int) -> str:
+        short = shorten(text, size)
+        return short.rjust(size) if self.right else short.ljust(size)
 
-Row = tuple[Sequence[str], Style]
 
-
-def table(columns: Sequence[TableColumn], rows: Iterable[Row], *, width: int | None = None) -> list[StyledLine]:
+def table(
+    columns: Sequence[TableColumn[T]],
+    rows: Sequence[T],
+    *,
+    style: Callable[[T], Style] = lambda _row: Style.PLAIN,
+    width: int | None = None,
+) -> list[StyledLine]:
     """A heading and aligned rows; `width` is that of the terminal."""
-    body = [([*cells], style) for cells, style in rows]
-    sizes = [
-        max([len(column.title), *(len(cells[at]) for cells, _ in body)], default=0) for at, column in enumerate(columns)
-    ]
+    cells = [[column.title for column in columns], *([str(column.cell(row)) for column in columns] for row in rows)]
+    sizes = [max(map(len, texts)) for texts in zip(*cells, strict=True)]
     if width is not None:
         before = sum(sizes[:-1]) + len(GAP) * (len(columns) - 1)
         sizes[-1] = max(LEAST_LAST, min(sizes[-1], width - before))
-    lines = [StyledLine(_row([column.title for column in columns], columns, sizes), Style.HEAD)]
-    return lines + [StyledLine(_row(cells, columns, sizes), style) for cells, style in body]
-
-
-def _row(cells: Sequence[str], columns: Sequence[TableColumn], sizes: Sequence[int]) -> str:
-    padded = [
-        shorten(cell, size).rjust(size) if column.right else shorten(cell, size).ljust(size)
-        for cell, column, size in zip(cells, columns, sizes, strict=True)
-    ]
-    return GAP.join(padded).rstrip()
+    lines = [GAP.join(map(TableColumn.aligned, columns, texts, sizes)).rstrip() for texts in cells]
+    return list(map(StyledLine, lines, [Style.HEAD, *map(style, rows)]))
 
 
 def shorten(text: str, size: int) -> str:

@@ -13,93 +13,49 @@ FULL = 0.9
 
 
 def cards_table(uses: Sequence[CardUsage], *, width: int | None, wide: bool, ascii_only: bool) -> list[StyledLine]:
-    columns = [
-        TableColumn("NODE"),
-        TableColumn("CARD", right=True),
-        *([TableColumn("UUID")] if wide else []),
-        TableColumn("MODEL"),
-        TableColumn("MEMORY"),
-        TableColumn("MIB", right=True),
-        TableColumn("CORES", right=True),
-        TableColumn("SLOTS", right=True),
-        TableColumn("PODS"),
+    uuids: list[TableColumn[CardUsage]] = [TableColumn("UUID", lambda use: use.card)] if wide else []
+    columns: list[TableColumn[CardUsage]] = [
+        TableColumn("NODE", lambda use: use.node),
+        TableColumn("CARD", lambda use: use.index, right=True),
+        *uuids,
+        TableColumn("MODEL", lambda use: short_model(use.model)),
+        *_amount_columns(ascii_only=ascii_only),
+        TableColumn("PODS", lambda use: _who(use, wide=wide)),
     ]
-    rows = [
-        (
-            (
-                use.node,
-                str(use.index),
-                *([use.card] if wide else []),
-                short_model(use.model),
-                bar(use.memory_mib.share, ascii_only=ascii_only),
-                amount_text(use.memory_mib),
-                amount_text(use.cores),
-                amount_text(use.slots),
-                _who(use, wide=wide),
-            ),
-            _style(use.memory_mib, use.state),
-        )
-        for use in uses
-    ]
-    return table(columns, rows, width=width)
+    return table(columns, uses, style=_style, width=width)
 
 
 def nodes_table(uses: Sequence[NodeUsage], *, width: int | None, ascii_only: bool) -> list[StyledLine]:
-    columns = [
-        TableColumn("NODE"),
-        TableColumn("CARDS", right=True),
-        TableColumn("MEMORY"),
-        TableColumn("MIB", right=True),
-        TableColumn("CORES", right=True),
-        TableColumn("SLOTS", right=True),
-        TableColumn("PODS", right=True),
-        TableColumn("MODELS"),
+    columns: list[TableColumn[NodeUsage]] = [
+        TableColumn("NODE", lambda use: use.node),
+        TableColumn("CARDS", lambda use: use.cards, right=True),
+        *_amount_columns(ascii_only=ascii_only),
+        TableColumn("PODS", lambda use: use.pods, right=True),
+        TableColumn("MODELS", _models),
     ]
-    rows = [
-        (
-            (
-                use.node,
-                str(use.cards),
-                bar(use.memory_mib.share, ascii_only=ascii_only),
-                amount_text(use.memory_mib),
-                amount_text(use.cores),
-                amount_text(use.slots),
-                str(use.pods),
-                join_names([short_model(name) for name in use.models], 3) + (f" ({use.state})" if use.state else ""),
-            ),
-            _style(use.memory_mib, use.state),
-        )
-        for use in uses
-    ]
-    return table(columns, rows, width=width)
+    return table(columns, uses, style=_style, width=width)
 
 
 def pods_table(uses: Sequence[PodUsage], *, width: int | None) -> list[StyledLine]:
-    columns = [
-        TableColumn("NAMESPACE"),
-        TableColumn("POD"),
-        TableColumn("NODE"),
-        TableColumn("CARDS", right=True),
-        TableColumn("MIB", right=True),
-        TableColumn("CORES", right=True),
-        TableColumn("SLICES"),
+    columns: list[TableColumn[PodUsage]] = [
+        TableColumn("NAMESPACE", lambda use: use.namespace),
+        TableColumn("POD", lambda use: use.name),
+        TableColumn("NODE", lambda use: use.node),
+        TableColumn("CARDS", lambda use: use.cards, right=True),
+        TableColumn("MIB", lambda use: use.memory_mib, right=True),
+        TableColumn("CORES", lambda use: use.cores, right=True),
+        TableColumn("SLICES", _slices),
     ]
-    rows = [
-        (
-            (
-                use.namespace,
-                use.name,
-                use.node,
-                str(use.cards),
-                str(use.memory_mib),
-                str(use.cores),
-                join_names([f"{one.container}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS),
-            ),
-            Style.PLAIN,
-        )
-        for use in uses
+    return table(columns, uses, width=width)
+
+
+def _amount_columns(*, ascii_only: bool) -> list[TableColumn[CardUsage | NodeUsage]]:
+    return [
+        TableColumn("MEMORY", lambda use: bar(use.memory_mib.share, ascii_only=ascii_only)),
+        TableColumn("MIB", lambda use: amount_text(use.memory_mib), right=True),
+        TableColumn("CORES", lambda use: amount_text(use.cores), right=True),
+        TableColumn("SLOTS", lambda use: amount_text(use.slots), right=True),
     ]
-    return table(columns, rows, width=width)
 
 
 def short_model(name: str) -> str:
@@ -116,7 +72,15 @@ def _who(use: CardUsage, *, wide: bool) -> str:
     return " ".join(filter(None, (f"({use.state})" if use.state else "", pods))) or "-"
 
 
-def _style(memory: Amount, state: str) -> Style:
-    if state:
+def _models(use: NodeUsage) -> str:
+    return join_names([short_model(name) for name in use.models], 3) + (f" ({use.state})" if use.state else "")
+
+
+def _slices(use: PodUsage) -> str:
+    return join_names([f"{one.container}: card {one.index} {one.memory_mib} MiB" for one in use.slices], HOLDERS)
+
+
+def _style(use: CardUsage | NodeUsage) -> Style:
+    if use.state:
         return Style.BAD
-    return Style.WARN if memory.share >= FULL else Style.DIM if memory.used == 0 else Style.PLAIN
+    return Style.WARN if use.memory_mib.share >= FULL else Style.DIM if use.memory_mib.used == 0 else Style.PLAIN

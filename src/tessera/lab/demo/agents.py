@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -87,10 +86,9 @@ class RealAgent:
             settings,
             links=self._inventory.links,
             events=self._events,
-            zone=datetime.now().astimezone().tzinfo or UTC,
         )
         self._mode = build_mode(
-            settings, hardware, write=MigAnnotations(client).write, known=self._handover.live_claims
+            settings, hardware, write=MigAnnotations(client).write, known=self._handover.pods.live_claims
         )
         self._serving = asyncio.Event()
 
@@ -130,21 +128,17 @@ class RealAgent:
             await self._inventory.close()
 
     async def _serve(self) -> None:
-        await self._cards_known()
+        fleet = self.fleet.value
+        while not fleet.cards:
+            fleet = await self.fleet.other_than(fleet)
         await self._handover.pods.ready.wait()
         try:
             await self._mode.start(self.fleet.value)
             self._handover.use(self._settings, self._mode)
             self._serving.set()
-            await Reconciler(self._mode, self._handover, self.fleet, mark=self._watch.mark).run()
+            await Reconciler(self._mode, self._handover.pods, self.fleet, mark=self._watch.mark).run()
         finally:
             await self._mode.stop()
-
-    async def _cards_known(self) -> None:
-        async with aclosing(self.fleet.changes()) as fleets:
-            async for fleet in fleets:
-                if fleet.cards:
-                    return
 
 
 class HeldDevices:

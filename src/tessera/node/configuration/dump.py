@@ -57,10 +57,10 @@ def describe_node(settings: AgentSettings) -> dict[str, Any]:
 
 def describe(configuration: Configuration) -> dict[str, Any]:
     """Everything that the node JSON cannot say, by flag or variable."""
-    s = configuration.settings
+    health = configuration.settings.health
     return settings_table.describe(configuration) | {
-        DISABLE: _xids(not s.health_checks or s.every_xid_is_ignored, s.ignored_xids),
-        ENABLE: _xids(s.every_xid_is_fatal, s.fatal_xids),
+        DISABLE: _xids(not health.health_checks or health.every_xid_is_ignored, health.ignored_xids),
+        ENABLE: _xids(health.every_xid_is_fatal, health.fatal_xids),
     }
 
 

@@ -6,12 +6,10 @@ good text is kept in the state folder and stays in force; a node that never had 
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.host.atomic_file import replace_file
 from tessera.services.settings_table import ReadFile
 from tessera.wire.documents import ConfigError
 from tessera.wire.node_config import NodeOverride, load_node_config, override_for
@@ -52,18 +50,7 @@ def read_node_file(*, file: str, named: bool, node: str, last_good: Path, read_f
 
 def save_last_good(text: str, folder: Path) -> None:
     """Remember a good text. Blocks; raises OSError."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{LAST_GOOD}.", dir=folder)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, folder / LAST_GOOD)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    replace_file(folder / LAST_GOOD, text.encode(), durable=True)
 
 
 def _read_last_good(problem: str, *, node: str, last_good: Path, read_file: ReadFile) -> NodeFile:

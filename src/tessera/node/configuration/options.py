@@ -24,7 +24,6 @@ from tessera.node.settings import (
     IGNORED,
     NODE_CONFIG_FILE,
     AgentSettings,
-    AllowedMigProfiles,
     Configuration,
     InventoryKind,
     Paths,
@@ -85,13 +84,9 @@ def _complete(
         node=_node_settings(sources.load(SharingFlags), section, override),
         resource=section.resource_count_name or settings.resource,
         disable_core_limit=settings.disable_core_limit if disable is None else disable,
-        mig_allowances=tuple(AllowedMigProfiles(each.models, each.profiles) for each in section.mig_profile_allowlist),
+        mig_allowances=tuple(section.mig_profile_allowlist),
         environ=dict(sources.environ),
-        ignored_xids=health.ignored_xids,
-        fatal_xids=health.fatal_xids,
-        every_xid_is_fatal=health.every_xid_is_fatal,
-        every_xid_is_ignored=health.every_xid_is_ignored,
-        health_checks=health.health_checks,
+        health=health,
     )
 
 

@@ -49,17 +49,15 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The Allocate is for this container."""
-
-    claim: Claim
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Every container that can be meant is right with this slice, but it is not known which of them asks."""
+    """The slice is right for every container that can be asking."""
 
     claim: Claim
     askers: tuple[Claim, ...]
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is known which container asks."""
+        return len(self.askers) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class NotFound:
     """No container waits for this number of devices."""
 
 
-Match = Found | Shared | DownwardApi | WrongCount | Ambiguous | NotFound
+Match = Found | DownwardApi | WrongCount | Ambiguous | NotFound
 
 
 class AllocationState:
@@ -338,6 +336,4 @@ def _same_slice(asked: Sequence[Claim], others: Sequence[Claim]) -> Match:
     """Containers that use the downward API are right with any slice."""
     if any(claim.what != asked[0].what for claim in asked):
         return Ambiguous(tuple(dict.fromkeys(claim.pod for claim in asked)))
-    if len(asked) == 1 and not others:
-        return Found(asked[0])
-    return Shared(asked[0], (*asked, *others))
+    return Found(asked[0], (*asked, *others))

@@ -25,7 +25,6 @@ from tessera.node.handover.allocation_state import (
     Found,
     Match,
     NotFound,
-    Shared,
     WrongCount,
 )
 from tessera.node.handover.bound_pod import BoundPod
@@ -133,7 +132,7 @@ class SliceAllocator:
         self._question = _Question(frozenset(available), frozenset(must_include), count)
         found = self._match(self._pods.all(), count, frozenset(must_include), self._pods.lock.owner)
         # Where only pods that use the downward API can ask, the first one to be bound is the best guess.
-        if not isinstance(found, Found | Shared | DownwardApi):
+        if not isinstance(found, Found | DownwardApi):
             return ()
         cards = [each.uuid for each in found.claim.slices]
         return preferred(cards, available=available, must_include=must_include, count=count)
@@ -185,23 +184,20 @@ class SliceAllocator:
             self._count(Result.WELCOMED)
             self._add(call, Allocation(frozenset(ids), frozenset({found.claim.key})))
             return await self._made_ready(self.mode.hand_over_downward_api(ids), None)
-        if not isinstance(found, Found | Shared):
+        if not isinstance(found, Found):
             raise await self._refusal(found, len(ids))
         pod = None
-        if isinstance(found, Found):
-            self._count(Result.HANDED_OVER)
+        self._count(Result.HANDED_OVER if found.is_certain else Result.UNCERTAIN)
+        if found.is_certain:
             pod = next(each for each in pods if each.key == found.claim.pod)
             call.pods[pod.key.uid] = pod
-        else:
-            self._count(Result.UNCERTAIN)
-        askers = [found.claim] if isinstance(found, Found) else found.askers
-        allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in askers), found.claim)
+        allocation = Allocation(frozenset(ids), frozenset(claim.key for claim in found.askers), found.claim)
         self._add(call, allocation)
         # A later process must know the answer as soon as kubelet does: it would give this slice to the next container.
         record = Record(tuple(sorted(ids)), found.claim, tuple(sorted(allocation.askers)))
         kept = asyncio.ensure_future(self._checkpoint.add(record))
         try:
-            return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=pod is not None), pod)
+            return await self._made_ready(self.mode.hand_over(found.claim, ids, certain=found.is_certain), pod)
         finally:
             await asyncio.wait([kept], timeout=CHECKPOINT_S)
 
@@ -283,7 +279,7 @@ class SliceAllocator:
             self._state.doubt()
             if await self._verifier.confirm(call.allocations):
                 found = self._match(pods, len(ids), reused, owner)
-        if current is None and isinstance(found, Found | Shared):
+        if current is None and isinstance(found, Found):
             # The pod may be gone, and another one that is not known here may be asking.
             self._count(Result.REFUSED)
             raise AllocationRefused(f"the API cannot be asked whether {found.claim.pod} still waits for its devices")
@@ -293,7 +289,7 @@ class SliceAllocator:
         """Whether no pod that the watch has not shown yet can be asking instead."""
         if self._has_refused or self._lock_is_ahead() or self._lock_is_overdue():
             return False
-        if not isinstance(found, Found | Shared | DownwardApi):
+        if not isinstance(found, Found | DownwardApi):
             return False
         pod = found.claim.pod
         # After this time the scheduler may bind others beside a dependent pod.

@@ -14,8 +14,7 @@ from tessera.kube.client import KubeClient
 from tessera.node.handover.allocation_state import Allocation, AllocationState
 from tessera.node.handover.allocator import SliceAllocator
 from tessera.node.handover.checkpoint import Checkpoint
-from tessera.node.handover.claims import Claim
-from tessera.node.handover.kube_api import Cluster
+from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.handover.pod_cache import PodCache, lock_reflector, pod_reflector
 from tessera.node.handover.status_writer import StatusWriter
 from tessera.node.handover.verifier import PodResources, Report, Verifier
@@ -34,7 +33,7 @@ class NodeHandover:
         settings: AgentSettings,
         mode: SharingMode,
         *,
-        cluster: Cluster,
+        cluster: KubeCluster,
         resources: PodResources | None,
         report: Report,
         registry: CollectorRegistry,
@@ -72,10 +71,6 @@ class NodeHandover:
         """From the next call on."""
         self._state.downward_api = settings.uses_downward_api
         self.allocator.mode = mode
-
-    def live_claims(self) -> list[Claim] | None:
-        """Of every container that has or will have slices, for `SharingMode.reconcile`; None where that is unknown."""
-        return self.pods.live_claims()
 
     def on_new_kubelet(self) -> None:
         """kubelet has restarted."""

@@ -18,11 +18,14 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.host.atomic_file import replace_file
 from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
 FILE = "allocations.jsonl"
+FILE_MODE = 0o600
 MOST_RECORDS = 2048
 """a few hundred bytes each; a node has a few hundred containers at most"""
 MOST_BYTES = 16 * 1024 * 1024
@@ -47,6 +50,8 @@ class Checkpoint:
         self._records: list[Record] = []
         # One thread: a line is never lost to a rewrite that began before it.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._before_record = failpoint(Failpoint.BEFORE_RECORD)
+        self._after_record = failpoint(Failpoint.AFTER_RECORD)
 
     def __iter__(self) -> Iterator[Record]:
         return iter(tuple(self._records))
@@ -59,21 +64,20 @@ class Checkpoint:
     async def add(self, record: Record) -> None:
         """A later process knows the answer as soon as this returns; never raises."""
         self._records.append(record)
+        self._before_record()
         # A line break ahead as well: a line that a full disk cut off would spoil this one.
         await self._write(_append, b"\n" + msgspec.json.encode(record) + b"\n")
+        self._after_record()
 
     async def prune(self, is_there: Callable[[str], bool]) -> None:
         """Forget answers that concern no pod that exists, by uid; never raises."""
         kept = [each for each in self._records if any(is_there(uid) for uid, _ in each.askers)][-MOST_RECORDS:]
         if kept != self._records:
             self._records = kept
-            await self._rewrite()
+            await self._write(_rewrite, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
     def close(self) -> None:
         self._disk.shutdown(wait=False)
-
-    async def _rewrite(self) -> None:
-        await self._write(_replace, b"".join(msgspec.json.encode(each) + b"\n" for each in self._records))
 
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:
         try:
@@ -106,10 +110,10 @@ def _read(path: Path) -> list[Record]:
 def _append(path: Path, data: bytes) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, FILE_MODE)
     except FileNotFoundError:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, 0o600)
+        descriptor = os.open(path, flags, FILE_MODE)
     try:
         if os.write(descriptor, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -117,10 +121,5 @@ def _append(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def _replace(path: Path, data: bytes) -> None:
-    new = path.with_suffix(".new")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-    new.replace(path)
+def _rewrite(path: Path, data: bytes) -> None:
+    replace_file(path, data, mode=FILE_MODE)

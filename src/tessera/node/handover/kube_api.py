@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
@@ -14,26 +14,8 @@ Annotations = Mapping[str, str | None]
 """None removes"""
 
 
-class Cluster(Protocol):
-    """The apiserver as handover sees it. Every call may raise KubeError."""
-
-    async def get_pod(self, namespace: str, name: str) -> Pod: ...
-
-    async def list_pods(self, node: str) -> Sequence[Pod]:
-        """All pods of a node. The list is at least as new as what kubelet knew when the call was made."""
-        ...
-
-    async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
-        """The pod afterwards. A later pod of the same name is not touched: its uid cannot be changed (422)."""
-        ...
-
-    async def get_node(self, name: str) -> Node: ...
-
-    async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str) -> None: ...
-
-
 class KubeCluster:
-    """The real apiserver."""
+    """Every call may raise KubeError."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
@@ -42,9 +24,11 @@ class KubeCluster:
         return await self._client.get(PODS.path(namespace, name), Pod)
 
     async def list_pods(self, node: str) -> Sequence[Pod]:
+        """All pods of a node. The list is at least as new as what kubelet knew when the call was made."""
         return (await self._client.list(PODS.path(), Pod, field_selector=f"spec.nodeName={node}")).items
 
     async def annotate_pod(self, pod: PodKey, annotations: Annotations) -> Pod:
+        """The pod afterwards. A later pod of the same name is not touched: its uid cannot be changed (422)."""
         body = {"metadata": {"uid": pod.uid, "annotations": annotations}}
         return await self._client.patch(PODS.path(pod.namespace, pod.name), body, kind=Pod)
 

@@ -17,7 +17,7 @@ from tessera.kube.reflector import ListerWatcher, Reflector
 from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.kube_api import Cluster
+from tessera.node.handover.kube_api import KubeCluster
 from tessera.wire.errors import WireError
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.node_lock import decode_node_lock
@@ -36,7 +36,7 @@ class PodCache:
     """Sink of the pods of one node, and of its node object through `lock`."""
 
     def __init__(
-        self, node: str, cluster: Cluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
+        self, node: str, cluster: KubeCluster, *, time: Callable[[], float], on_gone: Callable[[str], None]
     ) -> None:
         """`on_gone` is called with the uid of a pod that does not exist any more."""
         self.node = node

@@ -21,7 +21,7 @@ from tessera.kube.backoff import Backoff
 from tessera.kube.errors import ApiError, KubeError
 from tessera.node.handover.allocation_state import AllocationState
 from tessera.node.handover.bound_pod import FAILED, TERMINAL, TO_ALLOCATE, BoundPod, read_pod
-from tessera.node.handover.kube_api import Cluster
+from tessera.node.handover.kube_api import KubeCluster
 from tessera.node.handover.pod_cache import Owner, PodCache
 from tessera.wire import keys
 from tessera.wire.pod_devices import encode_pod_devices
@@ -53,7 +53,7 @@ class _Written(NamedTuple):
 class StatusWriter:
     """`enqueue` from the event loop; the writing happens while `run` runs."""
 
-    def __init__(self, cluster: Cluster, pods: PodCache, state: AllocationState) -> None:
+    def __init__(self, cluster: KubeCluster, pods: PodCache, state: AllocationState) -> None:
         self._cluster = cluster
         self._pods = pods
         self._state = state

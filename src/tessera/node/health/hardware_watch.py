@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
 import structlog
 
-from tessera.host.cards import CardEvent, Found, InventoryError
+from tessera.host.async_hardware import AsyncInventory
+from tessera.host.cards import InventoryError
 from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.health.roster import NOT_READ, Roster
@@ -35,33 +35,19 @@ PAUSES = Backoff(initial=1.0, cap=30.0, floor=0.5)
 """after failed waits; shorter than the quiet period of a card, so that no card recovers in between"""
 
 
-class CardSource(Protocol):
-    """`AsyncInventory` as far as it is needed here. All methods raise InventoryError."""
-
-    async def scan(self) -> Sequence[Found]: ...
-
-    async def listen(self, uuids: Sequence[str]) -> Mapping[str, str]: ...
-
-    async def wait(self, timeout: float) -> CardEvent | None: ...
-
-
 class HardwareWatch:
     """Lives as long as the agent; `use` gives it other settings."""
 
-    def __init__(self, inventory: CardSource, settings: AgentSettings, *, rng: random.Random | None = None) -> None:
+    def __init__(self, inventory: AsyncInventory, settings: AgentSettings, *, rng: random.Random | None = None) -> None:
         self._inventory = inventory
         self._roster = Roster(settings)
         self._rng = rng or random.Random()
-        self._fleet = WatchedValue(NOT_READ)
+        self.fleet: WatchedValue[Fleet] = WatchedValue(NOT_READ)
+        """a fleet with a problem and without cards means that nothing is known, not that there are no cards"""
         self._strangers: Mapping[str, str] = {}
         self._scan_now = asyncio.Event()
         self._scanned = asyncio.Event()
         self._listen_again = False
-
-    @property
-    def fleet(self) -> WatchedValue[Fleet]:
-        """A fleet with a problem and without cards means that nothing is known, not that there are no cards."""
-        return self._fleet
 
     @property
     def faults(self) -> Mapping[str, int]:
@@ -147,13 +133,13 @@ class HardwareWatch:
             log.debug("event of a card ignored", card=event.uuid, xid=event.xid)
 
     def _publish(self) -> None:
-        old, new = self._fleet.value, self._roster.fleet
+        old, new = self.fleet.value, self._roster.fleet
         _log_changes(old, new)
         for card, problem in self._roster.strangers.items():
             if self._strangers.get(card) != problem:
                 log.warning("card left out: it cannot be read", card=card, problem=problem)
         self._strangers = self._roster.strangers
-        self._fleet.set(new)
+        self.fleet.set(new)
 
 
 def _log_changes(old: Fleet, new: Fleet) -> None:

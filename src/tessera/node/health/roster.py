@@ -1,25 +1,89 @@
 """All cards seen so far, with their last facts and their health.
 
-A card that cannot be read keeps its last facts. A card that disappeared is listed as unhealthy for KEPT_S, so that
-kubelet sees an unhealthy device instead of a smaller node. Cards excluded by the configuration are never listed. A
-fault of one card changes no other card. Used from the event loop only; nothing here waits.
+    healthy --fault--> unhealthy --good probe--> recovering --GOOD_PROBES, and quiet for long enough--> healthy
+                           ^                         |
+                           +---------fault-----------+
+
+Quiet means no fault. Each relapse doubles the quiet period, up to QUIET_MOST_S; a card that stayed healthy for
+FORGIVEN_S starts afresh. Nothing else makes a card healthy, whatever the fault was, and a fault of one card changes no
+other card. A card that cannot be read keeps its last facts. A card that disappeared is listed as unhealthy for KEPT_S,
+so that kubelet sees an unhealthy device instead of a smaller node. Cards excluded by the configuration are never
+listed. Nothing here waits; the caller supplies the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.health.state import Health, after_fault, after_good_probe
-from tessera.node.health.xids import rules_of
 from tessera.node.settings import AgentSettings
+
+GOOD_PROBES = 3
+"""in a row, before a card is trusted again"""
+QUIET_S = 60.0
+QUIET_MOST_S = 1800.0
+FORGIVEN_S = 6 * 3600.0
+"""of health, after which earlier relapses do not count"""
+UNKNOWN = "unknown fault"
+
+_DOUBLINGS = 16
+"""beyond this the quiet period is always the longest"""
 
 KEPT_S = 600.0
 """how long a card stays listed after it disappeared"""
 NOT_READ = Fleet(problem="the cards have not been read yet")
 GONE = "not found any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The health of one card. Times are in seconds of a monotonic clock."""
+
+    problem: str = ""
+    """why it takes no new work; empty if healthy"""
+    faults: int = 0
+    """all so far"""
+    spells: int = 0
+    """how often it became unhealthy and was not forgiven"""
+    good_probes: int = 0
+    """since the last fault"""
+    changed_at: float = 0.0
+    """time of the last fault or recovery"""
+
+    @property
+    def healthy(self) -> bool:
+        return not self.problem
+
+    @property
+    def quiet_s(self) -> float:
+        """How long it must be without a fault before it recovers."""
+        return min(QUIET_MOST_S, QUIET_S * 2.0 ** min(max(self.spells - 1, 0), _DOUBLINGS))
+
+
+def after_fault(health: Health, problem: str, *, now: float) -> Health:
+    """Without a good probe in between, the first problem stays, because it is the cause."""
+    spells = health.spells
+    if health.healthy:
+        spells = 1 if now - health.changed_at >= FORGIVEN_S else spells + 1
+    follows = not health.healthy and not health.good_probes
+    return Health(
+        problem=health.problem if follows else problem or UNKNOWN,
+        faults=health.faults + 1,
+        spells=spells,
+        changed_at=now,
+    )
+
+
+def after_good_probe(health: Health, *, now: float) -> Health:
+    """The card was read, and its events can be received."""
+    if health.healthy:
+        return health
+    good = health.good_probes + 1
+    if good >= GOOD_PROBES and now - health.changed_at >= health.quiet_s:
+        return Health(faults=health.faults, spells=health.spells, changed_at=now)
+    return replace(health, good_probes=min(good, GOOD_PROBES))
 
 
 @dataclass(slots=True)
@@ -49,7 +113,7 @@ class Roster:
 
     def use(self, settings: AgentSettings) -> None:
         """Takes other settings; what is known of the cards stays."""
-        self._rules = rules_of(settings)
+        self._rules = settings.health
         self._filter = settings.node.filtered
         self._left_out: dict[str, bool] = {}
         """decided when a card is first seen: after a card is lost, the driver may renumber the others"""
@@ -90,18 +154,16 @@ class Roster:
         strangers: dict[str, str] = {}
         seen: set[str] = set()
         for each in sorted(found, key=lambda each: isinstance(each, UnreadableCard)):
-            uuid = each.uuid or None
-            if uuid is None and isinstance(each, UnreadableCard):
-                uuid = self._uuid_at(each.index, seen)
+            uuid = each.uuid or self._uuid_at(each.index, seen)
             if self._is_left_out(uuid, each.index):
                 continue
-            if uuid is None or uuid in seen or (isinstance(each, UnreadableCard) and uuid not in self._cards):
-                strangers[uuid or f"index {each.index}"] = _why_stranger(each)
-                continue
-            seen.add(uuid)
             if isinstance(each, CardFacts):
-                self._read(uuid, each, now)
+                seen.add(each.uuid)
+                self._read(each, now)
+            elif uuid is None or uuid not in self._cards:
+                strangers[uuid or f"index {each.index}"] = each.problem
             else:
+                seen.add(uuid)
                 card = self._cards[uuid]
                 card.found_at, card.readable = now, False
                 card.fault(each.problem, now)
@@ -137,8 +199,8 @@ class Roster:
     def _problem_of(self, card: _Card) -> str:
         return card.health.problem or self.unfit.get(card.facts.uuid, "")
 
-    def _read(self, uuid: str, facts: CardFacts, now: float) -> None:
-        card = self._cards.setdefault(uuid, _Card(facts, now))
+    def _read(self, facts: CardFacts, now: float) -> None:
+        card = self._cards.setdefault(facts.uuid, _Card(facts, now))
         card.facts, card.found_at, card.readable = facts, now, True
         if card.deaf:
             card.fault(card.deaf, now)
@@ -161,9 +223,3 @@ class Roster:
         if uuid is None:
             return index in self._filter.index
         return self._left_out.setdefault(uuid, uuid in self._filter.uuid or index in self._filter.index)
-
-
-def _why_stranger(each: Found) -> str:
-    if isinstance(each, UnreadableCard):
-        return each.problem
-    return "another card has the same uuid" if each.uuid else "it has no uuid"

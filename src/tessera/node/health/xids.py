@@ -7,10 +7,12 @@ the other. An uncorrectable memory error is treated like the XID that goes with 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from tessera.host.cards import CardEvent
-from tessera.node.settings import AgentSettings
 from tessera.wire.integers import parse_integer
+
+if TYPE_CHECKING:
+    from tessera.host.cards import CardEvent
 
 DISABLE = "DP_DISABLE_HEALTHCHECKS"
 ENABLE = "DP_ENABLE_HEALTHCHECKS"
@@ -35,13 +37,16 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthRules:
-    """Which XIDs are fatal. `AgentSettings` explains the fields."""
+    """Which XIDs are fatal."""
 
     health_checks: bool = True
     ignored_xids: frozenset[int] = frozenset()
+    """beyond those that say nothing about the card"""
     fatal_xids: frozenset[int] = frozenset()
+    """win over ignored ones"""
     every_xid_is_fatal: bool = False
     every_xid_is_ignored: bool = False
+    """except fatal ones"""
     unread: tuple[str, ...] = ()
     """invalid words of the lists"""
 
@@ -64,16 +69,6 @@ class HealthRules:
         return f"XID {event.xid}{where}" + (f": {meaning}" if meaning else "")
 
 
-def rules_of(settings: AgentSettings) -> HealthRules:
-    return HealthRules(
-        health_checks=settings.health_checks,
-        ignored_xids=settings.ignored_xids,
-        fatal_xids=settings.fatal_xids,
-        every_xid_is_fatal=settings.every_xid_is_fatal,
-        every_xid_is_ignored=settings.every_xid_is_ignored,
-    )
-
-
 def read_rules(*, disable: str = "", enable: str = "") -> HealthRules:
     """Reads the values of DISABLE and ENABLE. A word that is neither a number nor `all` is ignored."""
     off, on = _read(disable), _read(enable)
@@ -87,8 +82,7 @@ def read_rules(*, disable: str = "", enable: str = "") -> HealthRules:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Listed:
+class _Listed(NamedTuple):
     """One of the comma lists."""
 
     all: bool

@@ -6,13 +6,10 @@ earlier run is replaced at once. Only the socket created here is removed again: 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import secrets
 import stat
-from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec
 
 from grpc import aio
 
@@ -28,9 +25,6 @@ GRACE_S = 2.0
 """for running calls when the service stops"""
 MODE = 0o600
 """only root, which kubelet is"""
-
-
-P = ParamSpec("P")
 
 
 class ServingError(Exception):
@@ -54,17 +48,17 @@ class Endpoint:
         self._server = server = aio.server(handlers=[self._service.handler()])
         made = self.path.with_name(f".{self.path.stem}-{secrets.token_hex(4)}.sock")
         try:
-            await _run_to_end(self._check_place)
+            self._check_place()
             server.add_insecure_port(channels.target(made))
             self._service.open()
             await server.start()
-            await _run_to_end(self._put_in_place, made)
+            self._put_in_place(made)
             await self._ask()
         except (OSError, RuntimeError, *channels.FAULTS) as error:
             await self.stop()
             raise ServingError(f"cannot serve on {self.path}: {channels.described(error)}") from error
         finally:
-            await _run_to_end(_unlink, made)
+            _unlink(made)
 
     async def is_answered(self) -> bool:
         """Whether this endpoint or another one serves the socket."""
@@ -81,10 +75,9 @@ class Endpoint:
         if server is None:
             return
         self._service.close()
-        try:
-            await _run_to_end(self._remove, file)
-        finally:
-            await server.stop(self._grace)
+        if file is not None and file_id(self.path) == file:
+            _unlink(self.path)
+        await server.stop(self._grace)
 
     async def _ask(self) -> None:
         async with channels.open_channel(self.path) as channel:
@@ -100,22 +93,8 @@ class Endpoint:
         self.file = file_id(made)
         made.rename(self.path)
 
-    def _remove(self, file: FileId | None) -> None:
-        if file is not None and file_id(self.path) == file:
-            _unlink(self.path)
-
 
 def _unlink(path: Path) -> None:
     # The next attempt meets and reports the same problem.
     with contextlib.suppress(OSError):
         path.unlink()
-
-
-async def _run_to_end(work: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-    """Runs in a thread and waits for the end even if cancelled, so files change in one order only."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
-    try:
-        await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise

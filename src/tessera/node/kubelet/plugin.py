@@ -104,28 +104,27 @@ class Plugin:
         rng = random.Random()
         failures = 0
         watch = SocketWatch(own=self._endpoint.path, kubelet=self._kubelet, look_every=self._timing.look_every)
-        with watch:
-            try:
-                seen = state = await watch.look()
-                while True:
-                    # A new kubelet does not inherit the back-off of the time before it.
-                    failures = failures if state.kubelet == seen.kubelet else 0
-                    before = self._endpoint.file
-                    try:
-                        await self._keep_served(state.own)
-                        await self._keep_registered(state.kubelet)
-                    except (ServingError, RegistrationError) as error:
-                        failures += 1
-                        wait = self._timing.backoff.delay(failures, rng)
-                        self._set_problem(str(error), again_in_s=round(wait, 1))
-                    else:
-                        failures = 0 if self._service.streams else failures
-                        wait = self._timing.listen
-                    # A change of the own socket made here is no news.
-                    seen = state if self._endpoint.file == before else state._replace(own=self._endpoint.file)
-                    state = await watch.other_than(seen, within=wait)
-            finally:
-                await self._endpoint.stop()
+        try:
+            seen = state = watch.look()
+            while True:
+                # A new kubelet does not inherit the back-off of the time before it.
+                failures = failures if state.kubelet == seen.kubelet else 0
+                before = self._endpoint.file
+                try:
+                    await self._keep_served(state.own)
+                    await self._keep_registered(state.kubelet)
+                except (ServingError, RegistrationError) as error:
+                    failures += 1
+                    wait = self._timing.backoff.delay(failures, rng)
+                    self._set_problem(str(error), again_in_s=round(wait, 1))
+                else:
+                    failures = 0 if self._service.streams else failures
+                    wait = self._timing.listen
+                # A change of the own socket made here is no news.
+                seen = state if self._endpoint.file == before else state._replace(own=self._endpoint.file)
+                state = await watch.other_than(seen, within=wait)
+        finally:
+            await self._endpoint.stop()
 
     async def _keep_served(self, own: FileId | None) -> None:
         served = self._endpoint.file

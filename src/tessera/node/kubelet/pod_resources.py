@@ -7,9 +7,8 @@ to do about a difference between kubelet's list and what was handed out is not d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
-from typing import NamedTuple
 
 from grpc import aio
 
@@ -25,40 +24,54 @@ class PodResourcesError(Exception):
     """kubelet did not answer; the text says why."""
 
 
-class ContainerName(NamedTuple):
-    """A container that holds devices. kubelet does not report the pod's uid."""
-
-    namespace: str
-    pod: str
-    container: str
+Holder = tuple[str, str, str]
+"""namespace, pod and container; kubelet does not report the pod's uid"""
 
 
 class PodResourcesClient:
     """Lists the devices of one resource. Used from the event loop only."""
 
-    def __init__(self, socket: Path, resource: str, *, deadline: float = LIST_S) -> None:
-        self._socket = socket
-        self._resource = resource
+    def __init__(self, *, deadline: float = LIST_S) -> None:
+        self._socket: Path | None = None
+        self._resource = ""
         self._deadline = deadline
         self._idle: aio.Channel | None = None
         """the last one that worked, while it is not in use"""
 
-    async def list(self) -> Mapping[ContainerName, tuple[str, ...]]:
+    async def use(self, socket: Path | None, resource: str) -> None:
+        """Must be called first; later calls take effect from the next question on."""
+        self._socket, self._resource = socket, resource
+        await self.close()
+
+    async def list(self) -> dict[Holder, tuple[str, ...]]:
         """Returns the device ids of each container that holds some, in kubelet's order. Raises PodResourcesError."""
-        channel = self._idle or channels.open_channel(self._socket)
+        socket, resource = self._socket, self._resource
+        if socket is None:
+            raise PodResourcesError("no socket is configured (--pod-resources-socket)")
+        channel = self._idle or channels.open_channel(socket)
         self._idle = None
         try:
             answer = await channels.unary(channel, LIST)(messages.ListPodResourcesRequest(), timeout=self._deadline)
         except channels.FAULTS as error:
             await channel.close()
-            raise PodResourcesError(f"kubelet at {self._socket}: {channels.described(error)}") from error
+            raise PodResourcesError(f"kubelet at {socket}: {channels.described(error)}") from error
         except asyncio.CancelledError:
             await channel.close()
             raise
         # Two concurrent calls have two channels; only one is kept.
         await self.close()
-        self._idle = channel
-        return _held(answer, self._resource)
+        if socket == self._socket:
+            self._idle = channel
+        else:
+            await channel.close()
+        return _held(answer, resource)
+
+    async def held(self) -> Collection[Collection[str]] | None:
+        """Returns the device ids of each container that holds some; None if they are unknown."""
+        try:
+            return list((await self.list()).values())
+        except PodResourcesError:
+            return None
 
     async def close(self) -> None:
         channel, self._idle = self._idle, None
@@ -66,11 +79,11 @@ class PodResourcesClient:
             await channel.close()
 
 
-def _held(answer: messages.ListPodResourcesResponse, resource: str) -> dict[ContainerName, tuple[str, ...]]:
-    found: dict[ContainerName, tuple[str, ...]] = {}
+def _held(answer: messages.ListPodResourcesResponse, resource: str) -> dict[Holder, tuple[str, ...]]:
+    found: dict[Holder, tuple[str, ...]] = {}
     for pod in answer.pod_resources:
         for container in pod.containers:
-            holder = ContainerName(pod.namespace, pod.name, container.name)
+            holder = (pod.namespace, pod.name, container.name)
             ids = [each for entry in container.devices if entry.resource_name == resource for each in entry.device_ids]
             if ids:
                 found[holder] = tuple(dict.fromkeys((*found.get(holder, ()), *ids)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import grpc
 import structlog
@@ -32,6 +32,7 @@ MOST_TEXT = 1024
 
 ALLOCATE_S = 60.0
 """the limit for one Allocate: kubelet itself waits forever and admits no other pod meanwhile"""
+Context: TypeAlias = "aio.ServicerContext[Any, Any]"
 Counted = WatchedValue[Fleet] | WatchedValue[tuple[Replica, ...]]
 """cards, each of which is several devices, or devices as they are"""
 
@@ -150,17 +151,11 @@ class DevicePluginService:
 
     # -- the calls
 
-    async def _options(
-        self,
-        _request: messages.Empty,
-        _context: aio.ServicerContext[messages.Empty, messages.DevicePluginOptions],
-    ) -> messages.DevicePluginOptions:
+    async def _options(self, _request: messages.Empty, _context: Context) -> messages.DevicePluginOptions:
         return plugin_options(self._settings)
 
     async def _list_and_watch(
-        self,
-        _request: messages.Empty,
-        _context: aio.ServicerContext[messages.Empty, messages.ListAndWatchResponse],
+        self, _request: messages.Empty, _context: Context
     ) -> AsyncIterator[messages.ListAndWatchResponse]:
         self.streams += 1
         try:
@@ -173,9 +168,7 @@ class DevicePluginService:
             self.streams -= 1
 
     async def _prefer(
-        self,
-        request: messages.PreferredAllocationRequest,
-        _context: aio.ServicerContext[messages.PreferredAllocationRequest, messages.PreferredAllocationResponse],
+        self, request: messages.PreferredAllocationRequest, _context: Context
     ) -> messages.PreferredAllocationResponse:
         # Always one entry per request: kubelet matches them by position.
         return messages.PreferredAllocationResponse(
@@ -196,11 +189,7 @@ class DevicePluginService:
             log.exception("preferred allocation failed")
             return ()
 
-    async def _allocate(
-        self,
-        request: messages.AllocateRequest,
-        context: aio.ServicerContext[messages.AllocateRequest, messages.AllocateResponse],
-    ) -> messages.AllocateResponse:
+    async def _allocate(self, request: messages.AllocateRequest, context: Context) -> messages.AllocateResponse:
         try:
             return allocate_response(await self._responses(request))
         except AllocationRefused as refusal:
@@ -235,8 +224,6 @@ class DevicePluginService:
             raise AllocationRefused(f"invalid allocation request for '{resource}': the same device twice")
 
     async def _pre_start(
-        self,
-        _request: messages.PreStartContainerRequest,
-        _context: aio.ServicerContext[messages.PreStartContainerRequest, messages.PreStartContainerResponse],
+        self, _request: messages.PreStartContainerRequest, _context: Context
     ) -> messages.PreStartContainerResponse:
         return messages.PreStartContainerResponse()

@@ -1,15 +1,20 @@
-"""The interface of a sharing mode, and what Allocate returns for one container."""
+"""The interface of a sharing mode, what Allocate returns for one container, and a container's slices by card."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
-from tessera.host.cards import MigInstance
-from tessera.node.fleet import Fleet
+from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
+from tessera.wire.quotes import quoted
+
+if TYPE_CHECKING:
+    from tessera.host.cards import MigInstance
+    from tessera.node.modes.cdi_files import CdiFiles
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 NO_DEVICES = "void"
@@ -55,40 +60,85 @@ class ContainerResponse:
         )
 
 
-class DeviceLister(Protocol):
-    """Tells containers their devices (`device_lists`)."""
-
-    def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
-        """`ids` are uuids of cards or of MIG `instances`. Raises AllocationRefused."""
-        ...
-
-
-class SharingMode(Protocol):
+class SharingMode(ABC):
     """One way to share cards. Lives as long as the settings that it was built from."""
+
+    def __init__(self) -> None:
+        self._fleet = Fleet()
+        self.cdi: CdiFiles | None = None
+        """the CDI specs that the mode keeps up to date, where devices are named by CDI"""
+        self.instances: Callable[[], Sequence[MigInstance]] = tuple
+        """the MIG instances that the specs list besides cards"""
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Why cards take no new container in this mode, by uuid."""
+        return {}
 
     async def start(self, fleet: Fleet) -> None:
         """Prepares the cards. A card that cannot be prepared is logged and refused later; it never stops the agent."""
-        ...
+        self._fleet = fleet
+        await self.refresh()
 
+    async def refresh(self) -> None:
+        """Writes the current cards and instances into the CDI specs: a device must be there before it is handed out."""
+        if self.cdi is not None:
+            await self.cdi.refresh(self._fleet, self.instances())
+
+    @abstractmethod
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         """Realises the slice and says how the container gets it. Raises AllocationRefused.
 
         If not `certain`, a container that uses the downward API may get this response. Its own variables override
         the response's, so only enforcement and directories must be right for both.
         """
-        ...
 
     async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
         """Returns what is the same for all containers, for one that uses the downward API. Raises AllocationRefused."""
-        ...
+        raise AllocationRefused("this node hands over devices by Allocate, not by the downward API")
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         """Releases everything that belongs to none of the `live` claims, which are all claims on the node.
 
         Called soon after every change of the node's pods, and at least every few seconds.
         """
-        ...
+        self._fleet = fleet
+        await self.refresh()
 
     async def stop(self) -> None:
         """The agent ends; running containers must not notice."""
-        ...
+        if self.cdi is not None:
+            await self.cdi.stop()
+
+
+class CardSlice(NamedTuple):
+    """What a container gets of one card."""
+
+    card: CardState
+    memory: int
+    """MiB"""
+    cores: int
+    """percent; 0 = not limited"""
+
+    @property
+    def uuid(self) -> str:
+        return self.card.facts.uuid
+
+
+def slices_by_card(claim: Claim, fleet: Fleet) -> tuple[CardSlice, ...]:
+    """Returns slices in the container's order of cards. Two slices of one card become one. Raises AllocationRefused."""
+    found: dict[str, CardSlice] = {}
+    for entry in claim.slices:
+        card = fleet.card(entry.uuid)
+        if card is None:
+            raise AllocationRefused(f"card {quoted(entry.uuid)} is not among this node's cards")
+        if not card.healthy:
+            raise AllocationRefused(f"card {entry.uuid} takes no work: {card.problem}")
+        before = found.get(entry.uuid)
+        found[entry.uuid] = CardSlice(
+            card,
+            memory=entry.memory + (before.memory if before else 0),
+            # A slice without a core limit makes the sum unlimited.
+            cores=0 if before and not (entry.cores and before.cores) else entry.cores + (before.cores if before else 0),
+        )
+    return tuple(sorted(found.values(), key=lambda each: each.card.facts.index))

@@ -1,4 +1,4 @@
-"""The CDI spec files of this agent, and a sharing mode that keeps them up to date.
+"""The CDI spec files of this agent, which its sharing mode keeps up to date.
 
     nothing --refresh--> written --(cards or instances change, or another program changed the file)--> written again
                             \\--(nothing left to offer)--> removed, if it is still what the agent wrote
@@ -11,9 +11,7 @@ content matches. A file that another program changed stays.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -21,14 +19,12 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
-from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, enabled_features
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, DeviceSpecs, enabled_features
 from tessera.node.settings import AgentSettings
 
 log = structlog.get_logger(__name__)
@@ -39,7 +35,6 @@ REMEMBERED = 2
 
 DEADLINE_S = 10.0
 """for one refresh; a few milliseconds on a working disk"""
-FILE_MODE = 0o644
 _Seen = tuple[tuple[CardFacts, ...], tuple[MigInstance, ...]]
 
 
@@ -83,10 +78,7 @@ class CdiRecord:
             return {}
 
     def _save(self, known: dict[str, list[str]]) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(known))
-        os.replace(draft, self._path)
+        replace_file(self._path, msgspec.json.encode(known))
 
 
 class CdiFiles:
@@ -101,11 +93,8 @@ class CdiFiles:
         self._texts: dict[str, bytes] = {}
         """what the files should contain, by class"""
         self._offered: dict[str, frozenset[str]] = {}
-        self._problem = ""
-
-    @property
-    def problem(self) -> str:
-        return self._problem
+        self.problem = ""
+        """why the specs are not up to date; empty if they are"""
 
     def offers(self, device_class: str, name: str) -> bool:
         """Whether a container runtime finds this device now."""
@@ -121,9 +110,9 @@ class CdiFiles:
             problem = f"CDI specs cannot be written: {error}"
         if problem:
             self._offered = {}
-        if problem and problem != self._problem:
+        if problem and problem != self.problem:
             log.error("cdi specs are not up to date", problem=problem)
-        self._problem = problem
+        self.problem = problem
 
     async def stop(self) -> None:
         """Ends the thread; the files stay."""
@@ -155,9 +144,9 @@ class CdiFiles:
     def _write(self, device_class: str, text: bytes) -> None:
         path = self._path(device_class)
         if _content(path) != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._record_digest(path, text)
-            _replace(path, text)
+            # Its draft has a suffix that no runtime reads.
+            replace_file(path, text)
         self._texts[device_class] = text
 
     def _record_digest(self, path: Path, text: bytes) -> None:
@@ -182,59 +171,3 @@ def _content(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-def _replace(path: Path, text: bytes) -> None:
-    # Runtimes read files that end in .json or .yaml, so the unfinished file has another suffix.
-    handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), FILE_MODE)
-        os.replace(unfinished, path)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
-
-
-class WithCdi:
-    """A sharing mode that keeps CDI specs up to date.
-
-    The inner mode runs first, because it creates or finds the MIG instances that the specs list.
-    """
-
-    def __init__(self, mode: SharingMode, files: CdiFiles, instances: Callable[[], Sequence[MigInstance]]) -> None:
-        self.mode = mode
-        self.files = files
-        self._instances = instances
-        self._fleet = Fleet()
-
-    @property
-    def problems(self) -> Mapping[str, str]:
-        """Why the mode cannot share cards now, by uuid."""
-        found: Mapping[str, str] = getattr(self.mode, "problems", {})
-        return found
-
-    async def refresh(self) -> None:
-        """Writes the current cards and instances."""
-        await self.files.refresh(self._fleet, self._instances())
-
-    async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        await self.mode.start(fleet)
-        await self.refresh()
-
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        return await self.mode.hand_over(claim, device_ids, certain=certain)
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        return await self.mode.hand_over_downward_api(device_ids)
-
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
-        await self.mode.reconcile(live, fleet)
-        await self.refresh()
-
-    async def stop(self) -> None:
-        await self.mode.stop()
-        await self.files.stop()

@@ -24,8 +24,15 @@ from tessera.host.writable_dirs import (
 )
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import NO_DEVICES, AllocationRefused, ContainerResponse, HostMount
-from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.modes.base import (
+    NO_DEVICES,
+    AllocationRefused,
+    CardSlice,
+    ContainerResponse,
+    HostMount,
+    SharingMode,
+    slices_by_card,
+)
 from tessera.node.modes.container_dirs import ContainerDirs
 from tessera.node.modes.device_lists import VISIBLE_DEVICES, DeviceLists
 from tessera.node.settings import AgentSettings
@@ -47,9 +54,7 @@ LICENSE = "/tmp/license"
 VALIDATOR = "/usr/bin/vgpuvalidator"
 
 
-class HamiCore:
-    """A `SharingMode`."""
-
+class HamiCore(SharingMode):
     def __init__(
         self,
         settings: AgentSettings,
@@ -58,15 +63,15 @@ class HamiCore:
         dirs: ContainerDirs | None = None,
         new_cache: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._device_lists = device_lists
         self._home = home_of(settings)
         self._dirs = dirs or ContainerDirs(WritableDirs(self._home))
         self._new_cache = new_cache
-        self._fleet = Fleet()
 
     async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().start(fleet)
         try:
             await self._dirs.call(self._common_mounts)
         except AllocationRefused as refusal:
@@ -91,11 +96,12 @@ class HamiCore:
         return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().reconcile(live, fleet)
         await self._dirs.remove_unused(live)
 
     async def stop(self) -> None:
         await self._dirs.stop()
+        await super().stop()
 
     async def _mounts(self, name: str, device_ids: Sequence[str]) -> tuple[HostMount, ...]:
         own, common = await self._dirs.give(name, device_ids, after=self._common_mounts)

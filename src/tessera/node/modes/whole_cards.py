@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister
-from tessera.node.modes.card_slices import CardSlice, slices_by_card
+from tessera.node.modes.base import AllocationRefused, CardSlice, ContainerResponse, SharingMode, slices_by_card
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
 
 MIB = 1024 * 1024
@@ -15,16 +14,11 @@ WHOLE_CORES = 100
 """percent"""
 
 
-class WholeCards:
-    """A `SharingMode`."""
-
-    def __init__(self, settings: AgentSettings, device_lists: DeviceLister) -> None:
+class WholeCards(SharingMode):
+    def __init__(self, settings: AgentSettings, device_lists: DeviceLists) -> None:
+        super().__init__()
         self._settings = settings
         self._device_lists = device_lists
-        self._fleet = Fleet()
-
-    async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         slices = slices_by_card(claim, self._fleet)
@@ -35,15 +29,6 @@ class WholeCards:
                     f" only; ask for {self._settings.resource} alone, without memory and cores"
                 )
         return self._device_lists.response([each.uuid for each in slices], self._fleet)
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        raise AllocationRefused("this node hands over whole cards by Allocate, not by the downward API")
-
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
-
-    async def stop(self) -> None:
-        return None
 
     def _is_whole(self, each: CardSlice) -> bool:
         """Cards are registered unscaled in this mode, so a slice is a whole card or less."""

@@ -1,28 +1,90 @@
 """What the node registers for each card: pure arithmetic on the fleet and the settings.
 
-A card that schedulers could not read or use is left out with a reason and does not affect the other cards. Writing the
-registration is in `registrar`.
+A card that schedulers could not read or use is left out with a reason and does not affect the other cards. The card
+itself says which MIG profiles it supports; there is no table of models. A profile is always registered under the
+driver's name, even if the allow list spells it differently. Writing the registration is in `registrar`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tessera.core.devices import MIG, Device
-from tessera.host.cards import CardFacts
+from tessera.core.devices import MIG, Device, MigProfile
+from tessera.host.cards import CardFacts, GpuInstanceProfile
+from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.registration.mig_profiles import allowed_profiles, registered_profile
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia
+from tessera.vendors.nvidia.mig import MigAllowance
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
+
+_WORD = re.compile(r"[^\s-]+")
+_FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
+"""the first word of a model with a number in it, e.g. `H100`"""
 
 NO_SHARING = "none"
 """the mode that hands over whole cards"""
 MAKER = "NVIDIA"
 MIB = 1024 * 1024
+
+
+def allowed_profiles(
+    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[MigAllowance]
+) -> tuple[GpuInstanceProfile, ...]:
+    """Returns profiles in the card's order. `model` is the type that the card registers."""
+    usable = [profile for profile in profiles if profile.placements]
+    if not allowances:
+        return tuple(profile for profile in usable if not _repeats(profile, usable))
+    allowance = _allowance(usable, model=model, allowances=allowances)
+    if allowance is None:
+        return ()
+    chosen = {profile.name for name in allowance.profiles if (profile := find_profile(usable, name)) is not None}
+    return tuple(profile for profile in usable if profile.name in chosen)
+
+
+def registered_profile(profile: GpuInstanceProfile, profiles: Sequence[GpuInstanceProfile]) -> MigProfile:
+    """Returns the profile as the scheduler sees it; `profiles` are all profiles of the card."""
+    most = max(each.multiprocessors for each in profiles)
+    return MigProfile(
+        name=profile.name,
+        memory=profile.memory_mib,
+        cores=-(-100 * profile.multiprocessors // most) if most else 100,
+        slices=profile.slices,
+        placements=profile.placements,
+    )
+
+
+def _repeats(profile: GpuInstanceProfile, profiles: Sequence[GpuInstanceProfile]) -> bool:
+    """Whether a profile differs from another only by its media engines, which no pod can request."""
+    return profile.media_extensions and any(
+        not other.media_extensions and (other.slices, other.memory_mib) == (profile.slices, profile.memory_mib)
+        for other in profiles
+    )
+
+
+def _allowance(
+    profiles: Sequence[GpuInstanceProfile], *, model: str, allowances: Sequence[MigAllowance]
+) -> MigAllowance | None:
+    """Returns the first allowance whose model name is part of the model.
+
+    HAMi's own list has models that no driver reports. So without a match, the first allowance of the same card family
+    counts, if this card supports all its profiles.
+    """
+    for allowance in allowances:
+        if any(each in model for each in allowance.models):
+            return allowance
+    words = set(_WORD.findall(model))
+    for allowance in allowances:
+        families = {found[0] for each in allowance.models if (found := _FAMILY.search(each)) is not None}
+        if families & words and all(
+            find_profile(profiles, name, within_mib=NAMED_ALIKE_MIB) for name in allowance.profiles
+        ):
+            return allowance
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,20 +9,17 @@ about the cards, the node keeps its annotations. Nothing is written after `run` 
 
 from __future__ import annotations
 
-import asyncio
 import random
-import time
 from collections.abc import Callable, Mapping
-from contextlib import aclosing, suppress
-from datetime import UTC, datetime, tzinfo
-from typing import Any, Protocol, TypeVar
+from datetime import UTC, datetime
 
 import structlog
 
 from tessera.core.devices import Device
 from tessera.kube.backoff import Backoff
+from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
-from tessera.kube.event_broadcaster import ObjectRef
+from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
 from tessera.node.fleet import Fleet
 from tessera.node.registration.devices import registrable, registration_text
@@ -44,49 +41,29 @@ ASYMMETRIC_LINK = "AsymmetricGPUP2PLink"
 BY_DOWNWARD_API, BY_ALLOCATE = "env", "answer"
 """how slices reach containers, in the annotation AGENT"""
 
-T = TypeVar("T")
-
-
-class Api(Protocol):
-    """What the registrar needs of `KubeClient`."""
-
-    async def get(self, path: str, kind: type[T]) -> T: ...
-
-    async def patch(self, path: str, body: Any) -> None: ...
-
-
-class Recorder(Protocol):
-    """What the registrar needs of `EventBroadcaster`."""
-
-    def record(self, ref: ObjectRef, type: str, reason: str, message: str) -> None: ...
-
 
 class NodeRegistrar:
     """Lives as long as the settings that it was built from."""
 
     def __init__(
         self,
-        api: Api,
+        client: KubeClient,
         fleet: WatchedValue[Fleet],
         settings: AgentSettings,
         *,
         links: AskLinks,
-        events: Recorder,
-        zone: tzinfo,
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
+        events: EventBroadcaster,
+        now: Callable[[], datetime] = lambda: datetime.now().astimezone(),
     ) -> None:
-        """`zone` is this machine's, because handshakes are in local time. `now` is in seconds since the epoch."""
-        self._api = api
+        """`now` has the zone of this machine, because handshakes are in local time."""
+        self._client = client
         self._fleet = fleet
         self._settings = settings
         self._pair_scores = PairScoreCache(links)
         self._events = events
-        self._zone = zone
         self._now = now
-        self._rng = rng or random.Random()
+        self._rng = random.Random()
         self._path = NODES.path(name=settings.node_name)
-        self._changed = asyncio.Event()
         self._left_out: Mapping[str, str] = {}
         self._reported: frozenset[tuple[str, str]] = frozenset()
         self._problem = ""
@@ -97,32 +74,20 @@ class NodeRegistrar:
 
     async def run(self) -> None:
         """Runs until cancelled. The annotations stay, because containers run on without the agent."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._listen())
-            group.create_task(self._keep())
-
-    async def _listen(self) -> None:
-        async with aclosing(self._fleet.changes()) as values:
-            async for _ in values:
-                self._changed.set()
-
-    async def _keep(self) -> None:
         while True:
-            self._changed.clear()
-            pause = await self._register()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._changed.wait()
+            fleet = self._fleet.value
+            pause = await self._register(fleet)
+            await self._fleet.other_than(fleet, within=pause)
 
-    async def _register(self) -> float:
+    async def _register(self, fleet: Fleet) -> float:
         """Updates the node once. Returns the seconds until the next time."""
         asked_for = 0.0
         try:
-            node = await self._api.get(self._path, Node)
-            wanted = await self._wanted(node)
+            node = await self._client.get(self._path, Node)
+            wanted = await self._wanted(node, fleet)
             different = {key: text for key, text in wanted.items() if node.annotations.get(key) != text}
             if different:
-                await self._api.patch(self._path, {"metadata": {"annotations": different}})
+                await self._client.patch(self._path, {"metadata": {"annotations": different}})
         except KubeError as error:
             if isinstance(error, ApiError):
                 asked_for = error.retry_after or 0.0
@@ -139,9 +104,9 @@ class NodeRegistrar:
         self._problem = problem
         return max(PAUSES.delay(self.failures, self._rng), min(at_least, self._settings.register_every_s))
 
-    async def _wanted(self, node: Node) -> dict[str, str | None]:
+    async def _wanted(self, node: Node, fleet: Fleet) -> dict[str, str | None]:
         """Returns the wanted annotations; None for one that must not exist."""
-        settings, fleet = self._settings, self._fleet.value
+        settings = self._settings
         way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
         wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
         if fleet.problem and not fleet.cards:
@@ -154,8 +119,8 @@ class NodeRegistrar:
         if settings.topology_scores:
             wanted |= await self._scores(devices, node)
         if settings.text_registration and devices:
-            now = datetime.fromtimestamp(self._now(), UTC)
-            wanted[Nvidia.keys.handshake] = encode_reported(now, zone=self._zone)
+            now = self._now()
+            wanted[Nvidia.keys.handshake] = encode_reported(now, zone=now.tzinfo or UTC)
         return wanted
 
     async def _scores(self, devices: tuple[Device, ...], node: Node) -> dict[str, str | None]:

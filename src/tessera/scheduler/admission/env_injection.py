@@ -1,20 +1,22 @@
-"""Injects a slice's variables into the containers that get one, replacing the tenant's own values.
+"""Gives containers the variables of their slices, and takes away what a tenant wrote instead.
 
-Variables that would loosen a limit are removed, unless the container has its cards alone. Idempotent. `envFrom` is
-ignored: it never overrides an injected variable.
+A protected variable is set by the container's slice; by kubelet's Allocate, if the slice has no name before; or not at
+all, in a container that gets no cards. `env` overrides `envFrom` and Allocate. So an entry overrides what `envFrom` may
+bring, and where Allocate has to set the variable, such an `envFrom` is refused. Idempotent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
 from tessera.scheduler.admission.pod_draft import Document, containers_of, with_containers, with_env, written_variables
 from tessera.scheduler.admission.reserved_annotations import listed
 from tessera.vendors.base import Vendor
-from tessera.vendors.downward_api import DownwardApi, container_env, injects_env, is_slice_reference
-from tessera.vendors.drafts import PodDraft
+from tessera.vendors.downward_api import EnvEntry, container_env, injects_env, is_slice_reference, shield_env
+from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
+from tessera.vendors.protected_variables import ProtectedVariables
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,71 +27,171 @@ class Injection:
     """directory in containers under which the agent mounts `vgpu`"""
     allow_disable_control: bool = False
     """let tenants turn HAMi-core off on cards that they share"""
+    downward_api: bool = True
+    """false = slices reach containers through Allocate alone"""
 
 
 def with_slice_env(
     document: Document,
-    request: PodRequest,
+    request: PodRequest | None,
     *,
     vendors: Mapping[str, Vendor],
     draft: PodDraft,
     skipped: frozenset[int],
     injection: Injection,
-) -> Document:
-    """The document with the variables of every slice that uses the downward API, except in `skipped` positions.
+) -> Document | Denied:
+    """The document with the variables that its slices need, except in `skipped` positions.
 
-    `draft` holds what vendors wrote, and takes the warnings about what was replaced or removed.
+    `request` is None if the pod gets no slices, because another scheduler places it. `draft` holds what vendors wrote,
+    and takes the warnings about what was replaced or removed.
     """
     containers = containers_of(document)
-    for position, asked, api in _requests(request, vendors, skipped):
-        name = request.containers[position].name
-        sorting = _Sorting(
-            api,
-            written=written_variables(draft.containers[position]),
-            shared=asked.cores < WHOLE_CARD_CORES and not injection.allow_disable_control,
-        )
-        kept = [entry for entry in containers[position].get("env") or () if sorting.keeps(entry)]
-        if sorting.replaced:
-            names = listed(sorting.replaced)
-            draft.warn(f"container {name}: {names}: set by the granted slice; the pod's own values are replaced")
-        if sorting.removed:
-            names = listed(sorting.removed)
-            draft.warn(f"container {name}: {names} removed: the limits on a shared card are not optional")
-        if injects_env(asked, request, vendors[asked.vendor]):
-            kept[:0] = container_env(
-                api, container=position, name=name, devices=asked.count, hook_path=injection.hook_path
-            )
-        containers[position] = with_env(containers[position], kept)
+    groups = _by_variables(vendors)
+    for position, edits in enumerate(draft.containers):
+        if position in skipped:
+            continue
+        for protected, makers in groups:
+            use = _Use(position, edits, pod=request, makers=makers, injection=injection)
+            answer = _with_owner(containers[position], protected, use, draft)
+            if isinstance(answer, Denied):
+                return answer
+            containers[position] = answer
     return with_containers(document, containers)
 
 
-def _requests(
-    pod: PodRequest, vendors: Mapping[str, Vendor], skipped: frozenset[int]
-) -> Iterator[tuple[int, Request, DownwardApi]]:
-    for position, ask in enumerate(pod.containers):
-        for request in ask.requests:
-            api = vendors[request.vendor].downward_api
-            if api is not None and position not in skipped:
-                yield position, request, api
+def _by_variables(vendors: Mapping[str, Vendor]) -> list[tuple[ProtectedVariables, list[Vendor]]]:
+    """Vendors that share their variables, such as several chips of one maker, together."""
+    found: dict[int, tuple[ProtectedVariables, list[Vendor]]] = {}
+    for vendor in vendors.values():
+        if vendor.protected is not None:
+            found.setdefault(id(vendor.protected), (vendor.protected, []))[1].append(vendor)
+    return list(found.values())
+
+
+class _Use:
+    """What one container asks of the cards of one maker."""
+
+    def __init__(
+        self,
+        position: int,
+        draft: ContainerDraft,
+        *,
+        pod: PodRequest | None,
+        makers: Iterable[Vendor],
+        injection: Injection,
+    ) -> None:
+        by_key = {vendor.key: vendor for vendor in makers}
+        asked: Iterable[Request] = pod.containers[position].requests if pod is not None else ()
+        self.position = position
+        self.draft = draft
+        self.injection = injection
+        self.request = next((each for each in asked if each.vendor in by_key), None)
+        self.api = by_key[self.request.vendor].downward_api if self.request is not None else None
+        self.is_injected = (
+            injection.downward_api
+            and pod is not None
+            and self.request is not None
+            and injects_env(self.request, pod, by_key[self.request.vendor])
+        )
+        self.hides = any(vendor.hides_devices for vendor in by_key.values())
+        self.is_foreign = pod is None and any(
+            draft.text(name) not in (None, 0, "0") for name in (vendor.names.count for vendor in by_key.values())
+        )
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the container must not loosen its limits."""
+        alone = self.request is not None and self.request.cores >= WHOLE_CARD_CORES
+        return not (alone or self.injection.allow_disable_control)
+
+    def has_instances(self, prefix: str) -> bool:
+        return bool(prefix) and any(name.startswith(prefix) for name in (*self.draft.limits, *self.draft.requests))
+
+
+def _with_owner(container: Document, protected: ProtectedVariables, use: _Use, draft: PodDraft) -> Document | Denied:
+    """The container with the protected variables as their owner wants them."""
+    name, env = use.draft.name, container.get("env") or ()
+    has_instances = use.has_instances(protected.instances)
+    exposed = protected.may_have_prefix(_prefixes(container))
+    waits = (use.request is not None and not use.is_injected) or has_instances
+    if exposed and waits and use.injection.downward_api:
+        return Denied(
+            f"container {name}: envFrom may set {protected.devices}, which only Allocate can set here: give envFrom a "
+            "prefix, or list the variables under env"
+        )
+    front: list[EnvEntry] = []
+    if use.is_injected and use.request is not None and use.api is not None:
+        position, count, hook = use.position, use.request.count, use.injection.hook_path
+        front = container_env(use.api, container=position, name=name, devices=count, hook_path=hook)
+        if exposed and use.is_limited:
+            front += shield_env(use.api, container=position, devices=count, hook_path=hook)
+    gets_none = use.request is None and not (has_instances or use.is_foreign)
+    sorting = _Sorting(protected, front, written=use.draft, limited=use.is_limited, keeps_harmless=gets_none)
+    kept = [entry for entry in env if sorting.keeps(entry)]
+    present = {entry.get("name") for entry in kept}
+    front = [entry for entry in front if entry["name"] not in present]
+    if (
+        gets_none
+        and protected.devices not in present
+        and (use.hides or exposed or protected.devices in sorting.removed)
+    ):
+        kept.append({"name": protected.devices, "value": protected.no_devices})
+    _warn(draft, name, sorting, gets_slice=use.request is not None)
+    return with_env(container, [*front, *kept])
+
+
+def _prefixes(container: Document) -> list[str]:
+    """Of the variables that the container takes from ConfigMaps and Secrets."""
+    sources = container.get("envFrom")
+    found = (
+        [source.get("prefix") for source in sources if isinstance(source, dict)] if isinstance(sources, list) else []
+    )
+    return [prefix if isinstance(prefix, str) else "" for prefix in found]
 
 
 class _Sorting:
-    """Separates a container's own variables from those that the slice sets."""
+    """Separates a container's own variables from protected ones."""
 
-    def __init__(self, api: DownwardApi, *, written: Mapping[str, str], shared: bool) -> None:
-        self._api = api
-        self._written = written
-        self._shared = shared
+    def __init__(
+        self,
+        protected: ProtectedVariables,
+        front: Iterable[EnvEntry],
+        *,
+        written: ContainerDraft,
+        limited: bool,
+        keeps_harmless: bool,
+    ) -> None:
+        self._protected = protected
+        self._front = {entry["name"]: entry for entry in front}
+        self._written = written_variables(written)
+        self._limited = limited
+        self._keeps_harmless = keeps_harmless
         self.replaced: list[str] = []
         self.removed: list[str] = []
 
     def keeps(self, entry: Document) -> bool:
-        name = entry.get("name", "")
-        if self._api.owned.fullmatch(name):
-            if not is_slice_reference(entry):
-                self.replaced.append(name)
+        name, protected = entry.get("name", ""), self._protected
+        if entry == self._front.get(name):
             return False
-        if self._shared and name not in self._written and self._api.loosens_limits(entry):
+        if protected.owned.fullmatch(name):
+            if self._keeps_harmless and name == protected.devices and not protected.shows_devices(entry):
+                return True
+            if not is_slice_reference(entry):
+                (self.removed if self._keeps_harmless else self.replaced).append(name)
+            elif self._keeps_harmless:
+                self.removed.append(name)
+            return False
+        if self._limited and name not in self._written and protected.loosens_limits(entry):
             self.removed.append(name)
             return False
         return True
+
+
+def _warn(draft: PodDraft, name: str, sorting: _Sorting, *, gets_slice: bool) -> None:
+    if sorting.replaced:
+        names = listed(sorting.replaced)
+        draft.warn(f"container {name}: {names}: set by the granted slice; the pod's own values are replaced")
+    if sorting.removed and gets_slice:
+        draft.warn(f"container {name}: {listed(sorting.removed)} removed: the limits on a shared card are not optional")
+    elif sorting.removed:
+        draft.warn(f"container {name}: {listed(sorting.removed)} removed: only a granted slice sets it")

@@ -13,12 +13,12 @@ from typing import Any
 import msgspec
 
 from tessera.core.quota import QuotaBook, bounds
-from tessera.core.requests import PodRequest
+from tessera.core.requests import PodRequest, refuse_container_count
 from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
 from tessera.scheduler.admission.reserved_annotations import listed, reserved_on
-from tessera.scheduler.settings import PrivilegedMode
+from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -31,6 +31,8 @@ from tessera.wire.quotes import shortened
 
 DEFAULT_SCHEDULER = "default-scheduler"
 """the apiserver's default for pods that name no scheduler"""
+
+OTHER_SCHEDULER = "pod already has different scheduler assigned"
 
 MAX_WARNINGS = 16
 """warnings per response; the apiserver truncates longer lists"""
@@ -46,8 +48,19 @@ class AdmissionSettings:
     privileged: PrivilegedMode = PrivilegedMode.IGNORE
     trusted_users: frozenset[str] = frozenset()
     """may create pods with reserved annotations"""
-    injection: Injection | None = field(default_factory=Injection)
-    """None = slices reach containers through Allocate alone"""
+    injection: Injection = field(default_factory=Injection)
+
+    @classmethod
+    def of(cls, settings: Settings) -> AdmissionSettings:
+        return cls(
+            scheduler_name=settings.scheduler_name,
+            force_overwrite_default_scheduler=settings.force_overwrite_default_scheduler,
+            privileged=settings.privileged,
+            trusted_users=settings.trusted_users,
+            injection=Injection(
+                settings.hook_path, settings.allow_disable_control, downward_api=settings.injects_downward_api
+            ),
+        )
 
 
 def admit(
@@ -66,12 +79,15 @@ def admit(
         return admission.errored(admission.BAD_REQUEST, f"not a valid Pod: {error}")
     if not pod.app_containers:
         return admission.denied("pod has no containers")
+    too_many = refuse_container_count(len(pod.init_containers) + len(pod.app_containers))
+    if too_many:
+        return admission.denied(too_many)
     if user not in settings.trusted_users and (reserved := reserved_on(pod.metadata, vendors)):
         return admission.denied(
             f"pod {shown_name(pod.metadata)} has {listed(reserved)}: only the scheduler may write this"
         )
     if not _is_ours(pod.spec.scheduler_name, settings):
-        return admission.allowed("pod already has different scheduler assigned", warnings=_foreign(pod, vendors))
+        return _protect_foreign(document, pod, vendors, settings)
     return _complete(document, pod, namespace=namespace, vendors=vendors, settings=settings, quotas=quotas)
 
 
@@ -86,13 +102,20 @@ def _is_ours(scheduler: str, settings: AdmissionSettings) -> bool:
     return scheduler == DEFAULT_SCHEDULER and settings.force_overwrite_default_scheduler
 
 
-def _foreign(pod: Pod, vendors: Mapping[str, Vendor]) -> list[str]:
-    """Warnings for a pod that asks for slices but uses another scheduler."""
+def _protect_foreign(
+    document: Document, pod: Pod, vendors: Mapping[str, Vendor], settings: AdmissionSettings
+) -> Verdict:
+    """The verdict on a pod of another scheduler: it gets no slices, and its variables must not take any."""
+    draft = draft_of(pod)
     names = sorted({name for container in _containers(pod) for name in _devices_named(container, vendors)})
-    if not names:
-        return []
-    scheduler = shortened(pod.spec.scheduler_name)
-    return [f"{listed(names)}: this pod gets no slices, because its scheduler is {scheduler}"]
+    if names:
+        scheduler = shortened(pod.spec.scheduler_name)
+        draft.warn(f"{listed(names)}: this pod gets no slices, because its scheduler is {scheduler}")
+    answer = _protect(
+        document, document, draft, request=None, vendors=vendors, settings=settings, skipped=_privileged(pod)
+    )
+    unchanged = answer.allowed and not answer.patch
+    return admission.allowed(OTHER_SCHEDULER, warnings=answer.warnings) if unchanged else answer
 
 
 def _complete(
@@ -106,9 +129,9 @@ def _complete(
 ) -> Verdict:
     draft = draft_of(pod)
     containers = _containers(pod)
-    privileged = [position for position, container in enumerate(containers) if _is_privileged(container)]
+    privileged = _privileged(pod)
     denies = settings.privileged is PrivilegedMode.DENY
-    left_alone = frozenset() if denies else frozenset(privileged)
+    left_alone = frozenset[int]() if denies else privileged
     asks = _mutate(draft, vendors, left_alone)
     if isinstance(asks, drafts.Denied):
         return admission.denied(asks.text)
@@ -119,26 +142,45 @@ def _complete(
                 f"{listed(names)}"
             )
     changed = with_draft(document, draft)
-    if not asks:
-        return _answer(document, changed, draft)
-    if denies and privileged:
-        return admission.denied(f"container {containers[privileged[0]].name} is privileged")
-    if settings.scheduler_name:
-        if pod.spec.node_name:
-            return admission.denied("pod has node assigned")
-        changed = with_spec(changed, schedulerName=settings.scheduler_name)
-    request = pod_request(msgspec.convert(changed, Pod), vendors)
-    if isinstance(request, BadPod):
-        where = f"container {shortened(request.container)}: " if request.container else ""
-        return admission.denied(where + request.text)
-    over = _over_quota(request, namespace, vendors, quotas)
-    if over:
-        return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
-    if settings.injection is not None:
-        changed = with_slice_env(
-            changed, request, vendors=vendors, draft=draft, skipped=left_alone, injection=settings.injection
-        )
-    return _answer(document, changed, draft)
+    if denies and privileged and asks:
+        return admission.denied(f"container {containers[min(privileged)].name} is privileged")
+    request: PodRequest | None = None
+    if asks:
+        if settings.scheduler_name:
+            if pod.spec.node_name:
+                return admission.denied("pod has node assigned")
+            changed = with_spec(changed, schedulerName=settings.scheduler_name)
+        asked = pod_request(msgspec.convert(changed, Pod), vendors)
+        if isinstance(asked, BadPod):
+            where = f"container {shortened(asked.container)}: " if asked.container else ""
+            return admission.denied(where + asked.text)
+        request = asked
+        over = _over_quota(request, namespace, vendors, quotas)
+        if over:
+            return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
+    return _protect(document, changed, draft, request=request, vendors=vendors, settings=settings, skipped=privileged)
+
+
+def _protect(
+    document: Document,
+    changed: Document,
+    draft: drafts.PodDraft,
+    *,
+    request: PodRequest | None,
+    vendors: Mapping[str, Vendor],
+    settings: AdmissionSettings,
+    skipped: frozenset[int],
+) -> Verdict:
+    """The verdict with the variables of slices in place. A privileged container sees all cards, whatever they say."""
+    answer = with_slice_env(
+        changed, request, vendors=vendors, draft=draft, skipped=skipped, injection=settings.injection
+    )
+    if isinstance(answer, drafts.Denied):
+        return admission.denied(answer.text)
+    warnings = draft.warnings
+    if len(warnings) > MAX_WARNINGS:
+        warnings = [*warnings[: MAX_WARNINGS - 1], f"and {len(warnings) - MAX_WARNINGS + 1} more warnings"]
+    return admission.patched(diff(document, answer), changed=answer, warnings=warnings)
 
 
 def _mutate(draft: drafts.PodDraft, vendors: Mapping[str, Vendor], left_alone: frozenset[int]) -> bool | drafts.Denied:
@@ -174,20 +216,15 @@ def _over_quota(request: PodRequest, namespace: str, vendors: Mapping[str, Vendo
     return ""
 
 
-def _answer(document: Document, changed: Document, draft: drafts.PodDraft) -> Verdict:
-    warnings = draft.warnings
-    if len(warnings) > MAX_WARNINGS:
-        warnings = [*warnings[: MAX_WARNINGS - 1], f"and {len(warnings) - MAX_WARNINGS + 1} more warnings"]
-    return admission.patched(diff(document, changed), warnings=warnings)
-
-
 def _containers(pod: Pod) -> list[Container]:
     """In the order of positions; ephemeral containers cannot ask for devices."""
     return [*pod.init_containers, *pod.app_containers]
 
 
-def _is_privileged(container: Container) -> bool:
-    return container.security_context is not None and container.security_context.privileged is True
+def _privileged(pod: Pod) -> frozenset[int]:
+    """The positions of privileged containers."""
+    contexts = (container.security_context for container in _containers(pod))
+    return frozenset(position for position, each in enumerate(contexts) if each is not None and each.privileged is True)
 
 
 def _devices_named(container: Container, vendors: Mapping[str, Vendor]) -> list[str]:

@@ -53,6 +53,10 @@ class Levels:
     """reservations not yet bound"""
     refused: int = 0
     """pods that fitted nowhere and wait for room"""
+    uncertain: int = 0
+    """bindings that were not answered and could not be looked up yet"""
+    unfenced: int = 0
+    """pods that a take-over has yet to touch"""
 
 
 class Metrics:
@@ -80,6 +84,14 @@ class Metrics:
             "awaiting_turn": Gauge("tessera_pods_awaiting_turn", "Binds that wait for a turn.", registry=registry),
             "reserved": Gauge("tessera_reservations", "Placements not yet bound.", registry=registry),
             "refused": Gauge("tessera_pods_refused", "Refused pods that wait for room.", registry=registry),
+            "uncertain": Gauge(
+                "tessera_bindings_uncertain",
+                "Bindings of unknown effect, which hold their devices until the pod can be patched.",
+                registry=registry,
+            ),
+            "unfenced": Gauge(
+                "tessera_pods_unfenced", "Pods to be touched before this replica decides.", registry=registry
+            ),
         }
         self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
         for tally in (*self._seconds.values(), self._writes):

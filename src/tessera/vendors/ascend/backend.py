@@ -22,8 +22,8 @@ from tessera.core.requests import Constraint, PodRequest, Request
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD, request_of
-from tessera.vendors.parts.registered import registered_cards
+from tessera.vendors.parts.card_shares import MOST_MIB_OF_A_CARD
+from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
@@ -33,6 +33,7 @@ SOFT = "hami-core"
 SOFT_NODE = "hami-vnpu-core"
 """node annotation: `true` where the node takes soft-split pods"""
 VISIBLE = "ASCEND_VISIBLE_DEVICES"
+PROTECTED = ProtectedVariables(devices=VISIBLE, no_devices="", harmless=frozenset({"void"}), stems=(VISIBLE,))
 
 NETWORKED = "Ascend910"
 """chips whose name starts like this register their network"""
@@ -44,7 +45,7 @@ SOFT_CORES = 100
 
 
 class Ascend(Vendor):
-    """One kind of chip."""
+    protected = PROTECTED
 
     def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
         super().__init__(
@@ -53,6 +54,7 @@ class Ascend(Vendor):
         word = chip.common_word
         self.chip = chip
         self.key = word
+        self.hides_devices = chip.overwrite_env
         self.soft_split = soft_split
         self.siblings = tuple(siblings)
         """count resources of all kinds of chips"""
@@ -71,12 +73,9 @@ class Ascend(Vendor):
             lock=NODE_LOCK,
         )
 
-    # -- admission
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         count = container.amount(self.names.count, limits_only=True)
         if count is None:
-            self._hide(container)
             return False
         if isinstance(count, BadRequest) or count == 0:
             return True
@@ -95,13 +94,8 @@ class Ascend(Vendor):
             pod.runtime_class = self.chip.runtime_class_name
         return True
 
-    def _hide(self, container: ContainerDraft) -> None:
-        """Hide all chips from a container that asks for none."""
-        if self.chip.overwrite_env and all(container.text(name, limits_only=True) is None for name in self.siblings):
-            container.set_env(VISIBLE, "")
-
     def _round_to_pair(self, container: ContainerDraft, pod: PodDraft) -> None:
-        container.set_limit(self.names.count, 2)
+        container.limits[self.names.count] = str(2)
         if self.names.count in container.requests:
             container.set_both(self.names.count, 2)
         pod.warn(f"{self.names.count}: 1 was raised to 2, because a module holds two chips")
@@ -129,25 +123,19 @@ class Ascend(Vendor):
         container.set_both(name, units)
         return None
 
-    # -- requests
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        asked = request_of(resources, self.names, vendor=self.key, mib_per_unit=self.quota_factor, default_cores=0)
+        asked = super().request(resources)
         if isinstance(asked, Request) and self.pairs and asked.count > 1 and asked.count % 2:
             return BadRequest(
                 self.names.count, str(asked.count), "chips come in modules of two: write 1 or an even number"
             )
         return asked
 
-    # -- nodes
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        found = registered_cards(node, self.keys.register, vendor=self.key)
+        found = super().devices(node)
         if isinstance(found, NodeProblem):
             return found
         return tuple(replace(device, cores=SOFT_CORES) for device in found)
-
-    # -- placement
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         if _soft(ask.constraint):
@@ -186,8 +174,6 @@ class Ascend(Vendor):
             if sizes:
                 score += max(sizes.values()) / len(container)
         return score * NETWORK_WEIGHT
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         soft = _soft(bound.pod.constraint(self.key))

@@ -17,7 +17,7 @@ from tessera.core.grants import Grant, Grants, Use
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
+from tessera.vendors.base import AnnotationKeys, Bound, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.enflame.profiles import (
     CORES,
@@ -25,7 +25,6 @@ from tessera.vendors.enflame.profiles import (
     MIB_PER_GB,
     MINOR,
     Profile,
-    Unreadable,
     devices_from,
     max_slice_of,
     profiles_of,
@@ -73,8 +72,6 @@ class Drs(Vendor):
         avoid_uuids=("enflame.com/nouse-gpuuuid",),
     )
 
-    # -- admission and requests
-
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         """Copy values between limits and requests: the apiserver requires them to be equal."""
         names = self._asked(container)
@@ -114,18 +111,8 @@ class Drs(Vendor):
             return BadRequest(self.names.memory, "0", "write a number of GB from 1, or leave it out")
         return DrsRequest(vendor=self.key, count=1, memory=memory, cores=cores or 0)
 
-    # -- nodes
-
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        text = node.annotations.get(CAPACITY, "")
-        if not text.strip():
-            return ()
-        try:
-            return devices_from(text, node=node.name, vendor=self.key)
-        except Unreadable as error:
-            return NodeProblem(f"{CAPACITY}: {error}")
-
-    # -- fitting
+    def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
+        return devices_from(text, node=node.name, vendor=self.key)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         return first_fit(self, ask, lambda card: self._judge(card, ask))
@@ -160,8 +147,6 @@ class Drs(Vendor):
     def charge(self, device: Device, grant: Grant) -> Use:
         slots = slices_of(device, memory=grant.memory, cores=grant.cores)
         return Use(slots=slots, memory=grant.memory, cores=grant.cores)
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)

@@ -15,6 +15,7 @@ import msgspec
 from tessera.core.devices import Device
 from tessera.vendors.drafts import INT32_MAX
 from tessera.vendors.parts.capacity import MOST_CARDS
+from tessera.wire.errors import WireError
 
 MIB_PER_GB = 1024
 CORES = 100
@@ -53,25 +54,21 @@ class _Capacity(msgspec.Struct):
     profiles: dict[str, str | int] | None = None
 
 
-class Unreadable(ValueError):
-    """The annotation cannot be understood; the message says why."""
-
-
 def devices_from(text: str, *, node: str, vendor: str) -> tuple[Device, ...]:
     """The cards that the annotation offers, all with the same profiles."""
     try:
         found = msgspec.json.decode(text, type=_Capacity)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise Unreadable(str(error)) from error
+        raise WireError(str(error)) from error
     specs = found.devices or []
     if len(specs) > MOST_CARDS:
-        raise Unreadable(f"{len(specs)} devices, at most {MOST_CARDS} are believed")
+        raise WireError(f"{len(specs)} devices, at most {MOST_CARDS} are believed")
     profiles = read_profiles(found.profiles or {})
     if specs and not profiles:
-        raise Unreadable("no profile of the form <slices>g.<memory>gb")
+        raise WireError("no profile of the form <slices>g.<memory>gb")
     devices = tuple(_device(spec, position, profiles, node, vendor) for position, spec in enumerate(specs))
     if len({device.uuid for device in devices}) < len(devices):
-        raise Unreadable("two devices have the same index")
+        raise WireError("two devices have the same index")
     return devices
 
 
@@ -116,7 +113,7 @@ def _device(spec: _DeviceSpec, position: int, profiles: tuple[Profile, ...], nod
         index = position
     slots = _number(spec.capacity)
     if not slots:
-        raise Unreadable(f"device {index}: {spec.capacity!r:.40} is not a number of slices")
+        raise WireError(f"device {index}: {spec.capacity!r:.40} is not a number of slices")
     return Device(
         uuid=f"{node}-enflame-drs-{index}",
         vendor=vendor,

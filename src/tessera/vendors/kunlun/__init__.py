@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from tessera.vendors.base import Family, Switches, Vendor
-from tessera.vendors.kunlun.section import CHART, KunlunSection
+from tessera.vendors.base import Family, ResourceNames, Section, Switches, Vendor
 from tessera.vendors.kunlun.vxpu import Vxpu
 from tessera.vendors.kunlun.whole import Kunlun
 
-__all__ = ["FAMILY", "Kunlun", "Vxpu"]
+
+class KunlunSection(Section, frozen=True, kw_only=True):
+    resource_count_name: str = ""
+    resource_v_count_name: str = ""
+    resource_v_memory_name: str = ""
+
+
+CHART = KunlunSection(
+    resource_count_name="kunlunxin.com/xpu",
+    resource_v_count_name="kunlunxin.com/vxpu",
+    resource_v_memory_name="kunlunxin.com/vxpu-memory",
+)
 
 
 def build(section: KunlunSection, switches: Switches) -> list[Vendor]:
-    return [Kunlun(section), Vxpu(section)]
+    slices = ResourceNames(count=section.resource_v_count_name, memory=section.resource_v_memory_name)
+    return [Kunlun(section.names), Vxpu(slices)]
 
 
-FAMILY = Family(section="kunlun", schema=KunlunSection, chart=CHART, build=build)
+FAMILY = Family(section="kunlun", chart=CHART, build=build)

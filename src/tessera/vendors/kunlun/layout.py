@@ -2,14 +2,29 @@
 
 A board has two wings of four cards; inside a wing all cards are linked, between the wings only the pairs and groups
 below. Cards sit on seats 0 to 7, the first four are the left wing. A node with fewer cards has empty seats, one with
-more has several boards: a grant never spans boards. The caller decides which seats are free.
+more has several boards: a grant never spans boards. The vendors of whole cards and of slices decide which are free.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from tessera.core.card_checks import verdict
+from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
+from tessera.core.grants import Grants
+from tessera.core.misfits import Misfit, Reason
+from tessera.vendors.base import Vendor
+from tessera.vendors.drafts import ContainerDraft, PodDraft
+from tessera.vendors.parts.card_choice import Judge, all_as, judge_all, pays_together
+
+CARD_MEMORY = 98304
+"""MiB of a whole card"""
+ONLY_COUNTS = "Kunlun cards are given out as 1, 2, 4 or 8 to a container"
+
+USE_UUIDS = ("hami.io/use-xpu-uuid", "baidu.com/use-gpuuuid")
+AVOID_UUIDS = ("hami.io/no-use-xpu-uuid", "baidu.com/nouse-gpuuuid")
 
 WING = 4
 BOARD = 2 * WING
@@ -29,6 +44,30 @@ TIGHT = (4, 5)
 BUBBLES = {4: 0, 1: 2}
 """how ragged a wing is with this many cards in use; any other number counts `RAGGED`"""
 RAGGED = 1
+
+
+def fit_layout(rules: Vendor, ask: Ask, judge: Judge) -> Grants | Misfit:
+    """Among the cards that pass one by one, those that the layout allows together."""
+    fitting, refused = judge_all(ask, judge)
+    count = ask.request.count
+    if count in COUNTS and len(fitting) < count:
+        return verdict(rules, ask, refused, taken=len(fitting))
+    seat = seats([card.device for card in ask.cards])
+    by_seat = {seat[card.device.uuid]: grant for card, grant in fitting}
+    chosen = choose(count, list(by_seat))
+    if chosen is None:
+        misfit = verdict(rules, ask, [*refused, *all_as(Reason.NUMA_NOT_FIT, fitting, asked=count)])
+        return misfit if count in COUNTS else replace(misfit, detail=ONLY_COUNTS)
+    grants = tuple(by_seat[place] for place in chosen)
+    if not pays_together(ask.room, grants):
+        return verdict(rules, ask, [*refused, *all_as(Reason.QUOTA_NOT_FIT, fitting, asked=count)])
+    return grants
+
+
+def warn_of_count(container: ContainerDraft, pod: PodDraft, name: str) -> None:
+    count = container.amount(name, least=1)
+    if isinstance(count, int) and count not in COUNTS:
+        pod.warn(f"{name}: {count} will never be placed: {ONLY_COUNTS}")
 
 
 def seats(devices: Sequence[Device]) -> dict[str, int]:

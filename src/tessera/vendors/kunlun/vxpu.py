@@ -1,26 +1,22 @@
 """Slices of Kunlun cards (vXPU, key `XPU`), on cards that a node agent registers.
 
-A card is cut into slices of one size only. Which cards may go together is in `together`.
+A card is cut into slices of one size only. Which cards may go together is in `layout`.
 """
 
 from __future__ import annotations
 
 from tessera.core import card_checks
 from tessera.core.device_rules import Ask
-from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.base import AnnotationKeys, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.kunlun.section import KunlunSection
-from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
+from tessera.vendors.kunlun.layout import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
 from tessera.vendors.parts.card_choice import refuse_unpaid, refuse_used
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
-from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.keys import NODE_LOCK
-from tessera.wire.objects import Node
 
 SLICES = (24576, 49152, CARD_MEMORY)
 """MiB; memory is rounded up to one of these"""
@@ -39,9 +35,6 @@ class Vxpu(Vendor):
         avoid_uuids=AVOID_UUIDS,
         lock=NODE_LOCK,
     )
-
-    def __init__(self, section: KunlunSection) -> None:
-        super().__init__(ResourceNames(count=section.resource_v_count_name, memory=section.resource_v_memory_name))
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         warn_of_count(container, pod, self.names.count)
@@ -72,9 +65,6 @@ class Vxpu(Vendor):
         found = next((size for size in SLICES if memory <= size), None)
         advice = f"a card has {CARD_MEMORY} MiB, write at most that"
         return found or BadRequest(self.names.memory, str(memory), advice)
-
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return registered_cards(node, self.keys.register, vendor=self.key)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         return fit_layout(self, ask, lambda card: self._judge(card, ask))

@@ -1,26 +1,24 @@
 """Whole Kunlun cards (key `kunlun`): derived from the node's capacity, never shared.
 
-This module decides which cards are free; `together` decides which may go together.
+This module decides which cards are free; `layout` decides which may go together.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
-from tessera.core.misfits import CardMisfit, Misfit
+from tessera.core.misfits import Misfit
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import PodRequest, Request
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.kunlun import layout
-from tessera.vendors.kunlun.section import KunlunSection
-from tessera.vendors.kunlun.together import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
+from tessera.vendors.kunlun.layout import AVOID_UUIDS, CARD_MEMORY, USE_UUIDS, fit_layout, warn_of_count
 from tessera.vendors.parts.capacity import SHARERS, numbered_cards
-from tessera.vendors.parts.card_choice import refuse_used
+from tessera.vendors.parts.card_choice import unused_card
 from tessera.vendors.parts.card_shares import whole_cards
 from tessera.wire.objects import Node
 
@@ -30,14 +28,9 @@ OTHER_NODE_SCORE = 1000.0
 
 
 class Kunlun(Vendor):
-    """Whole cards."""
-
     key = "kunlun"
     scores_nodes = True
     keys = AnnotationKeys(allocated="hami.io/kunlun-allocated", use_uuids=USE_UUIDS, avoid_uuids=AVOID_UUIDS)
-
-    def __init__(self, section: KunlunSection) -> None:
-        super().__init__(ResourceNames(count=section.resource_count_name))
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         warn_of_count(container, pod, self.names.count)
@@ -47,9 +40,7 @@ class Kunlun(Vendor):
         return whole_cards(resources, self.names.count, vendor=self.key)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        found = numbered_cards(
-            node, self.names.count, vendor=self.key, stem="kunlun", memory=CARD_MEMORY, slots=SHARERS
-        )
+        found = numbered_cards(self, node, stem="kunlun", memory=CARD_MEMORY, slots=SHARERS)
         if isinstance(found, NodeProblem):
             return found
         half = len(found) // 2
@@ -58,20 +49,11 @@ class Kunlun(Vendor):
     def fit(self, ask: Ask) -> Grants | Misfit:
         # Free cards are all alike, so policies do not matter: the lowest index comes first.
         by_index = sorted(ask.cards, key=lambda card: (card.device.index, card.device.uuid))
-        return fit_layout(self, ask._replace(cards=by_index), lambda card: self._judge(card, ask))
-
-    def _judge(self, card: Card, ask: Ask) -> Grant | CardMisfit:
-        return card_checks.refuse_identity(self, ask, card) or refuse_used(card) or self.grant(card, ask)
+        return fit_layout(self, ask._replace(cards=by_index), lambda card: unused_card(self, ask, card))
 
     def grant(self, card: Card, ask: Ask) -> Grant:
         device = card.device
-        return Grant(
-            uuid=device.uuid,
-            vendor=self.key,
-            memory=device.memory,
-            cores=device.cores,
-            index=device.index,
-        )
+        return Grant(device.uuid, self.key, memory=device.memory, cores=device.cores, index=device.index)
 
     def node_score(self, node: NodeInfo, pod: PodRequest, grants: tuple[Grants, ...]) -> float:
         """Compare the boards of this pod's cards before and after."""

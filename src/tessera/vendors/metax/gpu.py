@@ -16,7 +16,7 @@ from tessera.core.misfits import Misfit
 from tessera.core.node_info import NodeInfo
 from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest, Request
-from tessera.vendors.base import AnnotationKeys, NodeProblem, ResourceNames, Vendor
+from tessera.vendors.base import AnnotationKeys, NodeProblem, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.capacity import numbered_cards
 from tessera.vendors.parts.card_shares import whole_cards
@@ -34,8 +34,6 @@ WORST_LOSS = 2**31 - 1
 
 
 class MetaxGpu(Vendor):
-    """Whole GPUs, one container each."""
-
     key = "Metax-GPU"
     scores_nodes = True
     keys = AnnotationKeys(
@@ -44,21 +42,18 @@ class MetaxGpu(Vendor):
         traits=(LOSSES, SCORES),
     )
 
-    def __init__(self, count_name: str) -> None:
-        super().__init__(ResourceNames(count=count_name))
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
         return whole_cards(resources, self.names.count, vendor=self.key, cores=WHOLE_CARD_CORES)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        return numbered_cards(node, self.names.count, vendor=self.key, stem="metax", memory=CARD_MEMORY)
+        return numbered_cards(self, node, stem="metax", memory=CARD_MEMORY)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         """Prefer cards of the pod's earlier containers: an app container reuses its init container's card.
 
         HAMi up to v2.10 refuses all other cards here, so a pod with two GPU containers never fits.
         """
-        before = {grant.uuid for grants in ask.earlier for grant in grants}
+        before = ask.earlier
         if before:
             ask = ask._replace(cards=sorted(ask.cards, key=lambda card: card.device.uuid not in before))
         return card_checks.fit(self, ask)

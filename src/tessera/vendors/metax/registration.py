@@ -12,10 +12,8 @@ from msgspec import Meta, Struct
 
 from tessera.core.devices import Device
 from tessera.vendors.drafts import INT32_MAX
-from tessera.wire.errors import WireError
-from tessera.wire.gojson import convert, decode_array, fold, key_table
-from tessera.wire.pod_devices import has_separator
-from tessera.wire.quotes import quoted
+from tessera.wire.gojson import decode_array
+from tessera.wire.registration import check_ids
 
 QOS_POLICY = "QosPolicy"
 MODEL = "Model"
@@ -41,23 +39,12 @@ class Registered(Struct, frozen=True, kw_only=True, rename="camel"):
     """cards in one zone (above 0) are linked directly"""
 
 
-KEYS = key_table(Registered)
-
-
 def read_cards(text: str, *, vendor: str) -> tuple[Device, ...]:
     """The cards in the order of the annotation, which is also their index."""
-    what = "the registration"
-    devices: dict[str, Device] = {}
-    for index, member in enumerate(decode_array(text, what)):
-        card = convert(fold(member, KEYS), Registered, f"card {index} of {what}")
-        if not card.uuid or has_separator(card.uuid):
-            raise WireError(
-                f"card {index} of {what} has the uuid {quoted(card.uuid)}, which pod annotations cannot carry"
-            )
-        if card.uuid in devices:
-            raise WireError(f"card {quoted(card.uuid)} is registered twice")
-        devices[card.uuid] = _device(card, index=index, vendor=vendor)
-    return tuple(devices.values())
+    cards = decode_array(text, Registered, what="the registration", member="registered card")
+    devices = tuple(_device(card, index=index, vendor=vendor) for index, card in enumerate(cards))
+    check_ids(devices)
+    return devices
 
 
 def _device(card: Registered, *, index: int, vendor: str) -> Device:

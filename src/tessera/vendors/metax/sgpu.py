@@ -17,8 +17,8 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import node_policy
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest
+from tessera.vendors.base import AnnotationKeys, Bound, ResourceNames, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
 from tessera.vendors.metax.sharing_rules import (
@@ -36,8 +36,6 @@ from tessera.vendors.metax.sharing_rules import (
     quietness,
 )
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
-from tessera.vendors.parts.card_shares import WHOLE_MEMORY
-from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import encode
 from tessera.wire.keys import NODE_LOCK
@@ -55,12 +53,12 @@ CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHA
 
 
 class MetaxSgpu(Vendor):
-    """Slices by memory and cores."""
-
     key = "Metax-SGPU"
     scores_nodes = True
     shares_whole_cards = True
     quota_factor = MIB_PER_GIB
+    default_cores = WHOLE_CARD_CORES
+    limits_only = True
     keys = AnnotationKeys(
         register="metax-tech.com/node-gpu-devices",
         to_allocate="hami.io/metax-sgpu-devices-to-allocate",
@@ -96,29 +94,9 @@ class MetaxSgpu(Vendor):
             pod.warn(f"a container without {self.names.cores} has its card alone, whatever memory it asks for")
         return True
 
-    def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = resources.amount(self.names.count, limits_only=True)
-        if count is None or count == 0:
-            return None
-        if isinstance(count, BadRequest):
-            return count
-        memory = self._memory(resources)
-        if isinstance(memory, BadRequest):
-            return memory
-        cores = resources.amount(self.names.cores, limits_only=True)
-        if isinstance(cores, BadRequest):
-            return cores
-        return Request(
-            vendor=self.key,
-            count=count,
-            memory=memory,
-            percent=0 if memory else WHOLE_MEMORY,
-            cores=WHOLE_CARD_CORES if cores is None else cores,
-        )
-
-    def _memory(self, resources: Resources) -> int | BadRequest:
-        """Memory in MiB: a plain number is in GiB, a number with a unit in bytes. 0 if it is not named."""
-        text = resources.text(self.names.memory, limits_only=True)
+    def memory_asked(self, resources: Resources) -> int | BadRequest:
+        """A plain number is in GiB, a number with a unit in bytes."""
+        text = resources.text(self.names.memory)
         if text is None:
             return 0
         advice = "write a whole number of GiB such as 4, or an amount with a unit such as 4096Mi"
@@ -133,20 +111,14 @@ class MetaxSgpu(Vendor):
                 advice = f"{reason}; {advice}"
         return BadRequest(self.names.memory, str(text), advice)
 
-    def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        text = node.annotations.get(self.keys.register, "")
-        if not text.strip():
-            return ()
-        try:
-            return read_cards(text, vendor=self.key)
-        except WireError as error:
-            return NodeProblem(f"{self.keys.register}: {error}")
+    def decode_cards(self, text: str, node: Node) -> tuple[Device, ...]:
+        return read_cards(text, vendor=self.key)
 
     def fit(self, ask: Ask) -> Grants | Misfit:
         online = ask.constraint.setting(APP_CLASS) == ONLINE
         if online:
             ask = ask._replace(request=replace(ask.request, cores=0))
-        own = {grant.uuid for grants in ask.earlier for grant in grants}
+        own = ask.earlier
 
         def judge(card: Card) -> Offer:
             grant = self.grant(card, ask)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from tessera.vendors.base import Family, Switches, Vendor
+from tessera.vendors.base import Family
 from tessera.vendors.nvidia.backend import Nvidia
-from tessera.vendors.nvidia.section import CHART, NvidiaSection
+from tessera.vendors.nvidia.section import CHART
 
 __all__ = ["FAMILY", "Nvidia"]
 
 
-def build(section: NvidiaSection, switches: Switches) -> list[Vendor]:
-    return [Nvidia(section)]
-
-
-FAMILY = Family(section="nvidia", schema=NvidiaSection, chart=CHART, build=build)
+FAMILY = Family(section="nvidia", chart=CHART, build=lambda section, _: [Nvidia(section)])

@@ -10,19 +10,13 @@ from dataclasses import replace
 
 from tessera.core.devices import Device
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
-from tessera.vendors.base import (
-    AnnotationKeys,
-    Bound,
-    NodeProblem,
-    Vendor,
-)
+from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia import mig
-from tessera.vendors.nvidia.downward_api import CORE_POLICY, VISIBLE, NvidiaDownwardApi
+from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
-from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
-from tessera.vendors.parts.registered import registered_cards
+from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
 from tessera.wire.mig import MigAllocation, encode_mig_allocations
@@ -32,8 +26,6 @@ from tessera.wire.quotes import shortened
 
 PRIORITY_ENV = "CUDA_TASK_PRIORITY"
 PAIR_SCORES = "hami.io/node-nvidia-score"
-INSTANCES = "nvidia.com/mig-"
-"""prefix of the resources of existing MIG instances, which a plugin hands out without our scheduler"""
 
 POLICY_EFFECTS = {
     "force": "is enforced even while the card is idle",
@@ -58,17 +50,18 @@ class Nvidia(Vendor):
         mode="nvidia.com/vgpu-mode",
         lock=NODE_LOCK,
     )
-    downward_api = NvidiaDownwardApi()
+    protected = PROTECTED
 
     def __init__(self, section: NvidiaSection) -> None:
         mig.validate(section.mig_profile_allowlist)
         self.section = section
         self.percentage = section.resource_memory_percentage_name
         self.priority = section.resource_priority_name
-        super().__init__(section.names(self.percentage, self.priority))
+        super().__init__(replace(section.names, others=(self.percentage, self.priority)))
         self.quota_factor = max(section.memory_factor, 1)
-
-    # -- admission
+        self.default_cores = section.default_cores
+        self.hides_devices = section.overwrite_env
+        self.downward_api = NvidiaDownwardApi(core_policy="disable" if section.disable_core_limit else "default")
 
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         percent = container.text(self.percentage)
@@ -78,14 +71,12 @@ class Nvidia(Vendor):
                 f"must be an integer between 0 and {WHOLE_MEMORY}"
             )
         if not self._asks(container):
-            if self.section.overwrite_env and not _asks_for_instances(container):
-                container.set_env(VISIBLE, "none")
             return False
         priority = container.amount(self.priority, limits_only=True)
         if isinstance(priority, BadRequest):
             return Denied(f"container {container.name}: {priority.text}")
         if priority is not None:
-            container.set_env(PRIORITY_ENV, str(priority))
+            container.env[PRIORITY_ENV] = str(priority)
         self._complete_cores(container, pod)
         self._apply_core_policy(container, pod)
         if percent is not None and container.amount(self.names.memory) not in (None, 0):
@@ -103,7 +94,7 @@ class Nvidia(Vendor):
         default = self.section.default_gpu_num
         if not default or not self.names.count or all(container.text(n, limits_only=True) is None for n in parts):
             return False
-        container.set_limit(self.names.count, default)
+        container.limits[self.names.count] = str(default)
         return True
 
     def _complete_cores(self, container: ContainerDraft, pod: PodDraft) -> None:
@@ -116,7 +107,7 @@ class Nvidia(Vendor):
         else:
             whole = container.text(self.names.memory) is None
         if whole:
-            container.set_limit(name, WHOLE_CARD_CORES)
+            container.limits[name] = str(WHOLE_CARD_CORES)
             pod.warn(
                 f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) for itself; "
                 f"ask for {' or '.join(n for n in (self.names.memory, name) if n)} to share them"
@@ -127,42 +118,24 @@ class Nvidia(Vendor):
         effect = POLICY_EFFECTS.get(policy)
         if effect is None:
             return
-        container.set_env(CORE_POLICY, policy)
+        container.env[CORE_POLICY] = policy
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
 
-    # -- requests
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
-        count = cards_asked(resources, self.names.count)
-        if count is None or isinstance(count, BadRequest):
-            return count
-        memory = memory_of(resources, self.names.memory, mib_per_unit=self.quota_factor)
-        if isinstance(memory, BadRequest):
-            return memory
-        percent = resources.amount(self.percentage)
+        found, percent = super().request(resources), resources.amount(self.percentage)
+        if not isinstance(found, Request) or (found.memory and not isinstance(percent, BadRequest)):
+            return found
         if isinstance(percent, BadRequest):
             return percent
-        cores = resources.amount(self.names.cores)
-        if isinstance(cores, BadRequest):
-            return cores
-        if not memory and not percent:
-            memory = self.section.default_memory
-        return Request(
-            vendor=self.key,
-            count=count,
-            memory=memory,
-            percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY),
-            cores=self.section.default_cores if cores is None else cores,
-        )
+        memory = 0 if percent else self.section.default_memory
+        return replace(found, memory=memory, percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY))
 
     def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
         return narrow_modes(pod, self.key, has_references=has_references)
 
-    # -- nodes
-
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        cards = registered_cards(node, self.keys.register, vendor=self.key)
+        cards = super().devices(node)
         scores = node.annotations.get(PAIR_SCORES)
         if isinstance(cards, NodeProblem) or not scores:
             return cards
@@ -172,8 +145,6 @@ class Nvidia(Vendor):
             # Scores only order cards that fit: without them the cards stay usable.
             return cards
         return tuple(replace(card, links=links[card.uuid]) if card.uuid in links else card for card in cards)
-
-    # -- binding
 
     def annotations(self, bound: Bound) -> dict[str, str]:
         written = super().annotations(bound)
@@ -186,7 +157,3 @@ class Nvidia(Vendor):
         if allocations:
             written[MIG_ALLOCATIONS] = encode_mig_allocations(allocations)
         return written
-
-
-def _asks_for_instances(container: ContainerDraft) -> bool:
-    return any(name.startswith(INSTANCES) for name in (*container.limits, *container.requests))

@@ -6,16 +6,14 @@ shared through MPS; nothing reads those elsewhere).
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 from tessera.core.devices import MIG
 from tessera.core.grants import Grants
 from tessera.core.requests import Constraint
 from tessera.vendors.downward_api import POD_UID
+from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire import keys
 
 MAX_DEVICES = 16
@@ -32,23 +30,34 @@ REGION = "CUDA_DEVICE_MEMORY_SHARED_CACHE"
 """path of the file in which all processes of a container are counted together"""
 MPS_MEMORY_LIMIT = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 MPS_THREADS = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
-OWNED = re.compile(
-    rf"{VISIBLE}|CUDA_DEVICE_(MEMORY|SM)_LIMIT(_[0-9]+)?|{REGION}|{MPS_MEMORY_LIMIT}|{MPS_THREADS}|{POD_UID}", re.ASCII
-)
-
 DISABLE_CONTROL = "CUDA_DISABLE_CONTROL"
-SWITCHES = frozenset({DISABLE_CONTROL, "CUDA_REDIRECT"})
-"""turn HAMi-core off, or replace it by another library"""
+"""turns HAMi-core off"""
+LIBRARY = "CUDA_REDIRECT"
+"""path of the library that is used instead of HAMi-core"""
 CORE_POLICY = "GPU_CORE_UTILIZATION_POLICY"
-HARMLESS_POLICIES = frozenset({"", "default", "force", "FORCE"})
+PROTECTED = ProtectedVariables(
+    devices=VISIBLE,
+    no_devices="none",
+    harmless=frozenset({"", "void"}),
+    stems=(
+        VISIBLE, MEMORY_LIMIT.rstrip("_"), CORE_LIMIT, REGION, MPS_MEMORY_LIMIT, MPS_THREADS, POD_UID
+    ),
+    switches={
+        DISABLE_CONTROL: frozenset({"", "0", "f", "F", "false", "False", "FALSE"}),
+        LIBRARY: frozenset(),
+        CORE_POLICY: frozenset({"", "default", "force", "FORCE"}),
+    },
+    instances="nvidia.com/mig-",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class NvidiaDownwardApi:
     """Implements `vendors.downward_api.DownwardApi`."""
 
-    owned: re.Pattern[str] = OWNED
     enforcement_switch: str = DISABLE_CONTROL
+    core_policy: str = "default"
+    """of nodes: `disable` where agents do not limit cores"""
 
     def accepts(self, constraint: Constraint) -> bool:
         """Allocate makes MIG instances, so they have no name before."""
@@ -59,6 +68,15 @@ class NvidiaDownwardApi:
 
     def literals(self, container_name: str, hook_path: str) -> tuple[tuple[str, str], ...]:
         return ((REGION, f"{hook_path.rstrip('/')}/vgpu/$({POD_UID})_{container_name}.cache"),)
+
+    def shields(self, container: int, devices: int) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (f"{CORE_LIMIT}_{index}", keys.core_limit(container)) for index in range(min(devices, MAX_DEVICES))
+        )
+
+    def shield_literals(self, hook_path: str) -> tuple[tuple[str, str], ...]:
+        library = f"{hook_path.rstrip('/')}/vgpu/libvgpu.so"
+        return ((DISABLE_CONTROL, "false"), (LIBRARY, library), (CORE_POLICY, self.core_policy))
 
     def annotations(self, container: int, grants: Grants) -> dict[str, str]:
         if [grant for grant in grants if grant.mig is not None]:
@@ -75,12 +93,6 @@ class NvidiaDownwardApi:
         for index, grant in enumerate(ordered[:MAX_DEVICES]):
             written[keys.memory_limit(container, index)] = f"{grant.memory}m"
         return written
-
-    def loosens_limits(self, entry: Mapping[str, Any]) -> bool:
-        name = entry.get("name", "")
-        if name == CORE_POLICY:
-            return "valueFrom" in entry or entry.get("value", "") not in HARMLESS_POLICIES
-        return name in SWITCHES
 
 
 @lru_cache(maxsize=256)

@@ -6,8 +6,10 @@ gone) means no cards; an impossible capacity is a `NodeProblem`.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tessera.core.devices import Device
-from tessera.vendors.base import NodeProblem, ResourceNames
+from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, amount
 from tessera.wire.objects import Node
 
@@ -27,35 +29,21 @@ def capacity_of(node: Node, name: str, *, most: int = INT32_MAX) -> int | NodePr
     return NodeProblem(f"capacity of {value.text}") if isinstance(value, BadRequest) else value
 
 
-def cards_by_capacity(node: Node, name: str) -> int | NodeProblem:
-    """The number of cards, for vendors whose capacity counts cards."""
-    return capacity_of(node, name, most=MOST_CARDS)
-
-
 def numbered_cards(
-    node: Node, name: str, *, vendor: str, stem: str, memory: int, slots: int = 1
+    vendor: Vendor, node: Node, *, stem: str, memory: int, slots: int = 1
 ) -> tuple[Device, ...] | NodeProblem:
     """One device for every card in the capacity; ids are `<node>-<stem>-<position>`."""
-    count = cards_by_capacity(node, name)
+    count = capacity_of(node, vendor.names.count, most=MOST_CARDS)
     if isinstance(count, NodeProblem):
         return count
-    return tuple(
-        Device(
-            uuid=f"{node.name}-{stem}-{position}",
-            vendor=vendor,
-            index=position,
-            slots=slots,
-            memory=memory,
-            model=vendor,
-        )
-        for position in range(count)
-    )
+    return alike_cards(Device(f"{node.name}-{stem}", vendor.key, slots=slots, memory=memory, model=vendor.key), count)
 
 
 def cards_from_capacity(
-    node: Node, names: ResourceNames, *, vendor: str, stem: str, cores_per_card: int, mib_per_unit: int
+    vendor: Vendor, node: Node, *, stem: str, cores_per_card: int
 ) -> tuple[Device, ...] | NodeProblem:
     """One device for every `cores_per_card` of capacity, rounded up; ids are `<node>-<stem>-<position>`."""
+    names = vendor.names
     cores = capacity_of(node, names.cores)
     if isinstance(cores, NodeProblem):
         return cores
@@ -69,18 +57,13 @@ def cards_from_capacity(
         return NodeProblem(
             f"{names.cores}: a capacity of {cores} would be {count} cards, at most {MOST_CARDS} are believed"
         )
-    memory = units * mib_per_unit * cores_per_card // cores
+    memory = units * vendor.quota_factor * cores_per_card // cores
     if memory > INT32_MAX:
         return NodeProblem(f"{names.memory}: a capacity of {units} would be {memory} MiB a card")
-    return tuple(
-        Device(
-            uuid=f"{node.name}-{stem}-{position}",
-            vendor=vendor,
-            index=position,
-            slots=SHARERS,
-            memory=memory,
-            cores=cores_per_card,
-            model=vendor,
-        )
-        for position in range(count)
-    )
+    card = Device(f"{node.name}-{stem}", vendor.key, slots=SHARERS, memory=memory, cores=cores_per_card)
+    return alike_cards(replace(card, model=vendor.key), count)
+
+
+def alike_cards(card: Device, count: int) -> tuple[Device, ...]:
+    """Cards like this one, numbered from 0 in their ids and indexes."""
+    return tuple(replace(card, uuid=f"{card.uuid}-{index}", index=index) for index in range(count))

@@ -40,6 +40,11 @@ def refuse_used(card: Card) -> CardMisfit | None:
     return CardMisfit(card.device.uuid, Reason.EXCLUSIVE_CONFLICT, asked=slots, free=slots - card.used, total=slots)
 
 
+def unused_card(rules: Rules, ask: Ask, card: Card) -> Offer:
+    """The judge of vendors whose cards are never shared."""
+    return card_checks.refuse_identity(rules, ask, card) or refuse_used(card) or rules.grant(card, ask)
+
+
 def all_as(reason: Reason, fitting: Iterable[tuple[Card, Grant]], *, asked: int) -> list[CardMisfit]:
     """Refuse cards that pass one by one but not together."""
     return [CardMisfit(card.device.uuid, reason, asked=asked) for card, _ in fitting]

@@ -1,4 +1,4 @@
-"""Requests that several vendors share: a number of cards, alone or with memory and cores per card.
+"""Parts of requests that several vendors share: a number of cards, and memory of each.
 
 An amount that cannot be honoured is always a `BadRequest` with advice; it is never read as no request. The webhook's
 defaults (missing counts, whole cards) are not applied here.
@@ -7,7 +7,6 @@ defaults (missing counts, whole cards) are not applied here.
 from __future__ import annotations
 
 from tessera.core.requests import Request
-from tessera.vendors.base import ResourceNames
 from tessera.vendors.drafts import BadRequest, Resources
 
 MOST_MIB_OF_A_CARD = 2**24
@@ -40,25 +39,3 @@ def memory_of(resources: Resources, name: str, *, mib_per_unit: int = 1) -> int 
     if isinstance(units, BadRequest):
         return units
     return (units or 0) * mib_per_unit
-
-
-def request_of(
-    resources: Resources, names: ResourceNames, *, vendor: str, mib_per_unit: int, default_cores: int
-) -> Request | BadRequest | None:
-    """A request for cards with memory and cores; all memory if no amount is named, None if no card is."""
-    count = cards_asked(resources, names.count)
-    if count is None or isinstance(count, BadRequest):
-        return count
-    memory = memory_of(resources, names.memory, mib_per_unit=mib_per_unit)
-    if isinstance(memory, BadRequest):
-        return memory
-    cores = resources.amount(names.cores)
-    if isinstance(cores, BadRequest):
-        return cores
-    return Request(
-        vendor=vendor,
-        count=count,
-        memory=memory,
-        percent=0 if memory else WHOLE_MEMORY,
-        cores=default_cores if cores is None else cores,
-    )

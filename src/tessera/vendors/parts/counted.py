@@ -15,11 +15,10 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
-from tessera.vendors.base import NodeProblem, ResourceNames, Section, Vendor
+from tessera.vendors.base import NodeProblem, Section, Vendor
 from tessera.vendors.drafts import BadRequest, Resources
 from tessera.vendors.parts.card_choice import first_fit
 from tessera.vendors.parts.card_shares import whole_cards
-from tessera.vendors.parts.registered import registered_cards
 from tessera.wire.objects import Node
 
 CORES = 100
@@ -31,14 +30,11 @@ class CountedSection(Section, frozen=True, kw_only=True):
 
 
 class Counted(Vendor):
-    def __init__(self, section: CountedSection) -> None:
-        super().__init__(ResourceNames(count=section.resource_count_name))
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
         return whole_cards(resources, self.names.count, vendor=self.key)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        found = registered_cards(node, self.keys.register, vendor=self.key)
+        found = super().devices(node)
         return found if isinstance(found, NodeProblem) else tuple(replace(device, cores=CORES) for device in found)
 
     def fit(self, ask: Ask) -> Grants | Misfit:

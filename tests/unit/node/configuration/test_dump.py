@@ -8,16 +8,17 @@ from pathlib import Path
 import yaml
 
 from tessera.node.configuration.dump import changes, describe, print_configuration
+from tessera.node.health.xids import HealthRules
 from tessera.node.settings import (
     TABLE,
     AgentSettings,
-    AllowedMigProfiles,
     Configuration,
     DeviceListStrategy,
     InventoryKind,
     Paths,
 )
 from tessera.services.settings_table import Group
+from tessera.vendors.nvidia.mig import MigAllowance
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 
 USUAL = Configuration(settings=AgentSettings(node_name="n1"))
@@ -26,9 +27,8 @@ UNUSUAL = Configuration(
         node_name="n1",
         node=NodeSettings(mode="mig", filtered=DeviceFilter(index=(0,))),
         strategies=frozenset({DeviceListStrategy.CDI_CRI, DeviceListStrategy.ENVVAR}),
-        mig_allowances=(AllowedMigProfiles(("A30",), ("1g.6gb",)),),
-        fatal_xids=frozenset({48, 31}),
-        every_xid_is_ignored=True,
+        mig_allowances=(MigAllowance(models=("A30",), profiles=("1g.6gb",)),),
+        health=HealthRules(fatal_xids=frozenset({48, 31}), every_xid_is_ignored=True),
         paths=Paths(kubelet_socket=None),
     ),
     inventory=InventoryKind.SIMULATED,

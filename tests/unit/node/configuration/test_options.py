@@ -16,7 +16,6 @@ from tessera.node.configuration.options import build_configuration
 from tessera.node.settings import (
     TABLE,
     AgentSettings,
-    AllowedMigProfiles,
     Configuration,
     DeviceIdStrategy,
     DeviceListStrategy,
@@ -27,6 +26,7 @@ from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
 from tessera.services.value_types import FlagKind
+from tessera.vendors.nvidia.mig import MigAllowance
 from tessera.wire.node_config import NodeSettings
 
 YAML = "device-config.yaml"
@@ -266,7 +266,7 @@ nvidia:
     found = told("resource-name=x.com/y", "disable-core-limit=false", yaml=yaml).settings
     assert (found.resource, found.disable_core_limit) == ("example.com/gpu", True)
     assert (found.node.log_level, found.node.memory_scaling) == ("1", 1.5)
-    assert found.mig_allowances == (AllowedMigProfiles(("A30", "A100"), ("1g.6gb", "2g.12gb+me")),)
+    assert found.mig_allowances == (MigAllowance(models=("A30", "A100"), profiles=("1g.6gb", "2g.12gb+me")),)
 
 
 @pytest.mark.parametrize(
@@ -327,11 +327,11 @@ def test_pair_scores_are_on_for_the_word_true(arguments: tuple[str, ...], enviro
 
 def test_which_faults_count_comes_from_the_two_variables() -> None:
     found = told(DP_DISABLE_HEALTHCHECKS="79, soon", DP_ENABLE_HEALTHCHECKS="31")
-    assert (found.settings.ignored_xids, found.settings.fatal_xids) == (frozenset({79}), frozenset({31}))
-    assert found.settings.health_checks
+    assert (found.settings.health.ignored_xids, found.settings.health.fatal_xids) == (frozenset({79}), frozenset({31}))
+    assert found.settings.health.health_checks
     assert any('"soon" is neither a number nor all' in text for text in found.warnings)
-    assert not told(DP_DISABLE_HEALTHCHECKS="all").settings.health_checks
-    only = told(DP_DISABLE_HEALTHCHECKS="all", DP_ENABLE_HEALTHCHECKS="48").settings
+    assert not told(DP_DISABLE_HEALTHCHECKS="all").settings.health.health_checks
+    only = told(DP_DISABLE_HEALTHCHECKS="all", DP_ENABLE_HEALTHCHECKS="48").settings.health
     assert (only.health_checks, only.every_xid_is_ignored, only.fatal_xids) == (True, True, frozenset({48}))
 
 

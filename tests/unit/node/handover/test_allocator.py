@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.kube.errors import KubeError
-from tessera.node.handover.allocator import MOST_CALLS
+from tessera.node.handover.allocator import CHECKPOINT_S, MOST_CALLS
 from tessera.node.handover.bound_pod import TO_ALLOCATE
 from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
@@ -606,6 +606,23 @@ async def test_a_disk_that_hangs_keeps_no_answer_back(monkeypatch: pytest.Monkey
 
 
 @in_fake_time
+async def test_an_answer_waits_until_a_later_process_would_know_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(bound("p", A))
+    may_write = asyncio.Event()
+
+    async def add(_record: Record) -> None:
+        await may_write.wait()
+
+    monkeypatch.setattr(world.checkpoint, "add", add)
+    async with world.running():
+        asked = asyncio.create_task(world.ask("GPU-a-0"))
+        await asyncio.sleep(CHECKPOINT_S / 2)
+        assert not asked.done()
+        may_write.set()
+        assert (await asked)["pod"] == "p"
+
+
+@in_fake_time
 async def test_a_call_before_the_pods_are_known_is_refused_in_the_end() -> None:
     world = World(bound("p", A))
     world.agent.pods.ready.clear()
@@ -747,3 +764,15 @@ async def test_a_refusal_where_another_may_be_asking_fails_nobody() -> None:
         assert world.api.phase("depends") == "allocating"
         world.mode.refusals.clear()
         assert (await world.ask("GPU-a-0"))["pod"] == "depends"
+
+
+@in_fake_time
+async def test_a_refused_container_is_the_next_to_be_answered_not_the_one_after_it() -> None:
+    """Two pods have the same slices, so the refusal fails neither of them; kubelet does not say what it holds."""
+    world = World(bound("p", A, B), bound("q", A, B), resources=False)
+    world.mode.refusals["p"] = "no such card"
+    async with world.running():
+        with pytest.raises(AllocationRefused, match="no such card"):
+            await world.ask("GPU-a-0")
+        world.mode.refusals.clear()
+        assert (await world.ask("GPU-a-0"))["container"] == "c0"

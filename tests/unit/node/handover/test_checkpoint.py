@@ -7,6 +7,7 @@ import pytest
 
 from tessera.node.handover.checkpoint import FILE, MOST_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim
+from tessera.services.failpoints import VARIABLE
 from tessera.wire import keys
 from tests.support.logs import captured
 from tests.unit.node.handover.world import bound, claims
@@ -35,6 +36,18 @@ async def test_an_answer_is_known_to_the_next_process_as_soon_as_it_is_added(tmp
     await checkpoint.add(record("c", claim=Q))
     assert await loaded(tmp_path / "state") == list(checkpoint) == [record("a", "b"), record("c", claim=Q)]
     assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
+    checkpoint.close()
+
+
+async def test_failpoints_are_right_before_and_after_the_answer_is_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_there: list[bool] = []
+    monkeypatch.setenv(VARIABLE, "allocate.before-record=kill,allocate.after-record=kill")
+    monkeypatch.setattr(os, "kill", lambda _pid, _number: was_there.append((tmp_path / FILE).exists()))
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.add(record("a"))
+    assert was_there == [False, True]
     checkpoint.close()
 
 
@@ -106,7 +119,7 @@ async def test_a_folder_that_cannot_be_written_keeps_no_answer_back(tmp_path: Pa
     checkpoint.close()
 
 
-@pytest.mark.parametrize("name", [FILE, "allocations.new"])
+@pytest.mark.parametrize("name", [FILE, "allocations.draft"])
 async def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")

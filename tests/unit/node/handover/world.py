@@ -13,14 +13,13 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from tessera.kube.event_broadcaster import ObjectRef
-from tessera.node.fleet import Fleet
 from tessera.node.handover.allocation_state import Held
 from tessera.node.handover.assembly import NodeHandover
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE, BoundPod, read_pod
 from tessera.node.handover.checkpoint import Checkpoint, Record
 from tessera.node.handover.claims import Claim, PodKey
-from tessera.node.handover.kube_api import Annotations
-from tessera.node.modes.base import AllocationRefused, ContainerResponse
+from tessera.node.handover.kube_api import Annotations, KubeCluster
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
 from tessera.node.settings import AgentSettings
 from tessera.wire import keys
 from tessera.wire.objects import Node, Pod, decode_object
@@ -104,7 +103,7 @@ def claims(pod: Pod) -> tuple[Claim, ...]:
     return view(pod).left
 
 
-class Api:
+class Api(KubeCluster):
     """Cluster over the scripted fake; what changes there is shown to the agent, unless the watch is `behind`."""
 
     def __init__(self) -> None:
@@ -203,17 +202,16 @@ class Resources:
         return dict(self.held)
 
 
-class Mode:
+class Mode(SharingMode):
     """Says in the answer whose slice it is. `refusals` and `faults` by pod name."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.refusals: dict[str, str] = {}
         self.faults: dict[str, Exception] = {}
         self.doubts: list[str] = []
         """pods whose slice was made ready without being certain"""
         self.gate: asyncio.Event | None = None
-
-    async def start(self, fleet: Fleet) -> None: ...
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         if self.gate is not None:
@@ -230,10 +228,6 @@ class Mode:
         if "*" in self.refusals:
             raise AllocationRefused(self.refusals["*"])
         return ContainerResponse(env={"welcome": "yes"})
-
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None: ...
-
-    async def stop(self) -> None: ...
 
 
 class MemoryCheckpoint(Checkpoint):

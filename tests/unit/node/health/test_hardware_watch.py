@@ -5,10 +5,12 @@ import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 
+from tessera.host.async_hardware import AsyncInventory
 from tessera.host.cards import CardEvent, CardFacts, Found, InventoryError, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.hardware_watch import HardwareWatch
 from tessera.node.health.roster import GONE, NOT_READ
+from tessera.node.health.xids import HealthRules
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 from tests.support.event_loops import in_fake_time
@@ -18,7 +20,7 @@ A, B = (CardFacts(f"GPU-{name}", index, "NVIDIA H200") for index, name in enumer
 SETTINGS = AgentSettings(node_name="n1")
 
 
-class ScriptedInventory:
+class ScriptedInventory(AsyncInventory):
     """Cards as a test sets them. Time passes in waits only."""
 
     def __init__(self, *cards: Found) -> None:
@@ -222,7 +224,7 @@ async def test_cards_that_stay_unknown_are_named_once() -> None:
 
 @in_fake_time
 async def test_without_health_checks_no_event_is_waited_for() -> None:
-    async with watching(A, settings=AgentSettings(node_name="n1", health_checks=False)) as world:
+    async with watching(A, settings=AgentSettings(node_name="n1", health=HealthRules(health_checks=False))) as world:
         await asyncio.sleep(60)
         assert world.problems == {"GPU-a": ""}
         assert (world.inventory.listened, world.inventory.waits) == ([], [])

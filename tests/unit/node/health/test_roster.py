@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tessera.host.cards import CardEvent, CardFacts, Found, UnreadableCard
 from tessera.node.fleet import Fleet
 from tessera.node.health.roster import GONE, KEPT_S, NOT_READ, Roster
+from tessera.node.health.xids import HealthRules
 from tessera.node.settings import AgentSettings
 from tessera.wire.node_config import DeviceFilter, NodeSettings
 
@@ -18,7 +19,7 @@ A, B, C = (CardFacts(f"GPU-{name}", index, "NVIDIA H200") for index, name in enu
 
 def settings(*, uuid: tuple[str, ...] = (), index: tuple[int, ...] = (), health_checks: bool = True) -> AgentSettings:
     node = NodeSettings(filtered=DeviceFilter(uuid=uuid, index=index))
-    return AgentSettings(node_name="n1", node=node, health_checks=health_checks)
+    return AgentSettings(node_name="n1", node=node, health=HealthRules(health_checks=health_checks))
 
 
 def roster(*found: Found, chosen: AgentSettings | None = None) -> Roster:
@@ -88,8 +89,6 @@ def test_a_card_that_does_not_even_tell_its_uuid_is_known_by_its_index() -> None
     [
         (UnreadableCard(1, "lost"), "index 1", "lost"),
         (UnreadableCard(1, "lost", "GPU-b"), "GPU-b", "lost"),
-        (replace(B, uuid="GPU-a"), "GPU-a", "another card has the same uuid"),
-        (replace(B, uuid=""), "index 1", "it has no uuid"),
     ],
 )
 def test_a_card_of_which_nothing_is_known_is_left_out_and_named(found: Found, name: str, why: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.node.health.state import (
+from tessera.node.health.roster import (
     FORGIVEN_S,
     GOOD_PROBES,
     QUIET_MOST_S,

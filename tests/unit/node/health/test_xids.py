@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.host.cards import CardEvent
-from tessera.node.health.xids import HARMLESS, HealthRules, read_rules, rules_of
-from tessera.node.settings import AgentSettings
+from tessera.node.health.xids import HARMLESS, HealthRules, read_rules
 
 USUAL = HealthRules()
 
@@ -43,19 +42,6 @@ def test_checks_are_off_only_where_nothing_could_be_fatal() -> None:
 
 def test_words_that_mean_nothing_are_reported() -> None:
     assert read_rules(disable="79,x,0", enable="-1,all").unread == ("x", "-1")
-
-
-def test_rules_survive_the_way_through_the_settings() -> None:
-    rules = read_rules(disable="all", enable="48,31")
-    settings = AgentSettings(
-        node_name="n1",
-        health_checks=rules.health_checks,
-        ignored_xids=rules.ignored_xids,
-        fatal_xids=rules.fatal_xids,
-        every_xid_is_fatal=rules.every_xid_is_fatal,
-        every_xid_is_ignored=rules.every_xid_is_ignored,
-    )
-    assert rules_of(settings) == rules
 
 
 @pytest.mark.parametrize(

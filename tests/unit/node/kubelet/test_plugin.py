@@ -28,8 +28,8 @@ from tests.support.logs import Logs, captured
 from tests.support.scheduler_process import until
 
 NEVER_S = 3600.0
-AT_ONCE = PluginTiming(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=NEVER_S, listen=NEVER_S)
-"""no retry and no look in a test's life: whatever happens, an event brought it about"""
+AT_ONCE = PluginTiming(backoff=Backoff(NEVER_S, NEVER_S, NEVER_S), look_every=0.001, listen=NEVER_S)
+"""no retry in a test's life: whatever happens, a change of the sockets brought it about"""
 PATIENT = PluginTiming(backoff=Backoff(0.001, 0.001, 0.001), look_every=0.001, listen=NEVER_S)
 """retries, hardly waiting"""
 
@@ -222,7 +222,8 @@ async def test_a_kubelet_that_listens_is_told_once_however_often_the_plugin_look
         async def other_than(self, seen: SocketState, *, within: float) -> SocketState:
             nonlocal looks
             looks += 1
-            return await self.look()
+            await asyncio.sleep(0)
+            return self.look()
 
     monkeypatch.setattr(plugin_module, "SocketWatch", Restless)
     async with ScriptedKubelet(folder) as kubelet, running(settings_in(folder)):

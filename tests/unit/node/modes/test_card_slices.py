@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.node.fleet import Fleet
-from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.modes.base import AllocationRefused, slices_by_card
 from tests.support.sharing_modes import A, B, card, claim, fleet, slice_of
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
-from tessera.node.modes.device_lists import DeviceLists
-from tessera.node.modes.device_specs import DeviceSpecs
+from tessera.node.modes.cdi_files import CdiFiles
+from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy
 from tests.support.sharing_modes import MIG, OTHER_MIG, A, B, C, card, fleet, instance, put_files, settings
 
@@ -23,7 +23,7 @@ CRI = DeviceListStrategy.CDI_CRI
 KIND = "k8s.device-plugin.nvidia.com"
 
 
-class Offers:
+class Offers(CdiFiles):
     """CDI specs that offer these names of every class."""
 
     def __init__(self, *names: str, problem: str = "") -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.node.modes.base import DeviceNode
-from tessera.node.modes.device_specs import CONTROL_NODES, Capability, DeviceSpecs, parse_mig_minors
+from tessera.node.modes.device_lists import CONTROL_NODES, Capability, DeviceSpecs, parse_mig_minors
 from tests.support.sharing_modes import card, instance, paths_below, put_files
 
 MINORS = """\

@@ -15,8 +15,7 @@ from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.writable_dirs import ids_dir_name
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse
-from tessera.node.modes.card_slices import slices_by_card
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, slices_by_card
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.hami_core import MAX_CARDS, HamiCore, common_variables, limits_of
 from tessera.node.settings import AgentSettings, DeviceListStrategy

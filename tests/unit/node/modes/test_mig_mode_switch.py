@@ -11,6 +11,9 @@ import pytest
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import AllocationRefused
+from tessera.node.modes.mig.instances import holders_of
+from tessera.node.modes.mig.mode_switch import retire_mig
+from tessera.node.modes.mig.records import boot_id
 from tests.support.logs import captured
 from tests.support.mig_cards import BOTH, ONE, A, B, ModelCard, Node, card, claim
 
@@ -21,7 +24,12 @@ PLAIN = replace(claim(ONE, pod="plain"), mig=())
 
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
-    return Node(tmp_path)
+    return Node(tmp_path, boot=boot_id())
+
+
+async def retire(node: Node, *live: Claim) -> None:
+    """The node has another sharing mode now."""
+    await retire_mig(node.state, node.hardware, holders_of(live))
 
 
 def modes(node: Node) -> tuple[bool, bool]:
@@ -119,8 +127,8 @@ async def test_cards_wait_until_the_pods_are_known(node: Node) -> None:
 
 async def test_mig_mode_is_restored_where_the_agent_turned_it_on(node: Node) -> None:
     node.hardware.cards[B].enabled = True
-    mig = await node.started()
-    await mig.retire()
+    await node.started()
+    await retire(node)
     assert modes(node) == (False, True)
 
 
@@ -128,21 +136,21 @@ async def test_a_card_in_use_keeps_mig_mode_and_is_restored_later_even_by_anothe
     mig = await node.started()
     await mig.hand_over(claim(ONE), ["x"])
     node.hardware.cards[B].busy = True
-    await mig.retire()
+    await retire(node, claim(ONE))
     assert modes(node) == (True, True)
     again = await node.started(Fleet((card(enabled=True), card(B, index=1, enabled=True))))
     await again.reconcile([], BOTH)
     node.hardware.cards[B].busy = False
-    await again.retire()
+    await retire(node)
     assert modes(node) == (False, False)
 
 
 async def test_a_card_that_somebody_turned_off_is_forgotten(node: Node) -> None:
-    mig = await node.started()
+    await node.started()
     node.hardware.cards[A].enabled = False
-    await mig.retire()
+    await retire(node)
     node.hardware.cards[A].enabled = True
-    await mig.retire()
+    await retire(node)
     assert modes(node) == (True, False)
 
 
@@ -154,9 +162,9 @@ async def test_stopping_restores_nothing_because_pods_run_on(node: Node) -> None
 
 @pytest.mark.parametrize("fault", ["mig_enabled", "instances", "is_busy", "disable_mig"])
 async def test_a_card_that_cannot_be_restored_keeps_no_other_from_it(node: Node, fault: str) -> None:
-    mig = await node.started()
+    await node.started()
     node.hardware.faults[fault] = 1
-    await mig.retire()
+    await retire(node)
     assert modes(node) == (True, False)
 
 
@@ -170,7 +178,7 @@ async def test_a_card_is_not_switched_when_that_cannot_be_written_down(node: Nod
 
 async def test_a_switch_that_failed_is_not_the_agents(node: Node) -> None:
     node.hardware.faults["enable_mig"] = 1
-    mig = await node.started()
+    await node.started()
     node.hardware.cards[A].enabled = True
-    await mig.retire()
+    await retire(node)
     assert modes(node) == (True, False)

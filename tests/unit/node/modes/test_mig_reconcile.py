@@ -238,7 +238,8 @@ async def test_a_broken_entry_of_the_record_is_left_out_and_the_others_count(nod
     file = node.state / "mig.json"
     content = json.loads(file.read_text())
     first = content["instances"][0]
-    content["instances"][0] = {**first, **broken} if isinstance(broken, dict) and broken else broken
+    changed = {**first, "allocation": {**first["allocation"], **broken}} if isinstance(broken, dict) else broken
+    content["instances"][0] = changed if broken else broken
     file.write_text(json.dumps(content))
     again = await node.started()
     await again.reconcile([], BOTH)

@@ -13,6 +13,7 @@ from tessera.host.cards import ComputeMode, MigInstance
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import Mps, retire_mps
 from tessera.node.settings import AgentSettings, Paths
@@ -29,8 +30,10 @@ BOTH = Fleet((CARD_A, CARD_B))
 ONLY_A = Fleet((CARD_A,))
 
 
-class Visible:
+class Visible(DeviceLists):
     """Lists of cards as plain as they can be."""
+
+    def __init__(self) -> None: ...
 
     def response(self, ids: Sequence[str], fleet: Fleet, instances: Sequence[MigInstance] = ()) -> ContainerResponse:
         return ContainerResponse(env={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)})
@@ -156,7 +159,7 @@ async def test_what_mps_cannot_keep_is_refused_with_the_reason(
 
 
 async def test_no_container_is_welcomed_without_a_claim(node: Node) -> None:
-    with pytest.raises(AllocationRefused, match="through MPS"):
+    with pytest.raises(AllocationRefused, match="not by the downward API"):
         await node.agent().hand_over_downward_api([f"{A}-0"])
 
 

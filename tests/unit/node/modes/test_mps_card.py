@@ -8,16 +8,16 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from tessera.host.cards import CardError, CardFacts
-from tessera.node.handover.claims import PodKey
-from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, ContainerKey, MpsCard, why_unfit
+from tessera.node.handover.claims import ContainerKey
+from tessera.node.modes.mps.card import LOOK_EVERY_S, STEADY_S, MpsCard, why_unfit
 from tessera.node.modes.mps.control import ControlError, Limits, MpsControl
 from tessera.node.modes.mps.daemon import MpsDaemon
 from tests.support.fake_mps import A, card, limits
 
 pytestmark = pytest.mark.looptime
 
-ONE: ContainerKey = (PodKey("ns", "one", "1"), 0)
-TWO: ContainerKey = (PodKey("ns", "two", "2"), 0)
+ONE: ContainerKey = ("1", 0)
+TWO: ContainerKey = ("2", 0)
 WITHIN_S = 1000.0
 
 

@@ -9,8 +9,8 @@ from tessera.core.devices import MigPlacement
 from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import MIB, registrable, registration_text
-from tessera.node.settings import AgentSettings, AllowedMigProfiles
-from tessera.vendors.nvidia.mig import CHART_ALLOWLIST
+from tessera.node.settings import AgentSettings
+from tessera.vendors.nvidia.mig import CHART_ALLOWLIST, MigAllowance
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.registration import decode_registration
 
@@ -23,7 +23,11 @@ def facts(**changes: Any) -> CardFacts:
     return CardFacts(**known | changes)
 
 
-def settings(*, allowances: tuple[AllowedMigProfiles, ...] = (), text: bool = False, **node: Any) -> AgentSettings:
+def allow(models: tuple[str, ...], profiles: tuple[str, ...]) -> MigAllowance:
+    return MigAllowance(models=models, profiles=profiles)
+
+
+def settings(*, allowances: tuple[MigAllowance, ...] = (), text: bool = False, **node: Any) -> AgentSettings:
     return AgentSettings(node_name="n1", node=NodeSettings(**node), mig_allowances=allowances, text_registration=text)
 
 
@@ -189,10 +193,10 @@ A100 = {
         offer("7g.80gb", 0, 98, 1, 81050),
     ),
 }
-CHART = tuple(AllowedMigProfiles(each.models, each.profiles) for each in CHART_ALLOWLIST)
+CHART = tuple(CHART_ALLOWLIST)
 
 
-def mig(card: dict[str, Any], *allowances: AllowedMigProfiles) -> dict[str, Any]:
+def mig(card: dict[str, Any], *allowances: MigAllowance) -> dict[str, Any]:
     return registered(facts(**card), settings(mode="mig", allowances=allowances, memory_scaling=2.0, core_scaling=2.0))
 
 
@@ -201,7 +205,7 @@ def profiles(found: dict[str, Any]) -> list[str]:
 
 
 def test_a_card_to_be_cut_is_registered_with_its_profiles_and_without_scaling() -> None:
-    found = mig(H200, AllowedMigProfiles(("H200",), ("1g.18gb", "7g.141gb")))
+    found = mig(H200, allow(("H200",), ("1g.18gb", "7g.141gb")))
     assert found == {
         "id": UUID,
         "count": 7,
@@ -230,7 +234,7 @@ def test_a_card_to_be_cut_is_registered_with_its_profiles_and_without_scaling() 
 
 
 def test_the_share_of_cores_is_rounded_up_and_measured_by_the_largest_profile_of_the_card() -> None:
-    found = mig(H200, AllowedMigProfiles(("H200",), ("2g.35gb", "3g.71gb")))
+    found = mig(H200, allow(("H200",), ("2g.35gb", "3g.71gb")))
     assert [profile["core"] for profile in found["migProfiles"]] == [25, 46]
     assert found["count"] == 3
 
@@ -244,33 +248,39 @@ def test_the_share_of_cores_is_rounded_up_and_measured_by_the_largest_profile_of
             ["1g.18gb", "1g.35gb", "2g.35gb", "3g.71gb", "4g.71gb", "7g.141gb"],
             id="no-list-allows-everything-once",
         ),
-        pytest.param(H200, (AllowedMigProfiles(("H200",), ("1g.18gb+me",)),), ["1g.18gb+me"], id="media-by-name"),
+        pytest.param(H200, (allow(("H200",), ("1g.18gb+me",)),), ["1g.18gb+me"], id="media-by-name"),
         pytest.param(
-            H200, (AllowedMigProfiles(("H200",), ("1g.35gb", "1g.18gb")),), ["1g.18gb", "1g.35gb"], id="both-1g"
+            H200,
+            (allow(("H200",), ("1g.35gb", "1g.18gb")),),
+            ["1g.18gb", "1g.35gb"],
+            id="both-1g",
         ),
         pytest.param(
             H200,
-            (AllowedMigProfiles(("H200",), ("1g.10gb", "3g.40gb")),),
+            (allow(("H200",), ("1g.10gb", "3g.40gb")),),
             ["1g.18gb", "3g.71gb"],
             id="names-of-a-smaller-card",
         ),
-        pytest.param(H200, (AllowedMigProfiles(("H200",), ("1g.40gb",)),), ["1g.35gb"], id="the-nearest-memory"),
+        pytest.param(H200, (allow(("H200",), ("1g.40gb",)),), ["1g.35gb"], id="the-nearest-memory"),
         pytest.param(
-            H200, (AllowedMigProfiles(("H200",), ("1g.10gb+me",)),), ["1g.18gb+me"], id="media-of-a-smaller-card"
+            H200,
+            (allow(("H200",), ("1g.10gb+me",)),),
+            ["1g.18gb+me"],
+            id="media-of-a-smaller-card",
         ),
         pytest.param(
             H200,
             (
-                AllowedMigProfiles(("A100",), ("2g.35gb",)),
-                AllowedMigProfiles(("H200",), ("1g.18gb",)),
-                AllowedMigProfiles(("H200",), ("7g.141gb",)),
+                allow(("A100",), ("2g.35gb",)),
+                allow(("H200",), ("1g.18gb",)),
+                allow(("H200",), ("7g.141gb",)),
             ),
             ["1g.18gb"],
             id="the-first-that-fits-decides",
         ),
         pytest.param(
             H200,
-            (AllowedMigProfiles(("H200",), ("5g.90gb", "1g.18gb", "1g.garbage", "")),),
+            (allow(("H200",), ("5g.90gb", "1g.18gb", "1g.garbage", "")),),
             ["1g.18gb"],
             id="unknown-profiles-are-skipped",
         ),
@@ -282,7 +292,7 @@ def test_the_share_of_cores_is_rounded_up_and_measured_by_the_largest_profile_of
     ],
 )
 def test_profiles_are_found_by_what_the_card_offers(
-    card: dict[str, Any], allowances: tuple[AllowedMigProfiles, ...], names: list[str]
+    card: dict[str, Any], allowances: tuple[MigAllowance, ...], names: list[str]
 ) -> None:
     assert profiles(mig(card, *allowances)) == names
 
@@ -291,16 +301,25 @@ def test_profiles_are_found_by_what_the_card_offers(
     ("card", "allowances", "reason"),
     [
         pytest.param({}, (), "supports no MIG profiles", id="cannot-be-cut"),
-        pytest.param(H200, (AllowedMigProfiles(("A100",), ("1g.18gb",)),), "it supports 1g.18gb, ", id="another-model"),
+        pytest.param(H200, (allow(("A100",), ("1g.18gb",)),), "it supports 1g.18gb, ", id="another-model"),
         pytest.param(
-            H200, (AllowedMigProfiles(("H200",), ("5g.90gb",)),), "none of its MIG profiles", id="another-profile"
+            H200,
+            (allow(("H200",), ("5g.90gb",)),),
+            "none of its MIG profiles",
+            id="another-profile",
         ),
         # The same family, but not the same cuts.
         pytest.param(
-            H100, (AllowedMigProfiles(("H100-94GB",), ("1g.12gb",)),), "none of its MIG profiles", id="another-h100"
+            H100,
+            (allow(("H100-94GB",), ("1g.12gb",)),),
+            "none of its MIG profiles",
+            id="another-h100",
         ),
         pytest.param(
-            H100, (AllowedMigProfiles(("NVIDIA X",), ("1g.10gb",)),), "none of its MIG profiles", id="no-family"
+            H100,
+            (allow(("NVIDIA X",), ("1g.10gb",)),),
+            "none of its MIG profiles",
+            id="no-family",
         ),
         pytest.param(
             {"mig_profiles": (GpuInstanceProfile("1g.5gb", 19, 1, 4864, 14, 7, ()),)},
@@ -311,7 +330,7 @@ def test_profiles_are_found_by_what_the_card_offers(
     ],
 )
 def test_a_card_without_a_usable_profile_is_left_out(
-    card: dict[str, Any], allowances: tuple[AllowedMigProfiles, ...], reason: str
+    card: dict[str, Any], allowances: tuple[MigAllowance, ...], reason: str
 ) -> None:
     assert reason in why_left_out(facts(**card), settings(mode="mig", allowances=allowances))
 

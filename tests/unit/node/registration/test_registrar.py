@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import random
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 from tessera.host.cards import CardError, CardFacts, InventoryError, Links, TopologyLevel
 from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
-from tessera.kube.event_broadcaster import ObjectRef
+from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.resources import NODES
 from tessera.lab.sandbox.api import kinds
 from tessera.lab.sandbox.api.faults import Drop, Fail, Hold, LoseAnswer
@@ -70,11 +68,11 @@ class ScriptedLinks:
         return {(i, j): self.links.get((i, j), plain) for i in uuids for j in uuids if i != j}
 
 
-@dataclass
-class RecordedEvents:
-    written: list[tuple[ObjectRef, str, str, str]] = field(default_factory=list)
+class RecordedEvents(EventBroadcaster):
+    def __init__(self) -> None:
+        self.written: list[tuple[ObjectRef, str, str, str]] = []
 
-    def record(self, ref: ObjectRef, type: str, reason: str, message: str) -> None:
+    def record(self, ref: ObjectRef, type: str, reason: str, message: str, *, at: float | None = None) -> None:
         self.written.append((ref, type, reason, message))
 
 
@@ -140,9 +138,7 @@ async def world(
                 settings(**chosen),
                 links=made.links,
                 events=made.events,
-                zone=ZONE,
-                now=lambda: EPOCH + clock(),
-                rng=random.Random(1),
+                now=lambda: datetime.fromtimestamp(EPOCH + clock(), ZONE),
             )
             made.task = asyncio.create_task(registrar.run())
             await made.until(lambda found: AGENT in found)

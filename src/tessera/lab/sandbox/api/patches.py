@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from tessera.lab.sandbox.api import json_patch
 from tessera.lab.sandbox.api.errors import StatusError, bad_request, unknown_error
 from tessera.lab.sandbox.api.kinds import Json, ResourceKind
-from tessera.wire import json_patch
 
 MAX_OPERATIONS = 10_000
 """of a JSON patch; kube-apiserver's own limit"""

@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.objects import name_of, namespace_of, uid_of
-from tessera.wire.gojson import fold, key_table
+from tessera.wire.gojson import fold
 
 HTTP_TIMEOUT_S = 30.0
 """what HAMi's chart configures; kube-scheduler's own default is 5 s"""
@@ -52,10 +52,6 @@ class _FilterResult(msgspec.Struct, frozen=True):
 
 class _BindResult(msgspec.Struct, frozen=True):
     error: str = msgspec.field(name="Error", default="")
-
-
-_FILTER_KEYS = key_table(_FilterResult)
-_BIND_KEYS = key_table(_BindResult)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +99,7 @@ class ExtenderClient:
     async def filter(self, pod: Json, nodes: Sequence[str]) -> Filtered:
         """Which of `nodes` the pod may use."""
         answer = await self._post("filter", {"Pod": _bare(pod), "Nodes": None, "NodeNames": nodes})
-        result = _read(answer, _FilterResult, _FILTER_KEYS)
+        result = _read(answer, _FilterResult)
         if result.error:
             raise ExtenderError(result.error)
         asked = frozenset(nodes)
@@ -120,7 +116,7 @@ class ExtenderClient:
         answer = await self._post(
             "bind", {"PodName": name_of(pod), "PodNamespace": namespace_of(pod), "PodUID": uid_of(pod), "Node": node}
         )
-        result = _read(answer, _BindResult, _BIND_KEYS)
+        result = _read(answer, _BindResult)
         if result.error:
             raise ExtenderError(result.error)
 
@@ -144,8 +140,8 @@ def _bare(pod: Json) -> Json:
     return {key: value for key, value in pod.items() if key not in ("kind", "apiVersion")}
 
 
-def _read(answer: bytes, kind: type[Any], keys: Mapping[str, str]) -> Any:
+def _read(answer: bytes, kind: type[Any]) -> Any:
     try:
-        return msgspec.convert(fold(msgspec.json.decode(answer), keys), kind)
+        return msgspec.convert(fold(msgspec.json.decode(answer), kind), kind)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise ExtenderError(f"the response cannot be read: {error}") from error

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import structlog
 
@@ -22,7 +23,14 @@ from tessera.kube.backoff import Backoff
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.mig.records import InstanceRecord, MigRecords, RecordKey, completed_record
+from tessera.node.modes.mig.records import (
+    InstanceRecord,
+    MigRecords,
+    RecordKey,
+    completed_record,
+    intended_record,
+    record_key,
+)
 from tessera.node.modes.mig.request import InstanceRequest
 from tessera.wire.mig import MigAllocation, split_legacy_uuid
 
@@ -59,8 +67,7 @@ def holders_of(claims: Iterable[Claim], *, besides: Collection[str] = ()) -> Ins
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimInstances:
+class ClaimInstances(NamedTuple):
     """The instances of a claim in its order, and those of them that this call created, oldest first."""
 
     instances: tuple[InstanceRecord, ...]
@@ -116,9 +123,7 @@ class GpuInstances:
         not_adopted: dict[RecordKey, str] = {}
         for claim in sorted(claims, key=lambda each: (each.pod, each.position)):
             for allocation in claim.mig:
-                key = RecordKey(
-                    claim.pod.uid, allocation.container, allocation.device, allocation.uuid, allocation.slot
-                )
+                key = record_key(claim.pod, allocation)
                 is_unknown = allocation.mig_uuid is not None and self._records.get(key) is None
                 if not is_unknown or fleet.card(allocation.uuid) is None:
                     continue
@@ -154,18 +159,20 @@ class GpuInstances:
                 log.warning(
                     "a MIG instance cannot be destroyed yet",
                     card=record.card,
-                    instance=record.gpu_instance,
+                    instance=record.allocation.gpu_instance,
                     pod=str(record.pod),
                     again_in_s=wait,
                     error=str(error),
                 )
             else:
-                log.info("a MIG instance was released", card=record.card, mig=record.mig_uuid, pod=str(record.pod))
+                log.info(
+                    "a MIG instance was released", card=record.card, mig=record.allocation.mig_uuid, pod=str(record.pod)
+                )
 
     def _find_existing(self, request: InstanceRequest) -> InstanceRecord | None:
         """Returns the instance made for this request; None after removing what was left of it."""
         seen = self._hardware.instances(request.allocation.uuid)
-        record = self._records.get(request.intended_record.key)
+        record = self._records.get(record_key(request.pod, request.allocation))
         if record is None:
             if request.allocation.mig_uuid is None:
                 return None
@@ -192,7 +199,7 @@ class GpuInstances:
             self._records.put(found)
         except (InventoryError, OSError) as error:
             return str(error)
-        log.info("a MIG instance was adopted", pod=str(pod), card=found.card, mig=found.mig_uuid)
+        log.info("a MIG instance was adopted", pod=str(pod), card=found.card, mig=found.allocation.mig_uuid)
         return ""
 
     def _adoptable(self, pod: PodKey, allocation: MigAllocation, seen: Sequence[MigInstance]) -> InstanceRecord | str:
@@ -235,10 +242,10 @@ class GpuInstances:
                 )
 
     def _create(self, request: InstanceRequest) -> InstanceRecord:
-        intended = request.intended_record
+        intended = intended_record(request.pod, request.allocation, request.profile.profile_id)
         self._records.put(intended)
         try:
-            instance = self._hardware.create(intended.card, request.profile, intended.slot.placement)
+            instance = self._hardware.create(intended.card, request.profile, intended.allocation.slot.placement)
             if not intended.is_whole(instance):
                 self._hardware.destroy(instance)
                 raise CardError(intended.card, "the MIG instance that was created is not the one that was reserved")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import structlog
 
@@ -24,7 +24,8 @@ from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
+from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.annotations import NotWritten, Write
 from tessera.node.modes.mig.instances import ClaimInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
 from tessera.node.modes.mig.mode_switch import ModeSwitch, shared_without_mig
@@ -46,49 +47,32 @@ LEAVING_S = (0.1, 0.2, 0.4, 0.8, 1.6)
 """pauses while the instance of a pod that just ended still has the place"""
 
 
-class Calls(Protocol):
-    """A thread that runs jobs one after the other. `call` raises CallTimeout."""
-
-    async def call(self, work: Callable[[], T], *, deadline: float) -> T: ...
-
-    async def close(self, *, patience: float) -> None: ...
-
-
-class CdiSpecs(Protocol):
-    """The CDI specs of the node (`cdi_files`)."""
-
-    async def refresh(self, fleet: Fleet, instances: Sequence[MigInstance]) -> None: ...
-
-
-class Mig:
-    """A `SharingMode`."""
-
+class Mig(SharingMode):
     def __init__(
         self,
         settings: AgentSettings,
         hardware: MigHardware,
         *,
-        device_lists: DeviceLister,
+        device_lists: DeviceLists,
         write: Write,
-        cdi: CdiSpecs | None = None,
         known: Callable[[], Sequence[Claim] | None] = lambda: (),
-        calls: Calls | None = None,
+        calls: CallThread | None = None,
         clock: Callable[[], float] = time.monotonic,
         boot: str | None = None,
     ) -> None:
         """`known` returns the live claims at start, None if they are unknown: a card that pods share without MIG must
-        not be switched. `cdi` must list an instance before a container gets it. `clock` is in seconds."""
+        not be switched. `clock` is in seconds."""
+        super().__init__()
         self._settings = settings
         self._device_lists = device_lists
         self._write = write
-        self._cdi = cdi
+        self.instances = self.current_instances
         self._known = known
         self._calls = calls or CallThread("mig")
         self._clock = clock
         self._records = MigRecords(settings.paths.state, boot=boot_id() if boot is None else boot)
         self._instances = GpuInstances(hardware, self._records)
         self._switch = ModeSwitch(hardware, self._records)
-        self._fleet = Fleet()
         self._shared: frozenset[str] = frozenset()
         """cards on which live pods have slices without MIG"""
         self._holders = InstanceHolders(pods=None)
@@ -110,6 +94,7 @@ class Mig:
         else:
             cards, shared = fleet, shared_without_mig(claims)
         await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
+        await super().start(fleet)
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         requests = requests_of(claim, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
@@ -125,17 +110,12 @@ class Mig:
                     f"the MIG instance was not handed over: {str(error) or 'no answer in time'}"
                 ) from error
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        raise AllocationRefused("a MIG instance is created for one container, which cannot get it by the downward API")
-
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         """`live` must be current: an instance handed over after it was read would be destroyed."""
         claims = tuple(live)
         self._fleet = fleet
         self._shared = shared = shared_without_mig(claims)
         self._holders = holders = holders_of(claims, besides=self._in_progress)
-        if fleet.problem:
-            return
         now = self._clock()
 
         def job() -> None:
@@ -144,17 +124,15 @@ class Mig:
             self._instances.release(holders, cards=_uuids(fleet), now=now)
             self._enable_mig(fleet, shared, now)
 
-        await self._try_job("MIG instances are not reconciled", job)
-        self._reconciled.set()
-        self._reconciled = asyncio.Event()
-
-    async def retire(self) -> None:
-        """Disables MIG where the agent enabled it and the card is idle: the node does not use MIG any more."""
-        cards = _uuids(self._fleet)
-        await self._try_job("MIG mode is not restored", lambda: self._switch.restore(cards))
+        if not fleet.problem:
+            await self._try_job("MIG instances are not reconciled", job)
+            self._reconciled.set()
+            self._reconciled = asyncio.Event()
+        await super().reconcile(live, fleet)
 
     async def stop(self) -> None:
         await self._calls.close(patience=STOP_S)
+        await super().stop()
 
     @contextmanager
     def _handing_over(self, uid: str) -> Iterator[None]:
@@ -188,8 +166,7 @@ class Mig:
 
     async def _respond(self, claim: Claim, found: ClaimInstances) -> ContainerResponse:
         """Updates the CDI specs and the pod's annotation before the container gets its response."""
-        if self._cdi is not None:
-            await self._cdi.refresh(self._fleet, self._current)
+        await self.refresh()
         allocations = [each.allocation for each in found.instances]
         if any(each not in claim.mig for each in allocations):
             async with asyncio.timeout(WRITE_S):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from tessera.host.call_thread import CallThread, CallTimeout
+from tessera.host.call_thread import CallTimeout, call_once
 from tessera.host.cards import CardError, InventoryError, MigHardware
 from tessera.node.fleet import CardState
 from tessera.node.handover.claims import Claim
@@ -108,13 +108,10 @@ class ModeSwitch:
 
 async def retire_mig(state: Path, hardware: MigHardware, holders: InstanceHolders) -> dict[str, str]:
     """Runs one round. Returns why cards are not given back yet, by uuid. Raises OSError if records are unreadable."""
-    thread = CallThread("mig-retiring")
     try:
-        return await thread.call(lambda: _retire(state, hardware, holders), deadline=ROUND_S)
+        return await call_once("mig-retiring", lambda: _retire(state, hardware, holders), deadline=ROUND_S)
     except CallTimeout as error:
         return {str(state / FILE): f"the driver gives {error}"}
-    finally:
-        await thread.close(patience=0.0)
 
 
 def _retire(state: Path, hardware: MigHardware, holders: InstanceHolders) -> dict[str, str]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import structlog
 
 from tessera.core.devices import MigPlacement, MigSlot
+from tessera.host.atomic_file import replace_file
 from tessera.host.cards import MigInstance
 from tessera.node.handover.claims import PodKey
 from tessera.wire.mig import MigAllocation
@@ -28,112 +29,92 @@ UNREADABLE = "mig.json.unreadable"
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-class RecordKey(NamedTuple):
-    """What an instance is for: one device of one container."""
+RecordKey = tuple[str, int, int, str, MigSlot]
+"""what an instance is for: the uid of a pod, one of its containers, a device of that, and its place on a card"""
 
-    pod: str
-    """uid"""
-    container: int
-    device: int
-    card: str
-    slot: MigSlot
+
+def record_key(pod: PodKey, allocation: MigAllocation) -> RecordKey:
+    return pod.uid, allocation.container, allocation.device, allocation.uuid, allocation.slot
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceRecord:
-    """One GPU instance. Its three ids are all known, or all None while it is only intended."""
+    """One GPU instance."""
 
     pod: PodKey
-    container: int
-    device: int
-    card: str
-    slot: MigSlot
+    allocation: MigAllocation
+    """its three ids are all known, or all None while the instance is only intended"""
     profile_id: int
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    mig_uuid: str | None = None
 
     def __post_init__(self) -> None:
-        identity = (self.gpu_instance, self.compute_instance, self.mig_uuid)
-        if identity.count(None) not in (0, len(identity)) or self.mig_uuid == "":
+        if self._ids.count(None) not in (0, len(self._ids)) or self.allocation.mig_uuid == "":
             raise ValueError("an instance has all of its three ids or none")
 
     @property
+    def _ids(self) -> tuple[int | str | None, ...]:
+        return self.allocation.gpu_instance, self.allocation.compute_instance, self.allocation.mig_uuid
+
+    @property
     def key(self) -> RecordKey:
-        return RecordKey(self.pod.uid, self.container, self.device, self.card, self.slot)
+        return record_key(self.pod, self.allocation)
+
+    @property
+    def card(self) -> str:
+        return self.allocation.uuid
 
     @property
     def is_intended(self) -> bool:
-        return self.mig_uuid is None
+        return self.allocation.mig_uuid is None
 
     def is_whole(self, instance: MigInstance) -> bool:
         """Whether this is the recorded instance, complete. An intended record matches any at its place."""
-        known = (self.gpu_instance, self.compute_instance, self.mig_uuid)
         seen = (instance.gpu_instance, instance.compute_instance, instance.mig_uuid)
-        return self._is_there(instance) and None not in seen and (self.is_intended or seen == known)
-
-    def is_rest(self, instance: MigInstance) -> bool:
-        """Whether this is what an unfinished creation or destruction left of it."""
-        bare = instance.compute_instance is None and instance.mig_uuid is None
-        return self._is_there(instance) and bare and (self.is_intended or instance.gpu_instance == self.gpu_instance)
+        return self._is_there(instance) and None not in seen and (self.is_intended or seen == self._ids)
 
     def is_at(self, instance: MigInstance) -> bool:
-        return self.is_whole(instance) or self.is_rest(instance)
+        """Whether this is the recorded instance, or what an unfinished creation or destruction left of it."""
+        bare = instance.compute_instance is None and instance.mig_uuid is None
+        same = self.is_intended or instance.gpu_instance == self.allocation.gpu_instance
+        return self.is_whole(instance) or (self._is_there(instance) and bare and same)
 
     def overlaps(self, card: str, place: MigPlacement) -> bool:
-        return self.card == card and self.slot.placement.overlaps(place)
+        return self.card == card and self.allocation.slot.placement.overlaps(place)
 
     def _is_there(self, instance: MigInstance) -> bool:
-        here = (self.card, self.slot.placement, self.profile_id)
+        here = (self.card, self.allocation.slot.placement, self.profile_id)
         return here == (instance.uuid, instance.placement, instance.profile_id)
 
     @property
     def instance(self) -> MigInstance | None:
         """The instance as the hardware reports it; None while it is only intended."""
-        if self.gpu_instance is None:
+        known = self.allocation
+        if known.gpu_instance is None:
             return None
         return MigInstance(
-            uuid=self.card,
-            gpu_instance=self.gpu_instance,
-            profile_id=self.profile_id,
-            placement=self.slot.placement,
-            compute_instance=self.compute_instance,
-            mig_uuid=self.mig_uuid,
-        )
-
-    @property
-    def allocation(self) -> MigAllocation:
-        return MigAllocation(
-            container=self.container,
-            device=self.device,
-            uuid=self.card,
-            slot=self.slot,
-            mig_uuid=self.mig_uuid,
-            gpu_instance=self.gpu_instance,
-            compute_instance=self.compute_instance,
+            known.uuid,
+            known.gpu_instance,
+            self.profile_id,
+            known.slot.placement,
+            known.compute_instance,
+            known.mig_uuid,
         )
 
 
 def intended_record(pod: PodKey, allocation: MigAllocation, profile_id: int) -> InstanceRecord:
     """Returns a record of the instance that is about to be created for a reservation."""
-    return InstanceRecord(
-        pod=pod,
-        container=allocation.container,
-        device=allocation.device,
-        card=allocation.uuid,
-        slot=allocation.slot,
-        profile_id=profile_id,
-    )
+    unknown = replace(allocation, gpu_instance=None, compute_instance=None, mig_uuid=None)
+    return InstanceRecord(pod, unknown, profile_id)
 
 
 def completed_record(pod: PodKey, allocation: MigAllocation, instance: MigInstance) -> InstanceRecord:
     """Returns a record of this instance for the reservation."""
-    return replace(
-        intended_record(pod, allocation, instance.profile_id),
+    known = replace(
+        allocation,
         gpu_instance=instance.gpu_instance,
         compute_instance=instance.compute_instance,
         mig_uuid=instance.mig_uuid,
     )
+    return InstanceRecord(pod, known, instance.profile_id)
 
 
 def boot_id() -> str:
@@ -170,8 +151,8 @@ class MigRecords:
     def switched(self) -> frozenset[str]:
         return self._switched
 
-    def get(self, purpose: RecordKey) -> InstanceRecord | None:
-        return self._records.get(purpose)
+    def get(self, key: RecordKey) -> InstanceRecord | None:
+        return self._records.get(key)
 
     def put(self, record: InstanceRecord) -> None:
         """Raises OSError if the file cannot be written; then the record is not added."""
@@ -240,17 +221,5 @@ class MigRecords:
 
     def _save(self) -> None:
         state = _RecordsFile(boot=self._boot, switched=sorted(self._switched), instances=list(self._records.values()))
-        data = msgspec.json.encode(state)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._path.with_suffix(".draft")
-        with draft.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, self._path)
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        replace_file(self._path, msgspec.json.encode(state), durable=True)
         self._behind = False

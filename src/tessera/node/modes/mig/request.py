@@ -1,9 +1,9 @@
 """The GPU instances that a claim asks for, checked before any hardware is touched.
 
 Each reservation must be for the card of its slice, with a profile and placement that the card supports. Profile names
-are the driver's, `+me` included. Names that older allow lists made up (`7g.79gb`) are matched by slices and memory, if
-exactly one profile fits. The older geometry notation (HAMi v2.5 to v2.9) names neither profile nor placement: such a
-pod keeps what it has, but its instances cannot be created again.
+are the driver's, `+me` included. Names that older allow lists made up (`7g.79gb`) are matched by slices and memory. The
+older geometry notation (HAMi v2.5 to v2.9) names neither profile nor placement: such a pod keeps what it has, but its
+instances cannot be created again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ from itertools import combinations
 
 from tessera.core.devices import MigSlot
 from tessera.host.cards import CardFacts, GpuInstanceProfile
-from tessera.host.mig_profile_names import parse_profile_name
+from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused
-from tessera.node.modes.mig.records import InstanceRecord, intended_record
 from tessera.node.settings import AgentSettings
 from tessera.wire.mig import MigAllocation, split_legacy_uuid
 from tessera.wire.quotes import quoted
-
-NAMED_ALIKE_MIB = 1024
-"""between a made-up name and the driver's: 79 and 80 GiB for a whole A100 80GB"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +30,6 @@ class InstanceRequest:
     pod: PodKey
     allocation: MigAllocation
     profile: GpuInstanceProfile
-
-    @property
-    def intended_record(self) -> InstanceRecord:
-        return intended_record(self.pod, self.allocation, self.profile.profile_id)
 
 
 def requests_of(
@@ -84,7 +76,7 @@ def _request(claim: Claim, reserved: MigAllocation, fleet: Fleet) -> InstanceReq
 
 def profile_for(facts: CardFacts, slot: MigSlot) -> GpuInstanceProfile:
     """Returns the profile to create for a reservation. Raises AllocationRefused if the card does not support it."""
-    profile = _find_profile(facts, slot.profile)
+    profile = find_profile(facts.mig_profiles, slot.profile, within_mib=NAMED_ALIKE_MIB)
     if profile is None:
         known = ", ".join(each.name for each in facts.mig_profiles) or "none"
         raise AllocationRefused(
@@ -96,19 +88,3 @@ def profile_for(facts: CardFacts, slot: MigSlot) -> GpuInstanceProfile:
             f" over {slot.placement.size} slices"
         )
     return profile
-
-
-def _find_profile(facts: CardFacts, name: str) -> GpuInstanceProfile | None:
-    exact = [each for each in facts.mig_profiles if each.name == name]
-    if exact:
-        return exact[0]
-    shape = parse_profile_name(name)
-    if shape is None:
-        return None
-    alike = [
-        each
-        for each in facts.mig_profiles
-        if (each.slices, each.media_extensions) == (shape.slices, shape.media_extensions)
-        and abs(each.memory_mib - shape.memory_mib) <= NAMED_ALIKE_MIB
-    ]
-    return alike[0] if len(alike) == 1 else None

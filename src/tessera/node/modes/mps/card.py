@@ -19,7 +19,7 @@ import structlog
 
 from tessera.host.cards import CardFacts, InventoryError
 from tessera.kube.backoff import Backoff
-from tessera.node.handover.claims import PodKey
+from tessera.node.handover.claims import ContainerKey
 from tessera.node.modes.mps.control import ControlError, Limits, largest
 from tessera.node.modes.mps.daemon import MpsDaemon
 
@@ -33,9 +33,6 @@ RETRY = Backoff(initial=1.0, cap=60.0)
 FIRST_VOLTA = (7, 0)
 """compute capability; older cards have no MPS limits"""
 
-ContainerKey = tuple[PodKey, int]
-"""a container: its pod and its position"""
-
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
@@ -45,7 +42,6 @@ class Readiness:
     """the last request that it includes"""
     problem: str = "its MPS control daemon has not started yet"
     """empty = ready"""
-    ceiling: Limits | None = None
     started: int = 0
     """how many daemons this agent started here"""
     retired: bool = False
@@ -210,7 +206,7 @@ class MpsCard:
     def _publish(self, known: int, problem: str) -> None:
         if problem and problem != self.state.problem:
             log.warning("a card is not ready for MPS", card=self._uuid, problem=problem)
-        self.state = Readiness(known, problem, self._applied, self._started, self._retired)
+        self.state = Readiness(known, problem, self._started, self._retired)
         # Waiters hold the old event; later ones get a new one.
         self._published.set()
         self._published = asyncio.Event()

@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from tessera.host.async_hardware import AsyncComputeModes
+from tessera.host.atomic_file import replace_file
 from tessera.host.cards import ComputeMode
 from tessera.node.modes.mps.control import LOGS, VISIBLE, ControlError, Limits, MpsControl, MpsProgram
 from tessera.node.modes.mps.process import (
@@ -93,10 +94,7 @@ class CardDir:
             return None
 
     def save(self, record: DaemonRecord) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        draft = self._record.with_suffix(".draft")
-        draft.write_bytes(msgspec.json.encode(record))
-        os.replace(draft, self._record)
+        replace_file(self._record, msgspec.json.encode(record))
 
     def trim(self) -> None:
         """Truncates long logs; one that cannot be truncated stays."""

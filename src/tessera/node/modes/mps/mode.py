@@ -19,10 +19,10 @@ import structlog
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
-from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceLister, HostMount
-from tessera.node.modes.card_slices import slices_by_card
-from tessera.node.modes.mps.card import ContainerKey, MpsCard
+from tessera.node.handover.claims import Claim, ContainerKey
+from tessera.node.modes.base import AllocationRefused, ContainerResponse, HostMount, SharingMode, slices_by_card
+from tessera.node.modes.device_lists import DeviceLists
+from tessera.node.modes.mps.card import MpsCard
 from tessera.node.modes.mps.control import ControlError, Limits, MpsProgram, limits_on
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
 from tessera.node.modes.mps.process import PIPES
@@ -39,30 +39,27 @@ HAND_OVER_S = 20.0
 """for preparing a card while kubelet waits"""
 
 
-class Mps:
-    """A `SharingMode`."""
-
+class Mps(SharingMode):
     def __init__(
         self,
         settings: AgentSettings,
         *,
-        device_lists: DeviceLister,
+        device_lists: DeviceLists,
         modes: ComputeModes,
         program: MpsProgram | None = None,
         hand_over_s: float = HAND_OVER_S,
     ) -> None:
+        super().__init__()
         self._settings = settings
         self._device_lists = device_lists
         self._modes = AsyncComputeModes(modes)
         self._program = program or MpsProgram(environ=settings.environ)
         self._hand_over_s = hand_over_s
-        self._fleet = Fleet()
         self._cards: dict[str, MpsCard] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def problems(self) -> dict[str, str]:
-        """Why cards take no new container in this mode, by uuid."""
         return {uuid: card.state.problem for uuid, card in self._cards.items() if card.state.problem}
 
     @property
@@ -71,7 +68,7 @@ class Mps:
         return {uuid: card.state.started for uuid, card in self._cards.items()}
 
     async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().start(fleet)
         for card in fleet:
             self._serve_card(card)
         await asyncio.gather(*(card.ready(within=self._hand_over_s) for card in self._cards.values()))
@@ -95,17 +92,14 @@ class Mps:
         card = self._cards.get(facts.uuid)
         if card is None:
             raise AllocationRefused(f"card {facts.uuid} is not served yet")
-        card.need(_container_key(claim), limits)
+        card.need(claim.key, limits)
         state = await card.ready(limits, within=self._hand_over_s)
         if state.problem:
             raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {state.problem}")
         return response.with_more(self._access(facts.uuid, limits))
 
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        raise AllocationRefused("a node that shares cards through MPS does not use the downward API")
-
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().reconcile(live, fleet)
         for state in fleet:
             self._serve_card(state)
         for uuid, card in list(self._cards.items()):
@@ -120,6 +114,7 @@ class Mps:
         for uuid in list(self._cards):
             await self._drop_card(uuid)
         await self._modes.close()
+        await super().stop()
 
     def _serve_card(self, state: CardState) -> None:
         uuid = state.facts.uuid
@@ -141,7 +136,7 @@ class Mps:
 
     def _needs(self, live: Sequence[Claim], card: MpsCard) -> dict[ContainerKey, Limits]:
         limit_cores = not self._settings.disable_core_limit
-        every = ((_container_key(claim), limits_on(claim, card.facts, limit_cores=limit_cores)) for claim in live)
+        every = ((claim.key, limits_on(claim, card.facts, limit_cores=limit_cores)) for claim in live)
         return {container: limits for container, limits in every if limits is not None}
 
     def _access(self, uuid: str, limits: Limits) -> ContainerResponse:
@@ -157,10 +152,6 @@ class Mps:
                 HostMount(SHARED_MEMORY, SHARED_MEMORY, read_only=False),
             ),
         )
-
-
-def _container_key(claim: Claim) -> ContainerKey:
-    return claim.pod, claim.position
 
 
 async def retire_mps(

@@ -1,0 +1,37 @@
+"""Replaces a file as a whole: a reader, or a later process, sees the old contents or the new."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def replace_file(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:
+    """Writes the file and, where they are missing, its folders. Raises OSError; then the old file is still there.
+
+    `durable`: the contents survive a power failure as soon as this returns. One process at a time may write a file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")
+    try:
+        with open(os.open(draft, _FLAGS, mode), "wb") as file:
+            # Whatever the umask.
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    if durable:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,1 +1,0 @@
-"""Chooses the hardware that the agent works with; run as a program, it prints what the agent would find."""

@@ -1,0 +1,105 @@
+"""Before its first decision, a decider makes sure that no Binding of an earlier one can land any more.
+
+    consistent list of the pods that are not bound --> touch each --> (the caller) read all pods again --> decide
+
+A Binding carries the version of the pod that its decision saw, and the apiserver refuses it for any other version. So a
+touch voids every Binding that was sent before it, however late it arrives. A Binding that landed before the touch is in
+the list of pods that follows. What was created after the list is unknown to earlier deciders: their lease was over.
+
+A pod that cannot be touched keeps this replica from deciding; it is tried again, with pauses, while the tenure lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from tessera.kube.backoff import Backoff
+from tessera.kube.errors import ApiError, KubeError
+from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.tenure import Tenure
+from tessera.wire import keys
+from tessera.wire.objects import Pod
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE = 32
+"""touches in flight: more do not make an apiserver faster, and it serves others too"""
+TAKING_OVER = "this replica is taking over"
+NOT_FOUND = 404
+PAUSES = Backoff(initial=0.5, cap=15.0)
+
+
+class Takeover:
+    """Fences the pods for one replica."""
+
+    def __init__(
+        self, api: KubeApi, tenure: Tenure, *, is_ours: Callable[[Pod], bool], now: Callable[[], float]
+    ) -> None:
+        """`is_ours`: whether this scheduler, or an earlier one, may have decided about the pod."""
+        self._api = api
+        self._tenure = tenure
+        self._is_ours = is_ours
+        self._now = now
+        self._rng = random.Random(random.random())
+        self.problem = ""
+        """why it does not get on; empty if it does, or none runs"""
+        self._left: dict[str, Pod] = {}
+        """by uid"""
+
+    @property
+    def left(self) -> int:
+        """Pods that are not fenced yet."""
+        return len(self._left)
+
+    async def run(self, number: int) -> str | None:
+        """The fence that every pod has by now; None if the tenure ended before."""
+        tenure, is_listed, failures = self._tenure, False, 0
+        fence = f"{int(self._now())}-{self._rng.getrandbits(32):08x}"
+        tenure.obstacle = TAKING_OVER
+        try:
+            while tenure.current == number:
+                try:
+                    if not is_listed:
+                        found = await self._api.unbound_pods()
+                        self._left = {pod.metadata.uid: pod for pod in found if self._is_ours(pod)}
+                        is_listed = True
+                    self.problem = await self._touch_all(number, fence)
+                except KubeError as error:
+                    self.problem = f"the pods that are not bound cannot be listed: {error}"
+                if not self.problem:
+                    return fence if tenure.current == number else None
+                failures += 1
+                tenure.obstacle = f"{TAKING_OVER}, but {self.problem}"
+                log.warning("take-over held up", problem=self.problem)
+                await asyncio.sleep(PAUSES.delay(failures, self._rng))
+            return None
+        finally:
+            self._left, self.problem = {}, ""
+
+    async def _touch_all(self, number: int, fence: str) -> str:
+        """One try for every pod that is left; empty, or what keeps some of them from being touched."""
+        pods = iter(list(self._left.values()))
+        workers = [self._touch_some(pods, number, fence) for _ in range(min(AT_ONCE, self.left))]
+        problems = [problem for problem in await asyncio.gather(*workers) if problem]
+        return f"{self.left} pods cannot be touched, {problems[0]}" if problems else ""
+
+    async def _touch_some(self, pods: Iterator[Pod], number: int, fence: str) -> str:
+        problem = ""
+        for pod in pods:
+            if self._tenure.current != number:
+                break
+            metadata = pod.metadata
+            try:
+                await self._api.annotate_pod(metadata.namespace, metadata.name, {keys.FENCE: fence})
+            except KubeError as error:
+                if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+                    problem = f"such as {metadata.namespace}/{metadata.name}: {error}"
+                    if isinstance(error, ApiError) and not error.is_transient:
+                        continue
+                    break  # The other pods would fare the same.
+            del self._left[metadata.uid]
+        return problem

@@ -1,0 +1,98 @@
+"""Runs the robustness suite; see docs/reliability.md.
+
+    ROBUSTNESS_S=180 ROBUSTNESS_SEED=1 python -m tests.robustness           a run
+    ROBUSTNESS_FAULTS="pause, late write" python -m tests.robustness        a run with these faults only
+    python -m tests.robustness HISTORY                                      judges a kept history again
+
+The seed decides shapes, names and faults, and when they happen; not how the programs are interleaved. Exit code 1 with
+a violation, 77 where this machine cannot run the suite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import uvloop
+
+from tests.e2e.control_plane import renamed
+from tests.robustness.checker import Violation, check, excerpt
+from tests.robustness.history import Event, History, encode, read
+from tests.robustness.machine import find_libfaketime
+from tests.robustness.nemesis import choose_kinds
+from tests.robustness.run import Plan, run
+from tools.kubernetes import build
+
+IMPOSSIBLE = 77
+"""exit code by which test programs traditionally say that they were skipped"""
+DEFAULT_S = 180.0
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        with Path(arguments[0]).open("rb") as lines:
+            events = list(read(lines))
+        return tell_verdict(events, check(events))
+    seconds = float(os.environ.get("ROBUSTNESS_S") or DEFAULT_S)
+    seed = int(os.environ.get("ROBUSTNESS_SEED") or secrets.randbelow(10**6))
+    if subprocess.run([*renamed("robustness"), "true"], capture_output=True, check=False).returncode:
+        tell("the robustness suite cannot run here: two machines need two host names (unshare --uts, as root)")
+        return IMPOSSIBLE
+    try:
+        tools = build.ensure(tell=tell)
+    except build.Missing as missing:
+        tell(f"the robustness suite cannot run here: {missing}")
+        return IMPOSSIBLE
+    has_clocks = find_libfaketime() is not None
+    if not has_clocks:
+        tell("no libfaketime here (apt install libfaketime): clocks are not moved")
+    kinds = choose_kinds(os.environ.get("ROBUSTNESS_FAULTS", ""), seconds=seconds, has_clocks=has_clocks)
+    plan = Plan(seed, seconds, kinds)
+    folder = Path(tempfile.mkdtemp(prefix="tessera-robustness-"))
+    plane = folder / "plane"
+    plane.mkdir()
+    # The simulated nodes log every connection that a fault ends.
+    logging.basicConfig(filename=folder / "suite.log")
+    tell(f"seed {seed}, {seconds:g} s; history in {folder}")
+    with (
+        History(folder / "history.jsonl", time.monotonic) as history,
+        # The loop of the services: on the default one a cancelled TLS handshake leaves a transport without a socket.
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        verdict = runner.run(run(tools, plane, history, plan=plan, tell=tell))
+    for line in verdict.summary:
+        tell(line)
+    code = tell_verdict(history.events, verdict.violations)
+    if code:
+        tell(f"seed {seed}; the whole history: {history.path}, logs: {plane / 'logs'}")
+    else:
+        shutil.rmtree(folder)
+    return code
+
+
+def tell_verdict(events: list[Event], violations: list[Violation]) -> int:
+    for violation in violations:
+        tell(f"\n{violation.kind} after {violation.at:.1f} s: {violation.text}")
+        for event in excerpt(events, violation):
+            tell(f"    {encode(event)}")
+    tell("no violation" if not violations else f"{len(violations)} violations")
+    return 1 if violations else 0
+
+
+def tell(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Not sys.exit: connections that a run leaves behind outlive uvloop's loop, and may crash the interpreter's end.
+    os._exit(code)

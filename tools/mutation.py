@@ -1,0 +1,301 @@
+"""Mutation testing of the modules that keep promises: changes one thing in the source and runs the tests that guard it.
+
+    python -m tools.mutation                       all modules
+    python -m tools.mutation core/ledger core/fit  some of them; core/ledger:120 = one line
+    python -m tools.mutation --sample 50           50 mutants of each module, evenly spread
+
+A mutant that no test notices is a survivor: a missing test, or a change that no caller can see. The second kind is
+listed with its reason in tools/mutation_equivalent.txt. Each mutant runs in a forked process that imports the changed
+source in place of the file; nothing on disk changes. A mutant that takes much longer than the tests usually do counts
+as caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ROOT / "src" / "tessera"
+EQUIVALENT = Path(__file__).with_name("mutation_equivalent.txt")
+CAUGHT_AT_LEAST = 0.95
+"""of the mutants that are not equivalent"""
+PATIENCE = 4.0
+"""times the usual duration of the tests, after which a mutant is stuck"""
+LEAST_PATIENCE_S = 20.0
+
+PRELOADED = ("aiohttp", "msgspec", "numpy", "structlog")
+"""imported once, before the forks"""
+
+GUARDED_BY: Mapping[str, Sequence[str]] = {
+    "core/ledger": ("unit/core/test_ledger.py", "unit/core/test_audit.py", "unit/core/test_holdings.py"),
+    "core/fit": ("unit/core/test_check_order.py", "unit/core/test_effective_use.py", "unit/core/test_numa_binding.py",
+                 "unit/core/test_sharing_rules.py", "unit/core/test_selection.py", "unit/core/test_quota.py"),
+    "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_selection.py"),
+    "scheduler/binder": ("unit/scheduler/test_binder.py",),
+    "scheduler/node_lock": ("unit/scheduler/test_node_lock.py", "unit/scheduler/test_binder.py"),
+    "kube/leases": ("unit/kube/test_leases.py",),
+    "http11/client": ("unit/http11/test_client.py", "unit/kube/test_round_trippers.py"),
+    "node/handover/allocator": ("unit/node/handover",),
+    "node/handover/allocation_state": ("unit/node/handover",),
+    "node/handover/checkpoint": ("unit/node/handover/test_checkpoint.py", "unit/node/handover/test_restarts.py"),
+}  # fmt: skip
+"""each module, and the tests below tests/ that guard its promises"""
+
+COMPARISONS: Mapping[type[ast.cmpop], str] = {
+    ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
+    ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in",
+}  # fmt: skip
+ARITHMETIC: Mapping[type[ast.operator], str] = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.BitOr: "&", ast.BitAnd: "|"
+}  # fmt: skip
+FUNCTIONS: Mapping[str, str] = {"min": "max", "max": "min", "any": "all", "all": "any"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    line: int
+    what: str
+    source: str
+    """of the whole module"""
+
+
+class Mutation(ast.NodeVisitor):
+    """Collects the places of a module that can be changed, as edits of its text."""
+
+    def __init__(self, source: str) -> None:
+        self._lines = source.splitlines(keepends=True)
+        self._offsets = [0]
+        for line in self._lines:
+            self._offsets.append(self._offsets[-1] + len(line.encode()))
+        self._bytes = source.encode()
+        self.found: list[Mutant] = []
+        self.visit(ast.parse(source))
+
+    def _at(self, line: int, column: int) -> int:
+        return self._offsets[line - 1] + column
+
+    def _text(self, node: ast.expr | ast.stmt) -> str:
+        return self._bytes[self._at(node.lineno, node.col_offset) : self._end(node)].decode()
+
+    def _end(self, node: ast.expr | ast.stmt) -> int:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._at(node.end_lineno, node.end_col_offset)
+
+    def _replace(self, node: ast.expr | ast.stmt, new: str) -> None:
+        start, end = self._at(node.lineno, node.col_offset), self._end(node)
+        source = (self._bytes[:start] + new.encode() + self._bytes[end:]).decode()
+        old = " ".join(self._text(node).split())
+        self.found.append(Mutant(node.lineno, f"{old[:70]} -> {' '.join(new.split())[:70]}", source))
+
+    # -- what is not changed: types, defaults of types, messages, and what only people read
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_arguments(self, node: ast.arguments) -> None:
+        for default in (*node.defaults, *(each for each in node.kw_defaults if each is not None)):
+            self.visit(default)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        if node.name not in ("__repr__", "__str__"):
+            self.visit(node.args)
+            for statement in node.body:
+                self.visit(statement)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
+        """Messages: their words are not a promise."""
+
+    def visit_Assert(self, node: ast.Assert) -> None:
+        """For readers and for mypy."""
+
+    def visit_Raise(self, node: ast.Raise) -> None:
+        self._replace(node, "pass")
+
+    # -- what is changed
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if isinstance(node.value, ast.Constant) or self._text(node).startswith(("log.", "self._log.")):
+            return
+        if not isinstance(node.value, ast.Yield):
+            self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets):
+            self._replace(node, "pass")
+        self.generic_visit(node)
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        self._replace(node, "pass")
+
+    def visit_Return(self, node: ast.Return) -> None:
+        if node.value is not None and not isinstance(node.value, ast.Constant):
+            self._replace(node.value, "None")
+        self.generic_visit(node)
+
+    def visit_If(self, node: ast.If | ast.IfExp | ast.While) -> None:
+        if not isinstance(node.test, ast.Compare | ast.BoolOp | ast.UnaryOp):
+            self._replace(node.test, f"not ({self._text(node.test)})")
+        self.generic_visit(node)
+
+    visit_IfExp = visit_While = visit_If
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if len(node.ops) == 1 and (new := COMPARISONS.get(type(node.ops[0]))) is not None:
+            self._replace(node, f"({self._text(node.left)} {new} {self._text(node.comparators[0])})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        word = " or " if isinstance(node.op, ast.And) else " and "
+        self._replace(node, f"({word.join(f'({self._text(each)})' for each in node.values)})")
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
+        if isinstance(node.op, ast.Not):
+            self._replace(node, f"({self._text(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:
+        if (new := ARITHMETIC.get(type(node.op))) is not None:
+            self._replace(node, f"({self._text(node.left)} {new} {self._text(node.right)})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, bool):
+            self._replace(node, str(not node.value))
+        elif isinstance(node.value, int | float):
+            self._replace(node, repr(node.value + 1))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Name) and (new := FUNCTIONS.get(node.func.id)) is not None:
+            self._replace(node.func, new)
+        self.generic_visit(node)
+
+    def visit_Break(self, node: ast.Break | ast.Continue) -> None:
+        self._replace(node, "pass")
+
+    visit_Continue = visit_Break
+
+
+class Substitute(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a text instead of its file."""
+
+    def __init__(self, name: str, path: Path, source: str) -> None:
+        self._name, self._path, self._source = name, path, source
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._source, str(self._path), "exec"), module.__dict__)
+
+
+def tests_fail(name: str, source: str, tests: Sequence[str], limit_s: float) -> bool:
+    """Runs the tests in a fork, with this text as the module."""
+    child = os.fork()
+    if child == 0:
+        os.setpgid(0, 0)
+        _run_tests(name, source, tests)
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return status != 0
+        time.sleep(0.01)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return True
+
+
+def _run_tests(name: str, source: str, tests: Sequence[str]) -> None:
+    """In the child; does not return."""
+    try:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+        module = f"tessera.{name.replace('/', '.')}"
+        sys.meta_path.insert(0, Substitute(module, SOURCES / f"{name}.py", source))
+        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]) != 0)
+    except BaseException:
+        os._exit(1)
+
+
+def listed_as_equivalent() -> dict[tuple[str, str], str]:
+    """The reasons, by module and change: `module: change  # reason`, one per line."""
+    found: dict[tuple[str, str], str] = {}
+    for line in EQUIVALENT.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            change, _, reason = line.partition("  # ")
+            module, _, what = change.partition(": ")
+            found[module, what] = reason
+    return found
+
+
+def survivors(name: str, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
+    """The mutants of a module that its tests do not notice."""
+    tests = [str(ROOT / "tests" / each) for each in GUARDED_BY[name]]
+    source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
+    start = time.monotonic()
+    if tests_fail(name, source, tests, limit_s=600.0):
+        raise SystemExit(f"mutation: the tests of {name} fail without a mutation")
+    limit_s = max(LEAST_PATIENCE_S, PATIENCE * (time.monotonic() - start))
+    for mutant in mutants:
+        if not tests_fail(name, mutant.source, tests, limit_s):
+            yield mutant
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Changes one thing at a time and looks whether a test notices.")
+    parser.add_argument("modules", nargs="*", help=f"some of {', '.join(GUARDED_BY)}")
+    parser.add_argument("--sample", type=int, default=0, help="mutants per module, evenly spread; 0 = all")
+    arguments = parser.parse_args()
+    for each in PRELOADED:
+        importlib.import_module(each)
+    equivalent, failed = listed_as_equivalent(), False
+    for chosen in arguments.modules or GUARDED_BY:
+        name, _, line = chosen.partition(":")
+        mutants = Mutation((SOURCES / f"{name}.py").read_text(encoding="utf-8")).found
+        mutants = [each for each in mutants if not line or each.line == int(line)]
+        mutants = [each for each in mutants if (name, each.what) not in equivalent]
+        if 0 < arguments.sample < len(mutants):
+            mutants = [mutants[number * len(mutants) // arguments.sample] for number in range(arguments.sample)]
+        start, alive = time.monotonic(), 0
+        for mutant in survivors(name, mutants):
+            alive += 1
+            print(f"  survived: {name}.py:{mutant.line}: {mutant.what}", flush=True)
+        share = 1 - alive / max(len(mutants), 1)
+        failed = failed or share < CAUGHT_AT_LEAST
+        listed = sum(module == name for module, _ in equivalent)
+        took = f"{time.monotonic() - start:.0f} s"
+        print(f"{name}: {len(mutants) - alive} of {len(mutants)} caught ({share:.1%}), {listed} equivalent, {took}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
