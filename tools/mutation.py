@@ -112,6 +112,11 @@ class Mutation(ast.NodeVisitor):
         for default in (*node.defaults, *(each for each in node.kw_defaults if each is not None)):
             self.visit(default)
 
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """Without decorators, which say how a class is made."""
+        for statement in node.body:
+            self.visit(statement)
+
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         if node.name not in ("__repr__", "__str__"):
             self.visit(node.args)
