@@ -4,6 +4,8 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
+# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -101,6 +103,7 @@ mutation: $(READY) ## change one thing at a time in what keeps promises; fails i
 
 bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about four minutes)
 	@$(BIN)/python -m bench.core --check
+	@$(BIN)/python -m bench.hostile --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
 	@$(BIN)/python -m bench.allocate --check

@@ -96,7 +96,7 @@ def _is_traced(item: pytest.Item) -> bool:
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered.
     """
-    return item.path.is_relative_to(HERE / "unit") or item.path.name == "test_monitor.py"
+    return _kind(item) == "unit" or item.path.name == "test_monitor.py"
 
 
 # -- time limits
@@ -104,14 +104,21 @@ def _is_traced(item: pytest.Item) -> bool:
 
 def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:
     is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-    if is_property or item.path.is_relative_to(HERE / "property"):
-        # The signal method raises inside the example; Hypothesis would then run the example again without a limit.
-        return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
-    if item.path.is_relative_to(HERE / "e2e"):
-        return pytest.mark.timeout(E2E_LIMIT_S)
-    if item.path.is_relative_to(HERE / "model"):
-        return pytest.mark.timeout(MODEL_LIMIT_S)
-    return None
+    match _kind(item):
+        case kind if is_property or kind == "property":
+            # The signal method raises inside the example; Hypothesis would then run the example again without a limit.
+            return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
+        case "e2e":
+            return pytest.mark.timeout(E2E_LIMIT_S)
+        case "model":
+            return pytest.mark.timeout(MODEL_LIMIT_S)
+        case _:
+            return None
+
+
+def _kind(item: pytest.Item) -> str:
+    """The folder of tests/ that it is in."""
+    return item.path.relative_to(HERE).parts[0]
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

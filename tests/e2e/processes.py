@@ -64,6 +64,19 @@ class Program:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def has_ended(self) -> bool:
+        """By itself, or by a signal that was not sent from here."""
+        return self._process is not None and self._process.poll() is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """By SIGSTOP."""
+        if not self.is_running:
+            return False
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(") ")[2]
+        return state.startswith("T")
+
+    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -21,7 +21,7 @@ from tests.integration.node.test_restarts import BY_ANSWER, CARDS, agent_process
 from tests.support.agent_cluster import past_the_webhook, scheduled_node
 from tests.support.product import container, gpu_pod, pod
 
-POINTS = (Failpoint.AFTER_RESERVE,)
+POINTS = (Failpoint.AFTER_RESERVE, Failpoint.BEFORE_WRITE, Failpoint.AFTER_WRITE, Failpoint.BEFORE_SETTLE)
 
 
 def nodes() -> list[SimulatedNode]:

@@ -17,7 +17,6 @@ from tessera.inspect.anonymize import anonymize
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.collector import collect
 from tessera.inspect.diagnosis import diagnose
-from tessera.inspect.dry_run import DryRunClient
 from tessera.inspect.explanation import PodVerdict, explain
 from tessera.inspect.installation import find_installation
 from tessera.inspect.manifests import Manifest
@@ -62,11 +61,10 @@ async def state_of(cluster: Product) -> ClusterState:
 
 
 async def diagnosed(cluster: Product) -> list[Finding]:
-    access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
-    async with client_of(cluster) as client, DryRunClient(access, timeout=10, user_agent=US) as trial:
+    async with client_of(cluster) as client:
         installation = await find_installation(client)
         world = OfflineCluster(await collect(client, source="sandbox", now=time.time, installation=installation))
-        return await diagnose(client, trial, installation, world, namespace="default")
+        return await diagnose(client, installation, world, namespace="default")
 
 
 async def told(cluster: Product, name: str, texts: set[str]) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from tessera.core.ledger import Ledger
 from tessera.inspect.collector import collect
@@ -34,7 +35,7 @@ async def state_of(cluster: Product) -> ClusterState:
             client,
             source="sandbox",
             now=time.time,
-            override=lambda setup: replace(setup, flags={**(setup.flags or {}), **FLAGS}),
+            override=lambda setup: msgspec.structs.replace(setup, flags={**(setup.flags or {}), **FLAGS}),
         )
 
 

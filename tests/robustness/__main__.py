@@ -1,6 +1,7 @@
 """Runs the robustness suite; see docs/reliability.md.
 
     ROBUSTNESS_S=180 ROBUSTNESS_SEED=1 python -m tests.robustness           a run
+    ROBUSTNESS_FAULTS="pause, late write" python -m tests.robustness        a run with these faults only
     python -m tests.robustness HISTORY                                      judges a kept history again
 
 The seed decides shapes, names and faults, and when they happen; not how the programs are interleaved. Exit code 1 with
@@ -26,7 +27,8 @@ from tests.e2e.control_plane import renamed
 from tests.robustness.checker import Violation, check, excerpt
 from tests.robustness.history import Event, History, encode, read
 from tests.robustness.machine import find_libfaketime
-from tests.robustness.run import run
+from tests.robustness.nemesis import choose_kinds
+from tests.robustness.run import Plan, run
 from tools.kubernetes import build
 
 IMPOSSIBLE = 77
@@ -49,8 +51,11 @@ def main(arguments: list[str]) -> int:
     except build.Missing as missing:
         tell(f"the robustness suite cannot run here: {missing}")
         return IMPOSSIBLE
-    if find_libfaketime() is None:
+    has_clocks = find_libfaketime() is not None
+    if not has_clocks:
         tell("no libfaketime here (apt install libfaketime): clocks are not moved")
+    kinds = choose_kinds(os.environ.get("ROBUSTNESS_FAULTS", ""), seconds=seconds, has_clocks=has_clocks)
+    plan = Plan(seed, seconds, kinds)
     folder = Path(tempfile.mkdtemp(prefix="tessera-robustness-"))
     plane = folder / "plane"
     plane.mkdir()
@@ -62,7 +67,7 @@ def main(arguments: list[str]) -> int:
         # The loop of the services: on the default one a cancelled TLS handshake leaves a transport without a socket.
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        verdict = runner.run(run(tools, plane, history, seed=seed, seconds=seconds, tell=tell))
+        verdict = runner.run(run(tools, plane, history, plan=plan, tell=tell))
     for line in verdict.summary:
         tell(line)
     code = tell_verdict(history.events, verdict.violations)
@@ -87,4 +92,7 @@ def tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Not sys.exit: connections that a run leaves behind outlive uvloop's loop, and may crash the interpreter's end.
+    os._exit(code)

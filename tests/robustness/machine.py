@@ -7,18 +7,22 @@ durations are never moved, as on a real machine.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from tests.e2e.cluster import end_tasks
 from tests.e2e.control_plane import ControlPlane
 from tests.e2e.processes import Program
 from tests.e2e.replica import FromFiles, Replica
 from tests.robustness.api_proxy import ApiProxy, ExtenderProxy
 from tests.robustness.history import History
 
+RESTART_S = 1.0
+"""between two looks for programs that have ended"""
 LIBFAKETIME = ("/usr/lib/*/faketime/libfaketime.so.1", "/usr/lib*/faketime/libfaketime.so.1")
 
 
@@ -41,10 +45,6 @@ class Machine:
         self._certificates = certificates
         self._clock = plane.folder / f"clock-{name}"
         self._library = find_libfaketime()
-
-    @property
-    def has_clock(self) -> bool:
-        return self._library is not None
 
     @property
     def networks(self) -> Sequence[ApiProxy]:
@@ -77,12 +77,22 @@ class Machine:
                 kubeconfig=self.kube_scheduler_network.kubeconfig(plane.kubeconfig("kube-scheduler")),
                 extender_url=self.extender.url,
             )
+            restarting = asyncio.create_task(self._restart_ended())
             try:
                 for program in self.programs:
                     program.start()
                 yield
             finally:
+                await end_tasks([restarting])
                 self.replica.kill()
+
+    async def _restart_ended(self) -> None:
+        """As kubelet does; kube-scheduler ends by itself when it has lost the lease."""
+        while True:
+            await asyncio.sleep(RESTART_S)
+            for program in self.programs:
+                if program.has_ended:
+                    program.start()
 
     def heal(self) -> None:
         """Everything runs and flows again; what is held arrives in its own time."""

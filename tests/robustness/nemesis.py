@@ -10,12 +10,12 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.services.failpoints import VARIABLE, Failpoint
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.processes import Program
+from tests.e2e.processes import LOOK_S, Program
 from tests.e2e.tcp_proxy import TcpProxy
 from tests.robustness.api_proxy import ApiProxy
 from tests.robustness.etcd_recorder import EtcdRecorder
@@ -26,8 +26,13 @@ LEASE_S = 4.0
 """leaseDuration in `Replica`"""
 AT_ONCE = 2
 """faults"""
-FAILPOINTS = (Failpoint.AFTER_RESERVE, Failpoint.BEFORE_WRITE, Failpoint.AFTER_WRITE, Failpoint.BEFORE_SETTLE)
-"""of the scheduler"""
+FAILPOINTS = (
+    Failpoint.AFTER_RESERVE,
+    *(Failpoint.BEFORE_WRITE,) * 3,
+    Failpoint.AFTER_WRITE,
+    Failpoint.BEFORE_SETTLE,
+)
+"""of the scheduler; the worst one most often"""
 HELD_WITHIN_S = 6.0
 """for a Binding to come that can be held"""
 
@@ -100,22 +105,34 @@ async def kill(fault: Nemesis) -> None:
 
 
 async def pause(fault: Nemesis) -> None:
-    programs = fault.choose_programs()
+    both = fault.machine.programs
+    programs = fault.rng.choice((both, both, both[1:], both[:1]))
+    fault.detail = " and ".join(program.name for program in programs)
     _send(programs, signal.SIGSTOP)
     await fault.sleep(LEASE_S + 0.5, LEASE_S + 6)
     _send(programs, signal.SIGCONT)
 
 
 async def hit_failpoint(fault: Nemesis) -> None:
-    """Tessera starts anew, and later dies, or stops for longer than the lease, at one exact point."""
-    tessera, rng = fault.machine.replica.tessera, fault.rng
+    """Tessera starts anew, and later dies, or stops for longer than the lease, at one exact point.
+
+    A machine that stops, stops as a whole: kube-scheduler keeps the lease otherwise.
+    """
+    (tessera, kube_scheduler), rng = fault.machine.programs, fault.rng
     point, action = rng.choice(FAILPOINTS).value, rng.choice(("kill", "stop", "stop"))
     fault.detail = f"{point}={action}@{rng.randint(1, 4)}"
     tessera.kill()
     tessera.start(**{VARIABLE: fault.detail})
-    await fault.sleep(LEASE_S + 3, LEASE_S + 10)
-    _send([tessera], signal.SIGCONT)
-    await fault.sleep(1, 3)
+    for _ in range(round(HELD_WITHIN_S * 2 / LOOK_S)):
+        await asyncio.sleep(LOOK_S)
+        if tessera.is_stopped or not tessera.is_running:
+            break
+    if tessera.is_stopped:
+        _send([kube_scheduler], signal.SIGSTOP)
+        await fault.sleep(LEASE_S + 1, LEASE_S + 6)
+        # Tessera first: what it is about to do is then as late as it can be.
+        _send([tessera, kube_scheduler], signal.SIGCONT)
+        await fault.sleep(1, 3)
     # It may not have come to the point yet.
     tessera.kill()
     _start([tessera])
@@ -262,7 +279,9 @@ async def move_clock(fault: Nemesis) -> None:
     fault.machine.move_clock(0.0)
 
 
-WEIGHTS: Mapping[Callable[[Nemesis], Awaitable[None]], int] = {
+Attack = Callable[[Nemesis], Coroutine[None, None, None]]
+
+WEIGHTS: Mapping[Attack, int] = {
     kill: 3,
     pause: 4,
     late_write: 5,
@@ -283,21 +302,29 @@ SLOW = frozenset({silence_watches})
 LONG_S = 600.0
 
 
+def choose_kinds(text: str, *, seconds: float, has_clocks: bool) -> list[str]:
+    """Those that the text names; without one, all that suit a run of this length on this machine."""
+    known = [_kind(nemesis) for nemesis in WEIGHTS]
+    chosen = [kind.strip() for kind in text.split(",") if kind.strip()]
+    if unknown := sorted(set(chosen) - set(known)):
+        raise ValueError(f"no faults: {', '.join(unknown)}; there are {', '.join(known)}")
+    return chosen or [
+        _kind(nemesis)
+        for nemesis in WEIGHTS
+        if (nemesis is not move_clock or has_clocks) and (nemesis not in SLOW or seconds >= LONG_S)
+    ]
+
+
 class Nemeses:
     """Chooses faults, and counts them by kind."""
 
-    def __init__(self, world: World, history: History, *, seed: str, seconds: float) -> None:
-        """`seconds` is the length of the run."""
+    def __init__(self, world: World, history: History, *, seed: str, kinds: Collection[str]) -> None:
+        """`kinds` are the only faults that happen."""
         self.counts: Counter[str] = Counter()
         self._world = world
         self._history = history
         self._rng = random.Random(seed)
-        self._weights = {
-            nemesis: weight
-            for nemesis, weight in WEIGHTS.items()
-            if (nemesis is not move_clock or all(machine.has_clock for machine in world.machines))
-            and (nemesis not in SLOW or seconds >= LONG_S)
-        }
+        self._weights = {nemesis: weight for nemesis, weight in WEIGHTS.items() if _kind(nemesis) in kinds}
 
     async def storm(self, seconds: float) -> None:
         """Lets faults happen for this long, and waits until the last one is repaired."""
@@ -314,12 +341,16 @@ class Nemeses:
 
     async def _one(self) -> None:
         (nemesis,) = self._rng.choices(list(self._weights), weights=list(self._weights.values()))
-        kind = nemesis.__name__.replace("_", " ")
+        kind = _kind(nemesis)
         fault = Nemesis(self._world, random.Random(self._rng.random()))
         self.counts[kind] += 1
         self._history.add(FaultBegan(at=self._history.now, kind=kind, target=fault.target))
         await nemesis(fault)
         self._history.add(FaultEnded(at=self._history.now, kind=kind, target=fault.target, detail=fault.detail))
+
+
+def _kind(nemesis: Attack) -> str:
+    return str(getattr(nemesis, "__name__", "")).replace("_", " ")
 
 
 def _send(programs: Sequence[Program], number: int) -> None:

@@ -57,27 +57,33 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class Plan:
+    seed: int
+    seconds: float
+    kinds: Sequence[str]
+    """of faults"""
+
+
+@dataclass(frozen=True)
 class Verdict:
     violations: list[Violation]
     summary: list[str]
 
 
-async def run(
-    tools: Mapping[str, Path], folder: Path, history: History, *, seed: int, seconds: float, tell: Tell
-) -> Verdict:
+async def run(tools: Mapping[str, Path], folder: Path, history: History, *, plan: Plan, tell: Tell) -> Verdict:
     plane = ControlPlane(folder, tools, apiserver_flags=("--storage-media-type=application/json",))
     try:
         plane.start()
-        async with _cluster(plane, history, seed=seed, seconds=seconds) as suite:
+        async with _cluster(plane, history, plan) as suite:
             return await suite.run(tell)
     finally:
         plane.stop()
 
 
 @asynccontextmanager
-async def _cluster(plane: ControlPlane, history: History, *, seed: int, seconds: float) -> AsyncIterator[Suite]:
+async def _cluster(plane: ControlPlane, history: History, plan: Plan) -> AsyncIterator[Suite]:
     certificates = FromFiles(plane.folder / "webhook.pem")
-    rng = random.Random(f"{seed}/machines")
+    rng = random.Random(f"{plan.seed}/machines")
     machines = [
         Machine(plane, history, name=name, certificates=certificates, rng=rng) for name in ("machine-a", "machine-b")
     ]
@@ -113,7 +119,7 @@ async def _cluster(plane: ControlPlane, history: History, *, seed: int, seconds:
                     twin_etcd=twin_etcd,
                     recorder=recorder,
                 )
-                yield Suite(world, api, fleet, history, seed=seed, seconds=seconds, background=background)
+                yield Suite(world, history, plan, api=api, fleet=fleet, background=background)
         finally:
             await end_tasks(background)
             twin.kill()
@@ -140,33 +146,32 @@ class Suite:
     def __init__(
         self,
         world: World,
+        history: History,
+        plan: Plan,
+        *,
         api: KubeClient,
         fleet: SimulatedFleet,
-        history: History,
-        *,
-        seed: int,
-        seconds: float,
         background: Sequence[asyncio.Task[None]],
     ) -> None:
         self._world = world
-        self._seconds = seconds
+        self._plan = plan
         self._api = api
         self._fleet = fleet
         self._history = history
         self._background = background
         self._checker = Checker()
         self._checked = 0
-        self._nemeses = Nemeses(world, history, seed=f"{seed}/nemeses", seconds=seconds)
-        self._rng = random.Random(f"{seed}/drain")
+        self._nemeses = Nemeses(world, history, seed=f"{plan.seed}/nemeses", kinds=plan.kinds)
+        self._rng = random.Random(f"{plan.seed}/drain")
         self._clients = [
-            Client(f"client-{i}", api, history, recorder=world.recorder, spaces=SPACES, seed=f"{seed}/client-{i}")
+            Client(f"client-{i}", api, history, recorder=world.recorder, spaces=SPACES, seed=f"{plan.seed}/client-{i}")
             for i in range(CLIENTS)
         ]
         self._longest_calm_s = 0.0
 
     async def run(self, tell: Tell) -> Verdict:
         """Storms and calms, at least one of each; ends at the first violation."""
-        began, seconds = time.monotonic(), self._seconds
+        began, seconds = time.monotonic(), self._plan.seconds
         progress = asyncio.create_task(self._show_progress(tell))
         try:
             while not self.violations:

@@ -67,7 +67,6 @@ async def _live(
 ) -> tuple[OfflineCluster, list[Finding]]:
     from tessera.inspect.collector import collect
     from tessera.inspect.diagnosis import diagnose
-    from tessera.inspect.dry_run import DryRunClient
     from tessera.inspect.installation import find_installation
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.state import ClusterState, ListForbidden
@@ -81,6 +80,4 @@ async def _live(
             name, time.time(), setup=source.override(installation.setup), unseen=(text, *installation.unseen)
         )
     cluster = OfflineCluster(state)
-    access = sources.find_access(source)
-    async with DryRunClient(access, timeout=source.request_timeout, user_agent=sources.USER_AGENT) as dry_run:
-        return cluster, await diagnose(client, dry_run, installation, cluster, namespace=namespace)
+    return cluster, await diagnose(client, installation, cluster, namespace=namespace)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import click
@@ -31,17 +30,17 @@ class LazyCommand(NamedTuple):
 class LazyGroup(click.Group):
     """A group of commands that are loaded on first use."""
 
-    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand] = MappingProxyType({}), **kwargs: Any) -> None:
+    def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *self._installed()})
+        return sorted(self._installed())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         found = self.lazy.get(cmd_name)
         if found is None:
-            return super().get_command(ctx, cmd_name)
+            return None
         if not found.is_installed:
             raise click.UsageError(
                 f"'{cmd_name}' is not part of this installation. It comes with the sources of Tessera:"
@@ -56,8 +55,6 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click does it, but from the table instead of the loaded commands."""
-        if not self.lazy:
-            return super().format_commands(ctx, formatter)
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in sorted(self._installed().items())])
 

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,14 +63,16 @@ class ClusterSource:
 
     def override(self, setup: Setup) -> Setup:
         """The setup with what the command line says instead."""
+        from msgspec import structs
+
         from tessera.cli.grouped import read_file
         from tessera.inspect.scheduler_settings import parse_scheduler_flags
 
         file, flags = self.device_config_file, parse_scheduler_flags(self.scheduler_flag)
         if file:
-            setup = replace(setup, device_config=read_file(file), device_config_from=file)
+            setup = structs.replace(setup, device_config=read_file(file), device_config_from=file)
         if flags:
-            setup = replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
+            setup = structs.replace(setup, flags={**(setup.flags or {}), **flags}, flags_from="the command line")
         return setup
 
 
@@ -122,7 +124,7 @@ def _take_source(given: dict[str, Any]) -> ClusterSource:
     return source
 
 
-def run_async(work: Callable[[], Awaitable[T]]) -> T:
+def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Runs the work of a command. Every expected fault becomes one message and exit code 2."""
     import asyncio
 
@@ -130,12 +132,8 @@ def run_async(work: Callable[[], Awaitable[T]]) -> T:
     from tessera.kube.errors import KubeError
 
     _be_quiet()
-
-    async def main() -> T:
-        return await work()
-
     try:
-        return asyncio.run(main())
+        return asyncio.run(work())
     except InspectionError as error:
         raise CommandError(str(error)) from error
     except KubeError as error:

@@ -88,7 +88,7 @@ def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str
     width, ascii_only = None if output == "wide" else sources.terminal_width(), sources.ascii_only()
     found: Sequence[object]
     if what == "pods":
-        found = pods = usage.sort_pods(usage.pod_usage(cluster, wanted), order)
+        found = pods = usage.sort_usage(usage.pod_usage(cluster, wanted), order)
         lines = pods_table(pods, width=width)
     elif what == "nodes":
         found = nodes = usage.sort_usage(usage.node_usage(cluster, wanted), order)

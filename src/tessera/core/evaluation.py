@@ -2,12 +2,15 @@
 
 A shape is judged once on all nodes; afterwards only the columns that changed are judged again. Where the arrays cannot
 decide (MIG nodes, several containers, NUMA binding, vendors with rules of their own) they only rule out, and the plain
-rule decides node by node, on demand and cached until the node changes.
+rule decides node by node, on demand and cached until the node changes. That is the only cost here that grows with nodes
+times containers, so it can be limited: `OutOfWork` is raised, and the same question asked again goes on from there.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -17,15 +20,28 @@ from tessera.core.fit import QuotaRooms, fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
+from tessera.core.policies import device_policy
 from tessera.core.requests import PodRequest, Request
 
 REBUILD_SHARE = 0.25
 """share of changed columns from which judging everything is cheaper than picking columns"""
 
+LINKS_WORK = 32
+"""times as much: to find the best linked ones among the cards of a node takes as long as so many checks of each"""
+
+WORDS_OF_A_CHECK = 64
+"""to compare a card with so many words of annotations takes as long as a check of it"""
+
+NO_ROOMS: QuotaRooms = MappingProxyType({})
+
 FEW = 6
 """changed columns up to which one by one is quicker than all at once"""
 
 UNREGISTERED = node_misfit(Reason.NODE_UNREGISTERED)
+
+
+class OutOfWork(Exception):
+    """The plain rule was asked about more nodes than one decision may."""
 
 
 @dataclass(slots=True)
@@ -73,11 +89,20 @@ class Evaluation:
         self.unknown_vendor = next((v for v in pod.vendors if v not in ledger.rules), None)
         self.possible: Bools = np.zeros(0, dtype=np.bool_)
         """by column: not ruled out by the arrays"""
-        self._has_one_request = len(pod.requests) == 1
+        self.requests = len(pod.requests)
+        self._has_one_request = self.requests == 1
         """then the plain rule costs no more than judging its column"""
         self._stale: set[int] = set()
         """columns whose codes are outdated, because the plain rule judged them instead"""
         self._placements: dict[int, Placement | Misfit] = {}
+        self._quota_placements: dict[int, Placement | Misfit] = {}
+        """the same with `_rooms`"""
+        self._rooms: QuotaRooms = {}
+        by_links = device_policy(pod.device_policy).chooses_by_links
+        words = sum(constraint.words for _, constraint in pod.constraints)
+        self._work_per_card = self.requests * ((LINKS_WORK if by_links else 1) + words // WORDS_OF_A_CHECK)
+        self.work_left: float = math.inf
+        """checks of one request on one card that the plain rule may still make; no limit while catching up"""
         self._misfits: dict[int, Misfit] = {}
         self.version = 0
         """grows when a misfit that was already given changes: with the same version a refusal is the same"""
@@ -101,21 +126,29 @@ class Evaluation:
             self._judge_columns(dirty)
         self._seen, self._epoch = arrays.now, arrays.epoch
 
-    def placement(self, row: int) -> Placement | Misfit:
-        """The plain rule's answer for a column, without quotas."""
-        answer = self._placements.get(row)
+    def placement(self, row: int, rooms: QuotaRooms = NO_ROOMS) -> Placement | Misfit:
+        """The plain rule's answer for a column."""
+        if rooms and rooms != self._rooms:
+            self._rooms = rooms
+            self._quota_placements.clear()
+        placements = self._quota_placements if rooms else self._placements
+        answer = placements.get(row)
         if answer is None:
-            answer = self._placements[row] = self.place(self._pod, row, {})
+            answer = placements[row] = self._place(row, rooms)
         return answer
 
-    def place(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> Placement | Misfit:
-        """The plain rule with quotas, not cached."""
+    def _place(self, row: int, rooms: QuotaRooms) -> Placement | Misfit:
+        if self.work_left <= 0:
+            raise OutOfWork
         node = self._ledger.node(self._ledger.arrays.names[row])
-        return UNREGISTERED if node is None else fit_pod(node, pod, self._ledger.rules, rooms)
+        if node is None:
+            return UNREGISTERED
+        self.work_left -= self._work_per_card * len(node.cards)
+        return fit_pod(node, self._pod, self._ledger.rules, rooms)
 
-    def vendor_score(self, pod: PodRequest, row: int, rooms: QuotaRooms) -> float:
+    def vendor_score(self, row: int, rooms: QuotaRooms) -> float:
         """The vendors' part of a node's score; 0 where the pod does not fit."""
-        answer = self.place(pod, row, rooms) if rooms else self.placement(row)
+        answer = self.placement(row, rooms)
         if isinstance(answer, Misfit):
             return 0.0
         node = self._ledger.node(answer.node)
@@ -133,7 +166,7 @@ class Evaluation:
         return [verdicts[row] for row in wanted]
 
     def quota_misfits(
-        self, pod: PodRequest, rows: Ints, rooms: QuotaRooms, *, request: Request, container: int, cards_paid: int
+        self, rows: Ints, rooms: QuotaRooms, *, request: Request, container: int, cards_paid: int
     ) -> list[Misfit]:
         """Why a short quota forbids these columns."""
         self._refresh_stale()
@@ -143,7 +176,7 @@ class Evaluation:
         texts = screen.ColumnMisfits(screened.question, container)
         misfits = texts.misfits(screened.codes[:, rows], screened.counts[rows], cards_paid=cards_paid)
         for i in np.flatnonzero(plain):
-            answer = self.place(pod, int(rows[i]), rooms)
+            answer = self.placement(int(rows[i]), rooms)
             assert isinstance(answer, Misfit)  # the quota is short everywhere
             misfits[int(i)] = answer
         return misfits
@@ -167,6 +200,7 @@ class Evaluation:
         self.possible = np.zeros(len(arrays.names), dtype=np.bool_)
         self._stale.clear()
         self._placements.clear()
+        self._quota_placements.clear()
         self._misfits.clear()
         self.version += 1
         self._combine(np.arange(len(arrays.names), dtype=np.int64))
@@ -175,6 +209,7 @@ class Evaluation:
         before: dict[int, Misfit] = {}
         for row in dirty:
             self._placements.pop(row, None)
+            self._quota_placements.pop(row, None)
             if row in self._misfits:
                 before[row] = self._misfits.pop(row)
         if len(dirty) == 1 and self._has_one_request:
@@ -211,9 +246,11 @@ class Evaluation:
             request.counts[columns] = screen.card_counts(arrays, request.question.rules.key, columns)
 
     def _compare(self, before: dict[int, Misfit]) -> None:
-        """Give changed columns their new misfit and note whether it differs from the old one."""
+        """Note whether changed columns have another misfit than before; where that costs the plain rule, they may."""
+        odd = self._ledger.arrays.odd
         for row, old in before.items():
-            if self.possible[row] or self.misfits(np.array([row], dtype=np.int64))[0] != old:
+            is_cheap = self.is_exact and not odd[row] and not self.possible[row]
+            if not is_cheap or self.misfits(np.array([row], dtype=np.int64))[0] != old:
                 self.version += 1
 
     def _combine(self, columns: Ints) -> None:

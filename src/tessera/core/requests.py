@@ -16,6 +16,20 @@ from tessera.core.demand_forecast import DemandForecast
 WHOLE_CARD_CORES = 100
 """a request for this many cores (or more) means the whole card, whatever the card's own total is"""
 
+MAX_CONTAINERS = 512
+"""of a pod, init containers included; an apiserver accepts tens of thousands, but no kubelet runs so many"""
+MAX_REQUESTS = 32
+"""for devices in one pod: each costs a look at every card of the cluster, half a millisecond with 40,000 of them"""
+MAX_WORDS = 256
+"""models and uuids in a pod's annotations, of one vendor: each is compared with every card"""
+MAX_ANNOTATION = 16 << 10
+"""characters of an annotation that is read from a pod; enough for `MAX_WORDS` uuids of 41 characters"""
+
+
+def refuse_container_count(count: int) -> str:
+    """Why a pod with so many containers is refused, at admission and at filter; empty if it is not."""
+    return f"{count} containers in one pod; at most {MAX_CONTAINERS}" if count > MAX_CONTAINERS else ""
+
 
 class Role(Enum):
     """How a container's life overlaps with the others of its pod."""
@@ -67,6 +81,11 @@ class Constraint:
     """the pod's mode annotation; a card whose mode does not occur in it is refused"""
     extra: tuple[tuple[str, str], ...] = ()
     """further settings that only the vendor's own rules read, sorted by name"""
+
+    @property
+    def words(self) -> int:
+        """Models and uuids that are compared with a card."""
+        return len(self.use_models) + len(self.avoid_models) + len(self.use_uuids) + len(self.avoid_uuids)
 
     def setting(self, name: str) -> str | None:
         return next((value for key, value in self.extra if key == name), None)
@@ -155,6 +174,15 @@ class PodRequest:
     def roles(self) -> tuple[Role, ...]:
         """By container."""
         return tuple(container.role for container in self.containers)
+
+    def excess(self) -> str:
+        """Why the pod is too large to be placed; empty if it is not. It bounds what one pod costs all others."""
+        if len(self.requests) > MAX_REQUESTS:
+            return f"{len(self.requests)} requests for devices in one pod; at most {MAX_REQUESTS}"
+        for vendor, constraint in self.constraints:
+            if constraint.words > MAX_WORDS:
+                return f"annotations list {constraint.words} models and uuids of {vendor}; at most {MAX_WORDS}"
+        return ""
 
     def constraint(self, vendor: str) -> Constraint:
         for key, constraint in self.constraints:

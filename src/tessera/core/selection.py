@@ -9,6 +9,7 @@ of its names are looked up.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import numpy as np
 
 from tessera.core import policies, quota
 from tessera.core.arrays import Bools, Ints, NameOrder
-from tessera.core.evaluation import UNREGISTERED, Evaluation
+from tessera.core.evaluation import UNREGISTERED, Evaluation, OutOfWork
 from tessera.core.fit import QuotaRooms
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
@@ -29,7 +30,7 @@ from tessera.core.policies.base import Floats, Ranking
 from tessera.core.requests import PodRequest, Request
 
 SHAPES = 256
-"""shapes of pods that are cached; each costs one byte per card and request"""
+"""shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
 PROBES = 8
 """nodes for which a list of candidates is searched; looking up all its names costs about as much as twelve searches"""
 
@@ -141,6 +142,10 @@ class Refused:
     misfits: Mapping[str, Misfit]
 
 
+class Unfinished:
+    """The decision takes more work than was allowed. Asking again goes on from there."""
+
+
 @dataclass(slots=True)
 class ShapeCache:
     """What is known about one shape of pod."""
@@ -158,10 +163,12 @@ class Selector:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self._shapes: OrderedDict[Hashable, ShapeCache] = OrderedDict()
+        self._cached_requests = 0
 
     def forget(self) -> None:
         """Drop everything that is cached, because the vendors' rules changed."""
         self._shapes.clear()
+        self._cached_requests = 0
 
     def candidates(self, names: Sequence[str]) -> Candidates:
         """The set of these nodes; neither order nor repetition matters."""
@@ -179,6 +186,18 @@ class Selector:
 
     def select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str]) -> Selected | Refused:
         """The best placement, or a misfit for every candidate. Changes nothing but the cache."""
+        return self._select(pod, candidates, math.inf)
+
+    def select_within(
+        self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: int
+    ) -> Selected | Refused | Unfinished:
+        """The same, but `Unfinished` after `work` checks of one request on one card by the plain rule."""
+        try:
+            return self._select(pod, candidates, work)
+        except OutOfWork:
+            return Unfinished()
+
+    def _select(self, pod: PodRequest, candidates: CandidateNames | Sequence[str], work: float) -> Selected | Refused:
         ledger = self.ledger
         if isinstance(candidates, Sequence):
             candidates = self.candidates(candidates)
@@ -186,7 +205,9 @@ class Selector:
             candidates = self.candidates(candidates.names)
         cache = self._cache_of(pod)
         evaluation = cache.evaluation
+        evaluation.work_left = math.inf
         evaluation.catch_up()
+        evaluation.work_left = work
         if evaluation.unknown_vendor is not None:
             unknown = node_misfit(Reason.VENDOR_UNKNOWN, vendor=evaluation.unknown_vendor)
             resolved = candidates.resolve()
@@ -195,9 +216,9 @@ class Selector:
         if rooms:
             short = quota.first_shortage(pod, rooms)
             if short is not None:
-                return self._refuse_for_quota(pod, candidates.resolve(), evaluation, rooms, short)
+                return self._refuse_for_quota(candidates.resolve(), evaluation, rooms, short)
             rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
-        return self._choose(pod, candidates, cache, rooms) or self._refuse(pod, candidates.resolve(), cache, rooms)
+        return self._choose(pod, candidates, cache, rooms) or self._refuse(candidates.resolve(), cache, rooms)
 
     # -- choosing
 
@@ -209,7 +230,7 @@ class Selector:
         failed: list[int] = []
         for i in _candidates_best_first(ranked, candidates):
             row = int(ranked.order.rows[ranked.places[i]])
-            answer = evaluation.place(pod, row, rooms) if rooms else evaluation.placement(row)
+            answer = evaluation.placement(row, rooms)
             if isinstance(answer, Misfit):
                 failed.append(i)
                 continue
@@ -226,27 +247,27 @@ class Selector:
             is_ranked &= candidates.resolve().named
         places = np.flatnonzero(is_ranked)
         rows = order.rows[places]
-        scores = self._scores(pod, evaluation, rows, rooms)
+        scores = self._scores(evaluation, rows, rooms)
         preference = policies.rank_nodes(Ranking(pod, rows, scores, arrays, cache.ranking))
         is_exact = evaluation.is_exact and not rooms
         decided = ~arrays.odd[rows] if is_exact else np.zeros(len(rows), dtype=np.bool_)
         return Ranked(order, places, scores, preference, decided)
 
-    def _scores(self, pod: PodRequest, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
+    def _scores(self, evaluation: Evaluation, rows: Ints, rooms: QuotaRooms) -> Floats:
         """The use of these nodes, with what the vendors add to it."""
         scores: Floats = self.ledger.arrays.score[rows]
         if evaluation.has_vendor_scores:
-            added = [evaluation.vendor_score(pod, row, rooms) for row in rows.tolist()]
+            added = [evaluation.vendor_score(row, rooms) for row in rows.tolist()]
             scores = scores + np.array(added, dtype=np.float64)
         return scores
 
     # -- refusing
 
-    def _refuse(self, pod: PodRequest, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
+    def _refuse(self, candidates: Candidates, cache: ShapeCache, rooms: QuotaRooms) -> Refused:
         evaluation = cache.evaluation
         if rooms:
             rows = candidates.rows.tolist()
-            return _refused(candidates, [_misfit(evaluation.place(pod, row, rooms)) for row in rows])
+            return _refused(candidates, [_misfit(evaluation.placement(row, rooms)) for row in rows])
         known = cache.refusal
         if known is not None and known[0] is candidates and known[1] == evaluation.version:
             return known[2]
@@ -256,7 +277,6 @@ class Selector:
 
     def _refuse_for_quota(
         self,
-        pod: PodRequest,
         candidates: Candidates,
         evaluation: Evaluation,
         rooms: QuotaRooms,
@@ -264,7 +284,7 @@ class Selector:
     ) -> Refused:
         request, container, cards_paid = short
         misfits = evaluation.quota_misfits(
-            pod, candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
+            candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
         )
         return _refused(candidates, misfits)
 
@@ -275,8 +295,10 @@ class Selector:
         cache = self._shapes.get(shape)
         if cache is None:
             cache = self._shapes[shape] = ShapeCache(Evaluation(self.ledger, pod))
-            if len(self._shapes) > SHAPES:
-                self._shapes.popitem(last=False)
+            self._cached_requests += cache.evaluation.requests
+            while self._cached_requests > SHAPES and len(self._shapes) > 1:
+                _, oldest = self._shapes.popitem(last=False)
+                self._cached_requests -= oldest.evaluation.requests
         else:
             self._shapes.move_to_end(shape)
         return cache

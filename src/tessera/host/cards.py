@@ -125,7 +125,7 @@ class Inventory(Protocol):
     """Reads the cards and their events."""
 
     def scan(self) -> list[Found]:
-        """Returns all cards in order of index. Raises InventoryError."""
+        """Returns all cards in order of index; no uuid occurs twice. Raises InventoryError."""
         ...
 
     def links(self, uuids: Sequence[str]) -> dict[tuple[str, str], Links]:

@@ -121,7 +121,7 @@ class WritableDirs:
         with self._tree("containers") as containers:
             if not _is_directory(containers, name):
                 return True
-            with _opened(name, containers) as folder:
+            with opened_dir(name, containers) as folder:
                 if any(_exists(folder, each) for each in unless):
                     return False
             self._set_aside(containers, name)
@@ -150,7 +150,7 @@ class WritableDirs:
             os.unlink(name, dir_fd=discarded)
             return 1
         visited = 1
-        with _opened(name, discarded) as folder:
+        with opened_dir(name, discarded) as folder:
             for entry in _entries(folder):
                 if visited >= steps:
                     return visited
@@ -177,7 +177,7 @@ class WritableDirs:
             if not _is_directory(base, name):
                 with suppress(FileExistsError):
                     _make(base, name, AGENT_ONLY)
-            with _opened(name, base) as tree:
+            with opened_dir(name, base) as tree:
                 yield tree
         finally:
             os.close(base)
@@ -191,7 +191,7 @@ def make_shared_dir(path: Path) -> None:
         if not _is_directory(parent, path.name):
             _make(parent, path.name, WORLD_WRITABLE)
             return
-        with _opened(path.name, parent) as folder:
+        with opened_dir(path.name, parent) as folder:
             if stat.S_IMODE(os.fstat(folder).st_mode) != WORLD_WRITABLE:
                 os.fchmod(folder, WORLD_WRITABLE)
     finally:
@@ -204,7 +204,7 @@ def _is_ours(name: str) -> bool:
 
 def _make(parent: int, name: str, mode: int) -> None:
     os.mkdir(name, mode, dir_fd=parent)
-    with _opened(name, parent) as folder:
+    with opened_dir(name, parent) as folder:
         os.fchmod(folder, mode)
 
 
@@ -238,7 +238,8 @@ def _entries(folder: int) -> Iterator[str]:
 
 
 @contextmanager
-def _opened(name: str, parent: int) -> Iterator[int]:
+def opened_dir(name: str, parent: int) -> Iterator[int]:
+    """Opens an entry of an open directory. Raises OSError, also for a link."""
     descriptor = os.open(name, _DIR_FLAGS, dir_fd=parent)
     try:
         yield descriptor

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tessera.inspect.state import ClusterState, Json
 from tessera.wire import keys
 
@@ -42,7 +44,7 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
         uids=_renamed("uid", _of(state.pods, "uid"), key),
     )
     replacer = _TextReplacer(names)
-    setup = replace(state.setup, device_config_from=_kind_only(state.setup.device_config_from), flags_from="")
+    kind = _kind_only(state.setup.device_config_from)
     return replace(
         state,
         source="",
@@ -50,34 +52,29 @@ def anonymize(state: ClusterState, key: bytes) -> ClusterState:
         pods=tuple(_pod(pod, names, replacer) for pod in state.pods),
         quotas=tuple(_metadata(quota, names.namespaces, names.quotas, names.uids) for quota in state.quotas),
         others={names.nodes[node]: ask for node, ask in state.others.items()},
-        setup=setup,
+        setup=msgspec.structs.replace(state.setup, device_config_from=kind, flags_from=""),
         unseen=tuple(text.partition(" (")[0] for text in state.unseen),
     )
 
 
 class _TextReplacer:
-    """Replaces names replacer texts where they are whole words."""
+    """Replaces names in texts where they are whole words."""
 
     def __init__(self, names: NewNames) -> None:
         # Only annotations of locks hold namespaces and pods; elsewhere those words could mean anything.
-        self._plain = _replacer({**names.nodes, **names.uids})
+        self.text = _replacer({**names.nodes, **names.uids})
         self._lock = _replacer({**names.namespaces, **names.pods})
 
-    def annotations(self, table: Mapping[str, str]) -> Json:
-        return {name: self._value(name, text) for name, text in table.items()}
-
-    def text(self, text: str) -> str:
-        return self._plain(text)
-
-    def _value(self, name: str, text: str) -> str:
-        replaced = self._plain(text)
-        return self._lock(replaced) if name == keys.NODE_LOCK or name.endswith(".lock") else replaced
+    def annotations(self, metadata: Json) -> Json:
+        replaced = {name: self.text(text) for name, text in (metadata.get("annotations") or {}).items()}
+        locks = {name for name in replaced if name == keys.NODE_LOCK or name.endswith(".lock")}
+        return replaced | {name: self._lock(replaced[name]) for name in locks}
 
 
 def _node(node: Json, names: NewNames, replacer: _TextReplacer) -> Json:
     metadata = dict(node["metadata"])
     metadata["name"] = names.nodes[metadata["name"]]
-    metadata["annotations"] = replacer.annotations(metadata.get("annotations") or {})
+    metadata["annotations"] = replacer.annotations(metadata)
     metadata["labels"] = {key: replacer.text(value) for key, value in (metadata.get("labels") or {}).items()}
     return {**node, "metadata": metadata, "status": _without_messages(node.get("status") or {})}
 
@@ -86,7 +83,7 @@ def _pod(pod: Json, names: NewNames, replacer: _TextReplacer) -> Json:
     changed = _metadata(pod, names.namespaces, names.pods, names.uids)
     metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
     metadata.pop("generateName", None)
-    metadata["annotations"] = replacer.annotations(metadata.get("annotations") or {})
+    metadata["annotations"] = replacer.annotations(metadata)
     if spec.get("nodeName"):
         spec["nodeName"] = names.nodes[spec["nodeName"]]
     for wish in ("nodeSelector", "affinity"):

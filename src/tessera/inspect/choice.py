@@ -28,8 +28,6 @@ MAX_NODES = 5
 
 @dataclass(frozen=True, slots=True)
 class ScoredNode:
-    """A node that fits."""
-
     node: str
     score: float
     """how much of the node is in use before the pod comes"""
@@ -50,8 +48,6 @@ class ScoredCard:
 
 @dataclass(frozen=True, slots=True)
 class Fits:
-    """The pod fits."""
-
     node: str
     slices: tuple[GrantedSlice, ...]
     best: tuple[ScoredNode, ...]

@@ -38,7 +38,12 @@ async def collect(
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
     nodes = await _listed(client, NODES.path(), "nodes")
     pods = await _listed(client, PODS.path(), "pods")
-    quotas, unseen = await _quotas(client)
+    unseen = list(installation.unseen)
+    try:
+        quotas = await _listed(client, RESOURCE_QUOTAS.path(), "quotas")
+    except ListForbidden:
+        quotas = []
+        unseen.insert(0, "quotas (you may not list them): a pod that a quota stops looks as if it fits")
     have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
     return ClusterState(
         source,
@@ -47,7 +52,7 @@ async def collect(
         tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
         tuple(sanitize.sanitize_quota(quota) for quota in quotas),
         setup,
-        (*unseen, *installation.unseen),
+        tuple(unseen),
         sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
 
@@ -62,12 +67,3 @@ async def _listed(client: KubeClient, path: str, what: str) -> list[Json]:
             f"you may not list {what} in the whole cluster, which every answer needs: {error.message}\n"
             f"Ask for a ClusterRole with the verb list on {what}, or for a snapshot (tessera snapshot) to read."
         ) from error
-
-
-async def _quotas(client: KubeClient) -> tuple[list[Json], list[str]]:
-    try:
-        return (await client.list(RESOURCE_QUOTAS.path(), dict[str, Any])).items, []
-    except ApiError as error:
-        if error.status != FORBIDDEN:
-            raise
-        return [], ["quotas (you may not list them): a pod that a quota stops looks as if it fits"]

@@ -19,11 +19,10 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import yaml
 
 from tessera.core.devices import HAMI_CORE, Device
 from tessera.host.simulated.models import MODELS
-from tessera.inspect.state import ClusterState, InspectionError, Json, Setup
+from tessera.inspect.state import ClusterState, InspectionError, Json, Setup, yaml_documents
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.nvidia import Nvidia
 from tessera.vendors.nvidia.backend import PAIR_SCORES
@@ -84,12 +83,8 @@ class ClusterDescription(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 def read_description(text: str, *, file: str, now: float, setup: Setup) -> ClusterState:
     """Raises InspectionError with the file and what is wrong in it."""
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise InspectionError(f"{file}: not YAML: {error}") from error
     objects: dict[str, list[Json]] = {kind: [] for kind in KINDS}
-    for document in documents:
+    for document in yaml_documents(text, file):
         if isinstance(document, dict) and "kind" in document:
             _add_object(document, objects, file)
         else:

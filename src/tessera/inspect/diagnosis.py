@@ -9,7 +9,6 @@ from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
-from tessera.inspect.dry_run import DryRunClient
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
@@ -24,7 +23,7 @@ def diagnose_objects(cluster: OfflineCluster) -> list[Finding]:
 
 
 async def diagnose(
-    client: KubeClient, dry_run: DryRunClient, installation: Installation, cluster: OfflineCluster, *, namespace: str
+    client: KubeClient, installation: Installation, cluster: OfflineCluster, *, namespace: str
 ) -> list[Finding]:
     """All checks, on a live cluster. Raises KubeError only if the apiserver cannot be reached.
 
@@ -39,7 +38,7 @@ async def diagnose(
     found = list(webhook.check_registration(installation, now=now))
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name
-        answers = webhook.check_dry_run(dry_run, vendors, namespace=namespace, scheduler=scheduler)
+        answers = webhook.check_dry_run(client, vendors, namespace=namespace, scheduler=scheduler)
         found += await _run_check(webhook.AREA, answers)
     found += await _run_check(webhook.AREA, webhook.check_certificate(client, installation, now=now))
     found += await _run_check(permissions.AREA, permissions.check_permissions(client, installation))

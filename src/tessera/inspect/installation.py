@@ -73,16 +73,17 @@ class _InstallationReader:
                 self.unseen.append(f"{what} ({error})")
             return None
 
-    async def find_named(self, resource: Resource, names: tuple[str, ...], what: str) -> Json | None:
-        """The first object with one of these names in any namespace."""
+    async def find(self, resource: Resource, namespace: str, names: tuple[str, ...], what: str) -> Json | None:
+        """The first object with one of these names in the namespace or, if that is unknown, in any."""
         for name in names:
-            listing = await self.read(
-                what, self.client.list(resource.path(), dict[str, Any], field_selector=f"metadata.name={name}")
-            )
-            if listing is None:
-                return None
-            if listing.items:
-                return listing.items[0]
+            if namespace:
+                found = await self.read(what, self.client.get(resource.path(namespace, name), dict[str, Any]))
+            else:
+                request = self.client.list(resource.path(), dict[str, Any], field_selector=f"metadata.name={name}")
+                listing = await self.read(what, request)
+                found = listing.items[0] if listing is not None and listing.items else None
+            if found is not None:
+                return found
         return None
 
 
@@ -94,11 +95,11 @@ async def find_installation(client: KubeClient) -> Installation:
     namespace, name = _service(webhooks)
     names = (name, *SCHEDULERS) if name and name not in SCHEDULERS else SCHEDULERS
     device_names = tuple(f"{each}-device" for each in names)
-    device = await _read(reader, CONFIG_MAPS, namespace, device_names, "the device ConfigMap")
+    device = await reader.find(CONFIG_MAPS, namespace, device_names, "the device ConfigMap")
     if device is not None and not namespace:
         namespace, name = device["metadata"]["namespace"], device["metadata"]["name"].removesuffix("-device")
-    config = await _read(reader, CONFIG_MAPS, namespace, names, "kube-scheduler's ConfigMap")
-    deployment = await _read(reader, DEPLOYMENTS, namespace, names, "the scheduler's Deployment")
+    config = await reader.find(CONFIG_MAPS, namespace, names, "kube-scheduler's ConfigMap")
+    deployment = await reader.find(DEPLOYMENTS, namespace, names, "the scheduler's Deployment")
     if deployment is not None:
         namespace, name = deployment["metadata"]["namespace"], deployment["metadata"]["name"]
     text = (device.get("data") or {}).get(DEVICE_CONFIG) if device is not None else None
@@ -130,18 +131,6 @@ def scheduler_arguments(deployment: Json) -> list[str] | None:
         is_kube_scheduler = any("kube-scheduler" in word for word in words[:1]) or "kube-scheduler" in container["name"]
         if not is_kube_scheduler and "kube-scheduler" not in container.get("image", ""):
             return words
-    return None
-
-
-async def _read(
-    reader: _InstallationReader, resource: Resource, namespace: str, names: tuple[str, ...], what: str
-) -> Json | None:
-    if not namespace:
-        return await reader.find_named(resource, names, what)
-    for name in names:
-        found = await reader.read(what, reader.client.get(resource.path(namespace, name), dict[str, Any]))
-        if found is not None:
-            return found
     return None
 
 

@@ -6,9 +6,7 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
-from tessera.inspect.state import InspectionError, Json
+from tessera.inspect.state import InspectionError, Json, yaml_documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +21,7 @@ class Manifest:
 
 def read_manifests(text: str, *, file: str, namespace: str, count: int | None) -> list[Manifest]:
     """Raises InspectionError. `count` overrides the replicas of a workload."""
-    try:
-        documents = [document for document in yaml.safe_load_all(text) if document is not None]
-    except yaml.YAMLError as error:
-        raise InspectionError(f"{file}: not YAML: {error}") from error
-    items = [item for document in documents for item in _items(document)]
+    items = [item for document in yaml_documents(text, file) for item in _items(document)]
     if not items:
         raise InspectionError(f"{file}: contains no pod")
     return [_manifest(item, file=file, namespace=namespace, count=count) for item in items]

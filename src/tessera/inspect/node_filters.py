@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tessera.inspect.state import Json
 from tessera.wire.label_requirements import LabelRequirement
@@ -74,7 +73,8 @@ def node_traits(node: Json) -> NodeTraits:
 
 def pod_constraints(pod: Json) -> PodConstraints:
     spec = pod["spec"]
-    required = _at(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     return PodConstraints(
         selector=spec.get("nodeSelector") or {},
         affinity=tuple(required.get("nodeSelectorTerms") or ()) if required else None,
@@ -99,9 +99,3 @@ def _tolerates(toleration: Json, taint: Json) -> bool:
 def _requirement(expression: Json) -> LabelRequirement:
     values = frozenset(expression.get("values") or ("",))
     return LabelRequirement(expression.get("key", ""), expression.get("operator", ""), values)
-
-
-def _at(content: Any, *steps: str) -> Any:
-    for step in steps:
-        content = content.get(step) if isinstance(content, dict) else None
-    return content

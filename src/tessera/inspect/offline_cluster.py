@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -20,11 +20,11 @@ from tessera.core.policies import uses_forecast
 from tessera.core.requests import HostRequest, PodRequest
 from tessera.inspect.demand import ObservedDemand, pods_seen_by_filter
 from tessera.inspect.node_filters import node_traits, pod_constraints
-from tessera.inspect.offline_client import OfflineClient
 from tessera.inspect.scheduler_settings import build_offline_settings
 from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import NullObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
@@ -36,6 +36,13 @@ from tessera.wire.objects import Container, Metadata, Node, Pod, PodSpec, Resour
 T = TypeVar("T")
 
 
+class _NoApi:
+    """Stands for the apiserver, which an inspected cluster does not have: every call is a bug in Tessera."""
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AssertionError(f"an inspected cluster is never read again or changed: {name}")
+
+
 class OfflineCluster:
     """A cluster that questions can be asked about."""
 
@@ -44,7 +51,7 @@ class OfflineCluster:
         self.settings: Settings = build_offline_settings(state.setup)
         self.engine = Engine(
             self.settings,
-            OfflineClient(),
+            cast("KubeApi", _NoApi()),
             clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
             observer=NullObserver(),

@@ -6,7 +6,7 @@ flags are unknown, every vendor is switched on: a vendor without cards and pods 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tessera.inspect.state import InspectionError, Setup
 from tessera.scheduler.configuration.options import build_settings
@@ -31,15 +31,10 @@ def build_offline_settings(setup: Setup) -> Settings:
     """Raises InspectionError if the scheduler itself would not start with this setup."""
     flags = dict(ASSUMED_FLAGS if setup.flags is None else setup.flags)
     flags.pop(DEVICE_CONFIG, None)
-    text = setup.device_config
-    if text is not None:
+    if setup.device_config is not None:
         flags[DEVICE_CONFIG] = setup.device_config_from
-
-    def read_file(_path: str) -> str:
-        return text or ""
-
     try:
-        return build_settings(flags, {}, read_file)
+        return build_settings(flags, {}, lambda _path: setup.device_config or "")
     except SettingsError as error:
         raise InspectionError(
             f"the scheduler's configuration is invalid: {error}\nUse another one with --device-config-file FILE"
@@ -65,7 +60,7 @@ def select_placement_flags(arguments: Sequence[str]) -> dict[str, str | tuple[st
     return found
 
 
-def parse_scheduler_flags(texts: Sequence[str]) -> Mapping[str, str | tuple[str, ...]]:
+def parse_scheduler_flags(texts: Sequence[str]) -> dict[str, str | tuple[str, ...]]:
     """Parses `--scheduler-flag NAME=VALUE`. Raises InspectionError for a flag that does not affect placement."""
     for text in texts:
         name = text.lstrip("-").partition("=")[0]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import msgspec
 
-from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
 from tessera.inspect.choice import Fits, explain_choice
 from tessera.inspect.demand import ExpectedDemand
@@ -54,8 +54,6 @@ class StopReason:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The outcome for one manifest."""
-
     namespace: str
     name: str
     count: int
@@ -94,7 +92,8 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
     placed: list[SimulatedPlacement] = []
     extra: list[str] = []
     # Looked up once: copies have equal candidates, and looking up a thousand nodes takes longer than placing a copy.
-    candidates: _CandidateNodes | None = None
+    names, filtered_out = cluster.candidates(manifest.pod)
+    candidates = cluster.engine.selector.candidates(names)
     while result.fits_in_all < limit:
         number = result.fits_in_all + 1
         document, verdict = _admit(cluster, manifest, number)
@@ -114,12 +113,12 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
             annotations = document["metadata"].get("annotations") or {}
             request = summarize_request(prepared.request, annotations, cluster.vendors)
             result = replace(result, request=request, expected=expected_demand(cluster, prepared))
-        candidates = candidates or _CandidateNodes(cluster, document)
-        answer = cluster.engine.selector.select(prepared.request, candidates.selected)
+        answer = cluster.engine.selector.select(prepared.request, candidates)
         if number <= manifest.count:
             cluster.observe_request(prepared.request)
         if isinstance(answer, Refused):
-            result = replace(result, stop=_stop_reason(cluster, prepared.request, candidates, cards=cards))
+            refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
+            result = replace(result, stop=_stop_reason(refusal, filtered_out))
             break
         if number == 1:
             result = replace(result, why=explain_choice(cluster.ledger, prepared.request, answer))
@@ -154,14 +153,6 @@ def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Js
     return document, verdict
 
 
-class _CandidateNodes:
-    """The nodes that kube-scheduler would ask about for every copy of a pod."""
-
-    def __init__(self, cluster: OfflineCluster, document: Json) -> None:
-        self.names, self.filtered_out = cluster.candidates(document)
-        self.selected = cluster.engine.selector.candidates(self.names)
-
-
 def _reserve(cluster: OfflineCluster, prepared: PreparedRequest, answer: Selected) -> SimulatedPlacement:
     request, placement = prepared.request, answer.placement
     cluster.engine.cycles.reserve(prepared, placement)
@@ -174,10 +165,7 @@ def _host_key(uid: str) -> str:
     return f"host of {uid}"
 
 
-def _stop_reason(
-    cluster: OfflineCluster, request: PodRequest, candidates: _CandidateNodes, *, cards: bool
-) -> StopReason:
-    verdict = judge(cluster.engine.selector, request, candidates.names, cards=cards)
+def _stop_reason(verdict: Fits | FitsNowhere, filtered_out: Mapping[str, str]) -> StopReason:
     assert isinstance(verdict, FitsNowhere)  # nothing has changed since the selector refused it
     best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "kube-scheduler excludes every node")
-    return StopReason(best, verdict, group_by_reason(candidates.filtered_out))
+    return StopReason(best, verdict, group_by_reason(filtered_out))

@@ -13,20 +13,13 @@ import msgspec
 
 from tessera import __version__
 from tessera.core.requests import HostRequest
-from tessera.inspect.state import CHART_DEFAULTS, ClusterState, InspectionError, Setup
+from tessera.inspect.state import ClusterState, InspectionError, Setup
 
 KIND = "TesseraSnapshot"
 VERSION = 2
 READ = (1, VERSION)
 WITHOUT_OTHERS = "pods without devices (a snapshot of version 1): hosts look emptier than they were"
 """matters only to policies that look at hosts"""
-
-
-class _Setup(msgspec.Struct, frozen=True, rename="camel"):
-    device_config: str | None = None
-    device_config_from: str = CHART_DEFAULTS
-    scheduler_flags: dict[str, str | tuple[str, ...]] | None = None
-    scheduler_flags_from: str = ""
 
 
 class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
@@ -36,7 +29,7 @@ class _Snapshot(msgspec.Struct, frozen=True, rename="camel"):
     made_by: str = ""
     source: str = ""
     hashed: bool = False
-    setup: _Setup = _Setup()
+    setup: Setup = Setup()
     unseen: tuple[str, ...] = ()
     nodes: tuple[dict[str, Any], ...] = ()
     pods: tuple[dict[str, Any], ...] = ()
@@ -50,7 +43,6 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def encode_snapshot(state: ClusterState, *, hashed: bool = False) -> bytes:
-    setup = state.setup
     snapshot = _Snapshot(
         KIND,
         VERSION,
@@ -58,12 +50,7 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False) -> bytes:
         f"tessera {__version__}",
         "" if hashed else state.source,
         hashed,
-        _Setup(
-            setup.device_config,
-            setup.device_config_from,
-            dict(setup.flags) if setup.flags is not None else None,
-            setup.flags_from,
-        ),
+        state.setup,
         state.unseen,
         state.nodes,
         state.pods,
@@ -92,14 +79,13 @@ def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
         taken = datetime.fromisoformat(found.taken.replace("Z", "+00:00")).timestamp()
     except (msgspec.MsgspecError, ValueError) as error:
         raise InspectionError(f"{file}: not a readable snapshot: {error}") from error
-    setup = found.setup
     return ClusterState(
         f"snapshot {file}, taken {found.taken}",
         taken,
         found.nodes,
         found.pods,
         found.quotas,
-        Setup(setup.device_config, setup.device_config_from, setup.scheduler_flags, setup.scheduler_flags_from),
+        found.setup,
         (*found.unseen, *([WITHOUT_OTHERS] if found.version == 1 else [])),
         found.others,
     )

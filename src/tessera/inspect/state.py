@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import yaml
+
 from tessera.core.requests import HostRequest
 
 Json = dict[str, Any]
@@ -21,20 +24,27 @@ class InspectionError(Exception):
     """Why a question cannot be answered, in words that a person can act on."""
 
 
+def yaml_documents(text: str, file: str) -> list[Any]:
+    """The documents of a YAML file. Raises InspectionError."""
+    try:
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+    except yaml.YAMLError as error:
+        raise InspectionError(f"{file}: not YAML: {error}") from error
+
+
 class ListForbidden(InspectionError):
     """The user may not list nodes or pods."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The part of the scheduler's configuration that decides placement."""
+class Setup(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of the scheduler's configuration that decides placement. Snapshots hold it as it is."""
 
     device_config: str | None = None
     """text of device-config.yaml; None = the chart's values"""
     device_config_from: str = CHART_DEFAULTS
-    flags: Mapping[str, str | tuple[str, ...]] | None = None
+    flags: dict[str, str | tuple[str, ...]] | None = msgspec.field(default=None, name="schedulerFlags")
     """flags of the scheduler by first name; None = unknown, so every vendor is switched on"""
-    flags_from: str = ""
+    flags_from: str = msgspec.field(default="", name="schedulerFlagsFrom")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,17 +24,14 @@ class Amount:
     def share(self) -> float:
         return self.used / self.total if self.total > 0 else 0.0
 
-    def plus(self, other: Amount) -> Amount:
-        return Amount(self.used + other.used, self.total + other.total)
 
-
-NOTHING = Amount(0, 0)
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    listed = list(amounts)
+    return Amount(sum(one.used for one in listed), sum(one.total for one in listed))
 
 
 @dataclass(frozen=True, slots=True)
 class CardUsage:
-    """One card."""
-
     node: str
     index: int
     card: str
@@ -51,8 +48,6 @@ class CardUsage:
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """All cards of a node."""
-
     node: str
     cards: int
     models: tuple[str, ...]
@@ -65,8 +60,6 @@ class NodeUsage:
 
 @dataclass(frozen=True, slots=True)
 class PodUsage:
-    """One pod that holds devices."""
-
     namespace: str
     name: str
     node: str
@@ -150,30 +143,21 @@ def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list
     return sorted(found, key=lambda use: (use.namespace, use.name))
 
 
-Usage = TypeVar("Usage", CardUsage, NodeUsage)
-
-ORDERS: dict[str, Callable[[CardUsage | NodeUsage], float]] = {
-    "memory": lambda use: -use.memory_mib.share,
-    "cores": lambda use: -use.cores.share,
-    "slots": lambda use: -use.slots.share,
-    "free": lambda use: -(use.memory_mib.total - use.memory_mib.used),
-    "name": lambda _use: 0.0,
-}
-"""how to sort cards and nodes: the fullest first, or the most free memory first"""
+Usage = TypeVar("Usage", CardUsage, NodeUsage, PodUsage)
 
 
-def sort_usage(uses: Sequence[Usage], order: str) -> list[Usage]:
-    """Equal ones keep the order of their names."""
-    return sorted(uses, key=ORDERS[order])
+def sort_usage(uses: Iterable[Usage], order: str) -> list[Usage]:
+    """By memory, cores or slots the fullest first, by free the most free memory first. Equal ones, and all by name,
+    keep their order."""
+    return sorted(uses, key=lambda use: _rank(use, order))
 
 
-def sort_pods(uses: Iterable[PodUsage], order: str) -> list[PodUsage]:
-    sizes: dict[str, Callable[[PodUsage], float]] = {
-        "memory": lambda use: -use.memory_mib,
-        "cores": lambda use: -use.cores,
-        "slots": lambda use: -use.cards,
-    }
-    return sorted(uses, key=sizes.get(order, lambda _use: 0.0))
+def _rank(use: CardUsage | NodeUsage | PodUsage, order: str) -> float:
+    if isinstance(use, PodUsage):
+        return -{"memory": use.memory_mib, "cores": use.cores, "slots": use.cards}.get(order, 0)
+    memory = use.memory_mib
+    ranks = {"memory": memory.share, "cores": use.cores.share, "slots": use.slots.share}
+    return -ranks.get(order, memory.total - memory.used if order == "free" else 0)
 
 
 def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
@@ -186,21 +170,21 @@ def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
         device.model,
         device.mode,
         Amount(card.used_memory, device.memory),
-        # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
-        Amount(card.used_cores, device.cores) if not _counts_masks(ledger, card) else _bits(card),
+        _cores(ledger, card),
         Amount(card.used, device.slots),
         problem or _state(card),
         card_holders(ledger, node, device.uuid),
     )
 
 
-def _counts_masks(ledger: Ledger, card: Card) -> bool:
-    rules = ledger.rules.get(card.device.vendor)
-    return rules is not None and rules.core_masks
-
-
-def _bits(card: Card) -> Amount:
-    return Amount(card.used_cores.bit_count(), card.device.cores.bit_count())
+def _cores(ledger: Ledger, card: Card) -> Amount:
+    used, total = card.used_cores, card.device.cores
+    # Some vendors count cores as a bit mask: it says which cores are used, so count the bits.
+    return (
+        Amount(used.bit_count(), total.bit_count())
+        if ledger.rules[card.device.vendor].core_masks
+        else Amount(used, total)
+    )
 
 
 def _state(card: Card) -> str:
@@ -212,13 +196,16 @@ def _state(card: Card) -> str:
 
 
 def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
-    memory, cores, slots = NOTHING, NOTHING, NOTHING
-    for use in cards:
-        memory, cores, slots = memory.plus(use.memory_mib), cores.plus(use.cores), slots.plus(use.slots)
     closed = [use for use in cards if use.state]
     view = ledger.node(name)
     problem = view.facts.problem if view is not None else ""
-    state = problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else "")
-    pods = {(pod.namespace, pod.name) for use in cards for pod in use.pods}
-    models = tuple(dict.fromkeys(use.model for use in cards))
-    return NodeUsage(name, len(cards), models, memory, cores, slots, state, len(pods))
+    return NodeUsage(
+        name,
+        len(cards),
+        tuple(dict.fromkeys(use.model for use in cards)),
+        _sum(use.memory_mib for use in cards),
+        _sum(use.cores for use in cards),
+        _sum(use.slots for use in cards),
+        problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else ""),
+        len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+    )

@@ -163,6 +163,11 @@ class KubeClient:
     async def create(self, path: str, body: Any, kind: type[T] | None = None) -> T | None:
         return self._decoded(await self._transport.request("POST", path, _encode(body)), kind)
 
+    async def create_dry_run(self, path: str, body: Any, kind: type[T]) -> T:
+        """The object as the apiserver would store it: admitted and returned, but not stored."""
+        data = await self._transport.request("POST", path, _encode(body), query={"dryRun": "All"})
+        return self._decoders.decode(data, kind)
+
     @overload
     async def patch(self, path: str, body: Any, *, content_type: str = ..., kind: None = None) -> None: ...
     @overload

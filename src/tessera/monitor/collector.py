@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tessera.host.writable_dirs import WritableDirs, region_file_name
+from tessera.host.writable_dirs import WritableDirs, opened_dir, region_file_name
 from tessera.monitor import container_dirs
 from tessera.monitor.container_dirs import Folder, Owner, RegionPlace
 from tessera.monitor.feedback import steer
@@ -87,7 +87,7 @@ class RegionCollector:
         return regions
 
     def _open(self, files: ExitStack, tree: int, place: RegionPlace) -> RegionFile:
-        with container_dirs.opened(tree, place.folder) as folder:
+        with opened_dir(place.folder, tree) as folder:
             return files.enter_context(open_region(folder, place.file))
 
     def _is_used(self, tree: int, folder: Folder, now: float) -> bool:

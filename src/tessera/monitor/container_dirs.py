@@ -10,19 +10,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tessera.host.writable_dirs import CACHE_SUFFIX, is_ids_dir_name, region_file_name
+from tessera.host.writable_dirs import CACHE_SUFFIX, is_ids_dir_name, opened_dir, region_file_name
 
 LIBRARY = "libvgpu.so"
 """copies of it may lie beside a region and are not regions"""
 MAX_ENTRIES = 1_000
 """read per directory, because its container may fill it"""
-
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Owner(NamedTuple):
@@ -63,27 +61,14 @@ def containers_of(base: Path) -> Iterator[int | None]:
     # The base itself may be a link that the administrator made.
     parent = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        try:
-            tree = os.open("containers", _FLAGS, dir_fd=parent)
-        except FileNotFoundError:
-            yield None
-            return
-        try:
+        with ExitStack() as stack:
+            try:
+                tree = stack.enter_context(opened_dir("containers", parent))
+            except FileNotFoundError:
+                tree = None
             yield tree
-        finally:
-            os.close(tree)
     finally:
         os.close(parent)
-
-
-@contextmanager
-def opened(tree: int, name: str) -> Iterator[int]:
-    """Opens one directory. Raises OSError, also for a link."""
-    descriptor = os.open(name, _FLAGS, dir_fd=tree)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def scan(tree: int) -> Scan:
@@ -94,7 +79,7 @@ def scan(tree: int) -> Scan:
         if owner is None and not is_ids_dir_name(name):
             continue
         try:
-            with opened(tree, name) as folder:
+            with opened_dir(name, tree) as folder:
                 folders.append(Folder(name, owner, os.fstat(folder).st_mtime, _caches(folder)))
         except FileNotFoundError:
             continue

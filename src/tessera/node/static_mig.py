@@ -27,7 +27,6 @@ from tessera.node.fleet import CardState, Fleet
 from tessera.node.kubelet.device_ids import Replica
 from tessera.node.kubelet.plugin import Plugin
 from tessera.node.modes.base import ContainerResponse, SharingMode
-from tessera.node.modes.cdi_files import WithCdi
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.settings import AgentSettings
 from tessera.node.watched_value import WatchedValue
@@ -218,8 +217,8 @@ class StaticMig:
         self._watch = watch
         self._fleet = fleet
         self._shared = shared
-        self._cdi = mode if isinstance(mode, WithCdi) else None
-        self._lists = DeviceLists(settings, cdi=None if self._cdi is None else self._cdi.files)
+        self._mode = mode
+        self._lists = DeviceLists(settings, cdi=mode.cdi)
         self._served: dict[str, _Served] = {}
         """by resource"""
 
@@ -251,9 +250,7 @@ class StaticMig:
         async with aclosing(self._watch.resources.changes()) as changes:
             async for resources in changes:
                 if resources is not None:
-                    if self._cdi is not None:
-                        # The specs must list a device before kubelet can hand it out.
-                        await self._cdi.refresh()
+                    await self._mode.refresh()
                     await self._serve(resources, group)
 
     async def _serve(self, resources: InstanceResources, group: asyncio.TaskGroup) -> None:

@@ -34,6 +34,7 @@ from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
+from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
 from tessera.vendors.binding_annotations import binding_annotations
 from tessera.vendors.downward_api import slice_annotations
@@ -95,6 +96,8 @@ class Binder:
         self._vendors = vendors
         self._tenure = tenure
         self._observer = observer
+        self._before_write = failpoint(Failpoint.BEFORE_WRITE)
+        self._after_write = failpoint(Failpoint.AFTER_WRITE)
 
     async def answer(self, body: bytes) -> bytes:
         """The answer to a request, errors included."""
@@ -226,6 +229,7 @@ class Binder:
                 error = NOT_LEADING
                 break
             pause = _pause(attempt)
+            self._before_write()
             try:
                 await self._api.bind(
                     args.pod_namespace,
@@ -261,6 +265,7 @@ class Binder:
                 error = str(fault)
                 break
             else:
+                self._after_write()
                 return BOUND
         if must_look_up:
             found = await self._look_up(cycle, args, prepared, error)

@@ -226,7 +226,7 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
-            for pod in self.unschedulable.wake(self.selector):
+            async for pod in self.unschedulable.wake(self.selector):
                 if self.missing():
                     self.unschedulable.on_wake_failed(pod.uid)
                     room.set()

@@ -1,8 +1,9 @@
 """POST /filter: choose a node and reserve its cards, in memory, without an await or an API call.
 
-An answer has exactly one node, or a reason for every candidate. A pod that asks for no devices passes through. Whole
-`Nodes` instead of names mean a simulation: the same rules on those nodes, without effects. The decision depends on the
-ledger, the request and the set of candidates, and on nothing else.
+An answer has exactly one node, or a reason for every candidate. Where that takes too long for one call, it is an error,
+and the decision is made between other requests. A pod that asks for no devices passes through. Whole `Nodes` instead of
+names mean a simulation: the same rules on those nodes, without effects. The decision depends on the ledger, the request
+and the set of candidates, and on nothing else.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Refused, Selected, Selector
+from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
+from tessera.scheduler.unschedulable_pods import MOST_WORK
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
@@ -36,6 +38,7 @@ ENCODED_REFUSALS = 32
 """kept: a backlog is refused with the same few again and again"""
 
 NO_NODES = "extender args name no nodes"
+UNFINISHED = "finding a node takes longer than one call may; the search goes on"
 
 
 class Filter:
@@ -111,7 +114,9 @@ class Filter:
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
         was_refused = cycle is not None and cycle.state is CycleState.REFUSED
-        answer = self._selector.select(request, named)
+        answer = self._selector.select_within(request, named, MOST_WORK)
+        if isinstance(answer, Unfinished):
+            return self._finish_later(request, named)
         if isinstance(answer, Refused):
             candidates = named.resolve()
             is_first = self._cycles.refuse(request, candidates)
@@ -147,6 +152,12 @@ class Filter:
             # The same write again is right whether or not the first one took effect.
             return encode_filter_result(node_names=[node])
         return None
+
+    def _finish_later(self, request: PodRequest, named: CandidateList) -> bytes:
+        """The decision goes on between other requests; kube-scheduler asks again, at the latest when it is made."""
+        self._cycles.refuse(request, named.resolve(), is_judged=False)
+        self._cycles.unschedulable.on_room()
+        return encode_filter_result(error=f"pod {request.namespace}/{request.name}: {UNFINISHED}")
 
     def _describe_success(self, selected: Selected) -> str:
         try:

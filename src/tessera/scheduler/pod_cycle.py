@@ -56,6 +56,7 @@ from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketSt
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.services.failpoints import Failpoint, failpoint
 
 log = structlog.get_logger(__name__)
 
@@ -158,6 +159,7 @@ class PodCycles:
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
         self._cycles: dict[str, PodCycle] = {}
+        self._before_settle = failpoint(Failpoint.BEFORE_SETTLE)
 
     def __iter__(self) -> Iterator[PodCycle]:
         return iter(list(self._cycles.values()))
@@ -183,13 +185,13 @@ class PodCycles:
         cycle.prepared, cycle.placement, cycle.term = prepared, placement, self.term
         return cycle
 
-    def refuse(self, request: PodRequest, candidates: Candidates) -> bool:
-        """PENDING -> REFUSED; whether it is the pod's first refusal."""
+    def refuse(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+        """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished."""
         cycle = self._get_or_add(request.uid)
         if cycle.state is not REFUSED:
             self._apply(Transition.REFUSE, cycle)
         cycle.unseen_ticks = 0
-        return self.unschedulable.add(request, candidates)
+        return self.unschedulable.add(request, candidates, is_judged=is_judged)
 
     def give_up(self, cycle: PodCycle) -> None:
         """RESERVED -> PENDING: filter is asked again, or the bind is for another node."""
@@ -382,6 +384,7 @@ class PodCycles:
         cycle = self._cycles.get(uid)
         if cycle is None:
             return
+        self._before_settle()
         cycle.is_shown = False
         self._end_turn(cycle)
         if cycle.state is not SETTLED:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from tessera.core import policies
-from tessera.core.requests import Constraint, PodRequest
+from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
@@ -24,6 +24,9 @@ from tessera.wire.objects import Container, Pod
 
 REMEMBERED = 1024
 """different pods; then all are read afresh"""
+
+MOST_REMEMBERED = 512
+"""variables and amounts of all containers; a larger pod is read every time, so that no pod fills the memory"""
 
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
@@ -68,8 +71,7 @@ class RequestReader:
 
     def read(self, pod: Pod) -> PreparedRequest | BadPod:
         """The pod's request as it will be placed, or what is wrong with it."""
-        key = self._key(pod)
-        known = self._known.get(key)
+        known = self._known.get(key) if (key := self._key(pod)) is not None else self._read(pod)
         if known is None:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
@@ -98,14 +100,30 @@ class RequestReader:
         uses_downward_api = references.has_any and references.cover(request, self._vendors)
         return PreparedRequest(narrowed, uses_downward_api)
 
-    def _key(self, pod: Pod) -> Hashable:
-        """All that is read of a pod, without its name."""
+    def _key(self, pod: Pod) -> Hashable | None:
+        """All that is read of a pod, without its name. None if the pod is too large to be remembered."""
         metadata, spec, switches = pod.metadata, pod.spec, self._switches
+        if not _is_small(pod):
+            return None
         return (
             tuple(metadata.annotations.items()) if metadata.annotations else (),
             tuple([_container_key(one, switches) for one in spec.init_containers]) if spec.init_containers else (),
             tuple([_container_key(one, switches) for one in spec.containers]) if spec.containers else (),
         )
+
+
+def _is_small(pod: Pod) -> bool:
+    annotations, containers = pod.annotations, (*pod.init_containers, *pod.app_containers)
+    return (
+        len(containers) <= MAX_REQUESTS
+        and sum(map(len, annotations.values())) <= MAX_ANNOTATION
+        and sum(map(_entries, containers)) <= MOST_REMEMBERED
+    )
+
+
+def _entries(container: Container) -> int:
+    resources = container.resources
+    return len(container.env or ()) + len(resources.limits or ()) + len(resources.requests or ())
 
 
 def _narrowed(pod: PodRequest, vendors: Mapping[str, Vendor], *, has_references: bool) -> PodRequest | BadPod:

@@ -2,22 +2,28 @@
 
 kube-scheduler leaves a refused pod asleep for up to five minutes. When the ledger gains room, the pods that fit now get
 one annotation patched, and kube-scheduler asks again at once. Pods of one shape and with the same candidates fit or do
-not fit together, so a backlog costs few decisions per shape. This module decides whom to wake; `engine` does it.
+not fit together, so a backlog costs few decisions per shape. Other work gets its turn between two decisions. A pod
+whose decision took more work than one filter call may do is among them, and the decision is finished here. This module
+decides whom to wake; `engine` does it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import AsyncIterator, Hashable
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selected, Selector
+from tessera.core.selection import Candidates, Selected, Selector, Unfinished
 
 WAKE_AT_ONCE = 8
 """pods of one shape woken by one change; the next pod that is bound makes kube-scheduler ask for all the others"""
 LISTS_AT_ONCE = 8
 """candidate lists tried for one shape at one change; pods of one shape differ in them by node selectors"""
+MOST_WORK = 1_500
+"""checks of one request on one card that the plain rule makes at once: some 20 ms in which nothing else is served"""
+MOST_SLICES = 2_000
+"""of so much work for one decision: 32 requests on 10,000 nodes with 8 cards take 1,700"""
 
 
 @dataclass(slots=True)
@@ -26,6 +32,8 @@ class UnschedulablePod:
 
     request: PodRequest
     candidates: Candidates
+    is_judged: bool
+    """False if there was no decision yet"""
     is_woken: bool = False
 
 
@@ -44,19 +52,20 @@ class UnschedulablePods:
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
 
-    def add(self, request: PodRequest, candidates: Candidates) -> bool:
-        """Remember a refusal; True if it is the pod's first."""
+    def add(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
+        """Remember a refusal, or a decision that is not finished; True if it is the pod's first refusal."""
         shape = (request.shape, request.namespace)
         if self._pods.get(request.uid, shape) != shape:
             self.remove(request.uid)
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
-            pods[request.uid] = UnschedulablePod(request, candidates)
+            pods[request.uid] = UnschedulablePod(request, candidates, is_judged)
             self._pods[request.uid] = shape
-            return True
-        known.candidates, known.is_woken = candidates, False
-        return False
+            return is_judged
+        is_first = is_judged and not known.is_judged
+        known.candidates, known.is_judged, known.is_woken = candidates, known.is_judged or is_judged, False
+        return is_first
 
     def remove(self, uid: str) -> None:
         """The pod was placed, deleted, or changed."""
@@ -71,14 +80,22 @@ class UnschedulablePods:
         """Capacity was freed or added somewhere."""
         self.room.set()
 
-    def wake(self, selector: Selector) -> list[PodRequest]:
+    async def wake(self, selector: Selector) -> AsyncIterator[PodRequest]:
         """Pods that fit now, oldest first within a shape. Each is woken once until it is refused again."""
-        woken: list[PodRequest] = []
-        for pods in self._shapes.values():
-            for pod in _find_fitting(selector, (pod for pod in pods.values() if not pod.is_woken)):
-                pod.is_woken = True
-                woken.append(pod.request)
-        return woken
+        for shape in list(self._shapes):
+            fits: dict[Candidates, bool] = {}
+            woken = 0
+            for pod in [pod for pod in self._shapes.get(shape, {}).values() if not pod.is_woken]:
+                if pod.candidates not in fits:
+                    if len(fits) == LISTS_AT_ONCE:
+                        continue
+                    fits[pod.candidates] = await _fits(selector, pod)
+                if fits[pod.candidates] and pod.request.uid in self._pods:
+                    pod.is_woken = True
+                    yield pod.request
+                    woken += 1
+                    if woken == WAKE_AT_ONCE:
+                        break
 
     def on_wake_failed(self, uid: str) -> None:
         """The patch failed: the next change tries again."""
@@ -87,17 +104,10 @@ class UnschedulablePods:
             self._shapes[shape][uid].is_woken = False
 
 
-def _find_fitting(selector: Selector, asleep: Iterable[UnschedulablePod]) -> list[UnschedulablePod]:
-    """The first pods of one shape that fit now."""
-    fits: dict[Candidates, bool] = {}
-    found: list[UnschedulablePod] = []
-    for pod in asleep:
-        if pod.candidates not in fits:
-            if len(fits) == LISTS_AT_ONCE:
-                continue
-            fits[pod.candidates] = isinstance(selector.select(pod.request, pod.candidates), Selected)
-        if fits[pod.candidates]:
-            found.append(pod)
-            if len(found) == WAKE_AT_ONCE:
-                break
-    return found
+async def _fits(selector: Selector, pod: UnschedulablePod) -> bool:
+    for _ in range(MOST_SLICES):
+        answer = selector.select_within(pod.request, pod.candidates, MOST_WORK)
+        await asyncio.sleep(0)
+        if not isinstance(answer, Unfinished):
+            return isinstance(answer, Selected)
+    return False

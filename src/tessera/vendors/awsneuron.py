@@ -19,7 +19,7 @@ from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
 from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.parts.capacity import alike_cards, capacity_of, cards_by_capacity
+from tessera.vendors.parts.capacity import MOST_CARDS, alike_cards, capacity_of
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
@@ -106,7 +106,7 @@ class Neuron(Vendor):
         return BadRequest(name, str(text), advice)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
-        count = cards_by_capacity(node, self.names.count)
+        count = capacity_of(node, self.names.count, most=MOST_CARDS)
         cores = capacity_of(node, self.names.cores)
         if isinstance(count, NodeProblem):
             return count

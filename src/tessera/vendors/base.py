@@ -257,8 +257,8 @@ class Family:
     """the section as the chart ships it: a `Section`, or a tuple of them"""
     build: Callable[[Any, Switches], list[Vendor]]
     """builds vendors from a decoded section; gets the schema's empty value if the file lacks the section"""
-    upgrade: Callable[[Any], Any] | None = None
-    """converts an older form of the section"""
+    list_key: str = ""
+    """key of the list that was the whole section in older versions of HAMi"""
 
     @property
     def schema(self) -> Any:

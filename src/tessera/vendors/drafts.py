@@ -48,8 +48,6 @@ class Denied:
 
 @dataclass(slots=True)
 class Resources:
-    """Limits and requests of one container."""
-
     limits: dict[str, QuantityText] = field(default_factory=dict)
     requests: dict[str, QuantityText] = field(default_factory=dict)
 
@@ -88,22 +86,13 @@ def amount(name: str, text: QuantityText, *, least: int = 0, most: int = INT32_M
 
 @dataclass(slots=True)
 class ContainerDraft(Resources):
-    """A container at admission."""
-
     name: str = ""
     env: dict[str, str] = field(default_factory=dict)
     """literal values by name; empty for values that come from elsewhere"""
 
-    def set_limit(self, name: str, value: int) -> None:
-        self.limits[name] = str(value)
-
     def set_both(self, name: str, value: int) -> None:
         self.limits[name] = str(value)
         self.requests[name] = str(value)
-
-    def set_env(self, name: str, value: str) -> None:
-        """Add the variable, or give it this value."""
-        self.env[name] = value
 
 
 @dataclass(slots=True)

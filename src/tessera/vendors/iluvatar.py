@@ -7,7 +7,7 @@ old vendor exists only where an old file configures it, and writes the annotatio
 from __future__ import annotations
 
 from tessera.core.devices import Device
-from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Switches, Vendor
+from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
 from tessera.vendors.drafts import ContainerDraft, Denied, PodDraft
 from tessera.vendors.parts.capacity import cards_from_capacity
 from tessera.wire.keys import NODE_LOCK
@@ -72,7 +72,7 @@ class IluvatarChips(Iluvatar):
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         asks = super().mutate(container, pod)
         if asks is True and CONTAINER_NAME_ENV not in container.env:
-            container.set_env(CONTAINER_NAME_ENV, container.name)
+            container.env[CONTAINER_NAME_ENV] = container.name
         return asks
 
 
@@ -101,15 +101,13 @@ class OldIluvatar(Iluvatar):
         return written
 
 
-def build_chips(section: tuple[IluvatarChip, ...], switches: Switches) -> list[Vendor]:
-    return [IluvatarChips(chip) for chip in section] if switches.iluvatar else []
-
-
-def build_old(section: SharedSection, switches: Switches) -> list[Vendor]:
-    return [OldIluvatar(section.names)] if section.resource_count_name else []
-
-
-FAMILIES = (
-    Family(section="iluvatars", chart=CHART, build=build_chips),
-    Family(section="iluvatar", chart=SharedSection(), build=build_old),
+FAMILY = Family(
+    section="iluvatars",
+    chart=CHART,
+    build=lambda section, switches: [IluvatarChips(chip) for chip in section] if switches.iluvatar else [],
+)
+OLD_FAMILY = Family(
+    section="iluvatar",
+    chart=SharedSection(),
+    build=lambda section, _: [OldIluvatar(section.names)] if section.resource_count_name else [],
 )

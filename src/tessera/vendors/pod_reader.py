@@ -6,12 +6,21 @@ what cannot be read blocks the node, and where positions cannot be trusted every
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
-from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request, Role, Weights
+from tessera.core.requests import (
+    MAX_ANNOTATION,
+    UNCONSTRAINED,
+    ContainerRequest,
+    PodRequest,
+    Request,
+    Role,
+    Weights,
+    refuse_container_count,
+)
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
@@ -19,11 +28,17 @@ from tessera.wire.errors import WireError
 from tessera.wire.gobool import parse_bool
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, split_legacy_uuid
 from tessera.wire.objects import Container, Pod
-from tessera.wire.pod_devices import salvage_pod_devices
+from tessera.wire.pod_devices import CONTAINER_END, DEVICE_END, salvage_pod_devices
 from tessera.wire.scoring_weights import decode_scoring_weights
 
 REMEMBERED = 1024
 """distinct resource lists kept; then the cache is cleared"""
+MOST_REMEMBERED_AMOUNTS, LONGEST_REMEMBERED = 64, 4096
+"""resources of one container, and characters of one allocation: longer ones would fill the memory"""
+MAX_ENTRIES = 5_000
+"""cards of one allocation: a hundred times what a pod gets on the largest nodes, and 40 ms of reading"""
+POD_ANNOTATIONS = (keys.NUMA_BIND, keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS)
+"""read for every vendor"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 RUNNING = Span(Role.APP)
@@ -68,19 +83,26 @@ class PodReader:
 
     def request(self, pod: Pod) -> PodRequest | BadPod:
         """The pod's request, or what is wrong with it. Every container has an entry, with or without requests."""
+        containers = _containers(pod)
+        too_many = refuse_container_count(len(containers))
+        if too_many:
+            return BadPod("", too_many)
         asks = []
-        for container, role in _containers(pod):
+        for container, role in containers:
             requests = self._requests(container)
             if isinstance(requests, BadRequest):
                 return BadPod(container.name, requests.text)
             asks.append(ContainerRequest(container.name, role, requests))
         annotations = pod.annotations
+        asked = sorted({request.vendor for ask in asks for request in ask.requests})
+        too_long = self._too_long(annotations, asked)
+        if too_long:
+            return BadPod("", too_long)
         weights = _weights(annotations)
         if isinstance(weights, BadPod):
             return weights
-        asked = sorted({request.vendor for ask in asks for request in ask.requests})
         constraints = ((key, self._vendors[key].constraint(annotations)) for key in asked)
-        return PodRequest(
+        request = PodRequest(
             uid=pod.metadata.uid,
             namespace=pod.metadata.namespace,
             name=pod.metadata.name,
@@ -91,6 +113,17 @@ class PodReader:
             device_policy=annotations.get(keys.DEVICE_POLICY, self._defaults.device),
             weights=weights,
         )
+        excess = request.excess() if asked else ""
+        return BadPod("", excess) if excess else request
+
+    def _too_long(self, annotations: Mapping[str, str], asked: Iterable[str]) -> str:
+        """Which annotation is too long to be read; empty if none is. A pod that asks for no devices has none."""
+        read = [key for vendor in asked for key in self._vendors[vendor].keys.constraining]
+        for key in (*read, *POD_ANNOTATIONS) if read else ():
+            size = len(annotations.get(key, ""))
+            if size > MAX_ANNOTATION:
+                return f"annotation {key} has {size} characters; at most {MAX_ANNOTATION}"
+        return ""
 
     def _requests(self, container: Container) -> tuple[Request, ...] | BadRequest:
         limits, requests = container.resources.limits or {}, container.resources.requests or {}
@@ -99,9 +132,11 @@ class PodReader:
         amounts = tuple(limits.items()), tuple(requests.items())
         answer = self._read.get(amounts)
         if answer is None:
-            if len(self._read) >= REMEMBERED:
-                self._read.clear()
-            answer = self._read[amounts] = self._read_requests(Resources(limits, requests))
+            answer = self._read_requests(Resources(limits, requests))
+            if len(limits) + len(requests) <= MOST_REMEMBERED_AMOUNTS:
+                if len(self._read) >= REMEMBERED:
+                    self._read.clear()
+                self._read[amounts] = answer
         return answer
 
     def _read_requests(self, resources: Resources) -> tuple[Request, ...] | BadRequest:
@@ -144,7 +179,7 @@ class PodReader:
             if found is None:
                 found, unreadable = _grants(vendor, text, reservations)
                 problems += unreadable
-                if is_plain and not unreadable:
+                if is_plain and not unreadable and len(text) <= LONGEST_REMEMBERED:
                     if len(self._grants) >= REMEMBERED:
                         self._grants.clear()
                     self._grants[key, text] = found
@@ -187,6 +222,9 @@ def _weights(annotations: Mapping[str, str]) -> Weights | BadPod:
 
 def _grants(vendor: Vendor, text: str, reservations: Reservations) -> tuple[tuple[Grants, ...], list[str]]:
     """Grants by container, and what cannot be read. Removes the reservations that belong to a grant."""
+    count = max(text.count(DEVICE_END), text.count(CONTAINER_END))
+    if count > MAX_ENTRIES:
+        return (), [f"it has {count} entries; at most {MAX_ENTRIES}"]
     entries, unreadable = salvage_pod_devices(text)
     found = []
     for c, container in enumerate(entries):
@@ -214,6 +252,9 @@ def _reservations(annotations: Mapping[str, str]) -> tuple[Reservations, list[st
     text = annotations.get(keys.MIG_ALLOCATIONS)
     if not text:
         return {}, []
+    count = text.count("{")
+    if count > MAX_ENTRIES:
+        return {}, [f"{keys.MIG_ALLOCATIONS} has {count} entries; at most {MAX_ENTRIES}"]
     try:
         allocations = decode_mig_allocations(text)
     except WireError as error:

@@ -28,18 +28,17 @@ def families() -> tuple[Family, ...]:
 
 
 def collect(modules: Iterable[object]) -> tuple[Family, ...]:
-    """Every `FAMILY` and all `FAMILIES` of some modules, sorted by section."""
+    """Every `Family` that stands in some modules, sorted by section."""
     found: dict[str, Family] = {}
-    for module in modules:
-        for family in _families_of(module):
-            if found.setdefault(family.section, family) is not family:
-                raise ValueError(f"two vendor modules claim the section {family.section}")
+    for family in (value for module in modules for value in vars(module).values() if isinstance(value, Family)):
+        if found.setdefault(family.section, family) is not family:
+            raise ValueError(f"two vendor modules claim the section {family.section}")
     return tuple(found[section] for section in sorted(found))
 
 
 def schemas() -> Mapping[str, SectionSchema]:
     """The schema of each section, by name."""
-    return MappingProxyType({f.section: SectionSchema(f.schema, upgrade=f.upgrade) for f in families()})
+    return MappingProxyType({f.section: SectionSchema(f.schema, f.list_key) for f in families()})
 
 
 def build_vendors(sections: Mapping[str, Any] | None, switches: Switches) -> dict[str, Vendor]:
@@ -70,12 +69,6 @@ def unique(built: Iterable[Vendor]) -> dict[str, Vendor]:
             if owner != vendor.key:
                 raise ValueError(f"the vendors {owner} and {vendor.key} both claim the resource {name}")
     return dict(sorted(by_key.items()))
-
-
-def _families_of(module: object) -> tuple[Family, ...]:
-    family: Family | None = getattr(module, "FAMILY", None)
-    several: tuple[Family, ...] = getattr(module, "FAMILIES", ())
-    return (*several, family) if family is not None else several
 
 
 def _section(family: Family, value: Any) -> Any:

@@ -38,8 +38,6 @@ FAULT = 500
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """A request for admission."""
-
     api_version: str
     uid: str
     operation: str

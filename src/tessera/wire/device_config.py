@@ -7,7 +7,7 @@ NVIDIA's own plugin; its keys are left alone. Every problem of the file is repor
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from msgspec import inspect
 
-from tessera.wire.documents import Item, Listing, Report, Scalar, Table, as_item
+from tessera.wire.documents import Item, Key, Listing, Report, Scalar, Table, table
 from tessera.wire.expectations import nearest
 from tessera.wire.quotes import quoted
 from tessera.wire.strict import decode
@@ -39,18 +39,16 @@ _MAX_NAME = 63
 
 @dataclass(frozen=True, slots=True)
 class SectionSchema:
-    """A section with older forms. Other sections are given by their type alone."""
+    """A section with an older form. Other sections are given by their type alone."""
 
     type: Any
-    upgrade: Callable[[Any], Any] | None = None
-    """converts older forms. Gets the section as a dict or list, whose members it may move but not inspect, and returns
-    its argument if there is nothing to do"""
+    list_key: str = ""
+    """key of the list that was the whole section in older versions"""
 
     def upgraded(self, item: Item) -> Item:
-        whole: Any = {key.text: member for key, member in item.entries} if isinstance(item, Table) else item
-        whole = list(item.items) if isinstance(item, Listing) else whole
-        changed = self.upgrade(whole) if self.upgrade else whole
-        return item if changed is whole else as_item(changed, item.line)
+        if not self.list_key or not isinstance(item, Listing):
+            return item
+        return table([(Key(self.list_key, item.line), item)], item.line)
 
 
 def empty_section(schema: Any) -> Any:

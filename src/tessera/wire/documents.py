@@ -7,8 +7,7 @@ depth and size, YAML aliases included, so code that walks it needs no limits of 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from tessera.wire.errors import WireError
 from tessera.wire.quotes import quoted
@@ -18,6 +17,7 @@ MAX_BYTES = 2**20
 
 MAX_DEPTH = 32
 """levels of nesting; real files have fewer than ten"""
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 
 MAX_ITEMS = 200_000
 """values in a file, those behind aliases counted as often as they are used"""
@@ -89,19 +89,6 @@ def table(entries: Iterable[tuple[Key, Item]], line: int) -> Table:
     return Table(members, line, 1 + sum(m.size for _, m in members), 1 + max((m.depth for _, m in members), default=0))
 
 
-def as_item(value: Any, line: int) -> Item:
-    """Convert plain lists, dicts and texts, which may contain items, to an item of line `line`."""
-    match value:
-        case Scalar() | Listing() | Table():
-            return value
-        case list():
-            return listing([as_item(member, line) for member in value], line)
-        case dict():
-            members = ((key, as_item(member, line)) for key, member in value.items())
-            return table([(Key(str(key), member.line), member) for key, member in members], line)
-    return Scalar(value, line, str(value), quoted=isinstance(value, str))
-
-
 def bare(text: str) -> str:
     """Foreign text for a message: one line, bounded, without quotes."""
     return quoted(text)[1:-1]
@@ -146,9 +133,6 @@ class Report:
         """Further problems are only counted."""
         return len(self._problems) >= MAX_PROBLEMS
 
-    def __bool__(self) -> bool:
-        return bool(self._problems)
-
     def add(self, text: str, *, line: int = 0, path: str = "") -> None:
         if self.full:
             self._unlisted += 1
@@ -165,7 +149,7 @@ class Report:
 
     def check(self) -> None:
         """Raise if anything was reported."""
-        if self:
+        if self._problems:
             raise self.error()
 
 
@@ -180,10 +164,70 @@ def measured(text: str, report: Report) -> str:
     return text.removeprefix("\ufeff")
 
 
-def bounded(item: Item, report: Report) -> Item:
-    """`item`, unless aliases made it too deep or too large."""
-    if item.depth > MAX_DEPTH:
-        raise report.fatal(f"nested more than {MAX_DEPTH} levels deep", line=item.line)
-    if item.size > MAX_ITEMS:
-        raise report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
-    return item
+@dataclass(slots=True)
+class _Open:
+    """A list or table whose end has not been seen."""
+
+    line: int
+    is_table: bool
+    anchor: str | None
+    items: list[Item] = field(default_factory=list)
+    entries: dict[str, tuple[Key, Item]] = field(default_factory=dict)
+    key: Key | None = None
+    bad_key: bool = False
+    """the key was refused: its value is dropped"""
+
+
+class TreeBuilder:
+    """Builds a tree from what a parser meets. Stops at the first level too deep and the first value too many."""
+
+    def __init__(self, report: Report) -> None:
+        self.root: Item = Scalar(None, 0, "")
+        self.anchors: dict[str, Item] = {}
+        self._report = report
+        self._open: list[_Open] = []
+        self._count = 0
+
+    def open(self, line: int, *, is_table: bool, anchor: str | None = None) -> None:
+        if len(self._open) >= MAX_DEPTH:
+            raise self._report.fatal(TOO_DEEP, line=line)
+        self._open.append(_Open(line, is_table, anchor))
+
+    def close(self) -> None:
+        closed = self._open.pop()
+        made = table(closed.entries.values(), closed.line) if closed.is_table else None
+        self.add(made or listing(closed.items, closed.line), closed.anchor)
+
+    def add(self, item: Item, anchor: str | None = None) -> None:
+        self._count += 1
+        if item.depth > MAX_DEPTH:
+            raise self._report.fatal(TOO_DEEP, line=item.line)
+        if max(item.size, self._count) > MAX_ITEMS:
+            raise self._report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
+        if anchor is not None:
+            self.anchors[anchor] = item
+        if not self._open:
+            self.root = item
+            return
+        parent = self._open[-1]
+        if not parent.is_table:
+            parent.items.append(item)
+        elif parent.key is None and not parent.bad_key:
+            self._begin_entry(parent, item)
+        else:
+            if parent.key is not None:
+                parent.entries[parent.key.text] = (parent.key, item)
+            parent.key, parent.bad_key = None, False
+
+    def _begin_entry(self, parent: _Open, item: Item) -> None:
+        parent.bad_key = True
+        if not isinstance(item, Scalar):
+            self._report.add(f"{item} cannot be a key", line=item.line)
+        elif item.text == "<<" and not item.quoted:
+            self._report.add("merge keys (<<) are not supported; write the keys out", line=item.line)
+        elif item.text in parent.entries:
+            first = parent.entries[item.text][0].line
+            self._report.add(f"the key {quoted(item.text)} is given twice, first in line {first}", line=item.line)
+        else:
+            parent.bad_key = False
+            parent.key = Key(item.text, item.line)

@@ -48,7 +48,7 @@ def same_kind(info: inspect.Type, item: Item) -> bool:
             return True
         case ((inspect.ListType() | inspect.VarTupleType()), Listing()):
             return True
-        case ((inspect.LiteralType() | inspect.EnumType() | inspect.StrType()), Scalar(value=str())):
+        case ((inspect.LiteralType() | inspect.StrType()), Scalar(value=str())):
             return True
         case inspect.BoolType(), Scalar(value=bool()):
             return True
@@ -79,8 +79,6 @@ def words(info: inspect.Type) -> str:
             return _number_words(info)
         case inspect.LiteralType(values=values):
             return "one of " + ", ".join(f'"{value}"' for value in values if value != "")
-        case inspect.EnumType(cls=cls):
-            return "one of " + ", ".join(f'"{member.value}"' for member in cls)
         case inspect.ListType() | inspect.VarTupleType():
             return "a list"
     return "a table of keys"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 # -- pod: the decision
@@ -33,34 +34,24 @@ NUMA_BIND = "nvidia.com/numa-bind"
 
 # -- pod: a container's slice, read by its own environment through fieldRef
 
-_SLICE = "tessera.io/c{container}.{field}"
 REMEMBERED = 256
 """cached names per kind"""
 
 
-@lru_cache(maxsize=REMEMBERED)
-def visible_devices(container: int) -> str:
-    return _SLICE.format(container=container, field="visible-devices")
+def _slice_key(field: str) -> Callable[[int], str]:
+    """The name of one annotation, by the container's position."""
+    return lru_cache(maxsize=REMEMBERED)(lambda container: f"tessera.io/c{container}.{field}")
+
+
+visible_devices = _slice_key("visible-devices")
+core_limit = _slice_key("core-limit")
+mps_memory_limit = _slice_key("mps-memory-limit")
+mps_thread_percentage = _slice_key("mps-thread-percentage")
 
 
 @lru_cache(maxsize=REMEMBERED)
 def memory_limit(container: int, device: int) -> str:
-    return _SLICE.format(container=container, field=f"memory-limit-{device}")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def core_limit(container: int) -> str:
-    return _SLICE.format(container=container, field="core-limit")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def mps_memory_limit(container: int) -> str:
-    return _SLICE.format(container=container, field="mps-memory-limit")
-
-
-@lru_cache(maxsize=REMEMBERED)
-def mps_thread_percentage(container: int) -> str:
-    return _SLICE.format(container=container, field="mps-thread-percentage")
+    return f"tessera.io/c{container}.memory-limit-{device}"
 
 
 # -- node

@@ -22,8 +22,6 @@ _FIELDS = 4
 
 
 class DeviceEntry(NamedTuple):
-    """One card's slice on the wire."""
-
     uuid: str
     word: str
     """the vendor's key, or the model where a vendor writes that"""

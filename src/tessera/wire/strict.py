@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from msgspec import inspect
@@ -73,8 +73,8 @@ class _Decoder:
             case ((inspect.ListType(item_type=of) | inspect.VarTupleType(item_type=of)), Listing(items)):
                 values = [self.value(member, of, f"{path}[{i}]") for i, member in enumerate(items)]
                 return _all_good(values if isinstance(info, inspect.ListType) else tuple(values), values)
-            case ((inspect.LiteralType() | inspect.EnumType()), Scalar()):
-                return self._choice(item, info, path)
+            case inspect.LiteralType(values=values), Scalar(value=value) if value in values and not is_bool(item):
+                return value
             case inspect.StrType(), Scalar(value=str(text)):
                 return self._text(item, info, text, path)
             case inspect.BoolType(), Scalar(value=bool(flag)):
@@ -126,16 +126,6 @@ class _Decoder:
     def _dict(self, entries: Iterable[tuple[Key, Item]], of: inspect.Type, path: str) -> Any:
         values = {key.text: self.value(member, of, f"{path}.{bare(key.text)}") for key, member in entries}
         return _all_good(values, values.values())
-
-    def _choice(self, item: Scalar, info: inspect.LiteralType | inspect.EnumType, path: str) -> Any:
-        choices: Mapping[Any, Any] = (
-            {value: value for value in info.values}
-            if isinstance(info, inspect.LiteralType)
-            else {member.value: member for member in info.cls}
-        )
-        if item.value in choices and not is_bool(item):
-            return choices[item.value]
-        return self._mismatch(item, (info,), path)
 
     def _text(self, item: Scalar, info: inspect.StrType, text: str, path: str) -> Any:
         if _LONE_SURROGATE.search(text):

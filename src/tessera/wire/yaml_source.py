@@ -1,30 +1,17 @@
 """Parses YAML text to a `documents` tree, event by event, without recursion.
 
-Stops at the first level too deep and the first value too many. Understands the plain values of YAML 1.2 plus
+Understands the plain values of YAML 1.2 plus
 yes/no/on/off, as the Go libraries do. Tags, merge keys and multiple documents are refused: our files do not need them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
-from tessera.wire.documents import (
-    MAX_DEPTH,
-    MAX_ITEMS,
-    Item,
-    Key,
-    Report,
-    Scalar,
-    ScalarValue,
-    bounded,
-    listing,
-    measured,
-    table,
-)
+from tessera.wire.documents import Item, Report, Scalar, ScalarValue, TreeBuilder, measured
 from tessera.wire.quotes import quoted
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -65,20 +52,6 @@ def _leading_zero(text: str) -> bool:
     return digits.isdigit() and digits.startswith("0") and len(digits) > 1
 
 
-@dataclass(slots=True)
-class _Open:
-    """A list or table whose end has not been seen."""
-
-    line: int
-    anchor: str | None
-    is_table: bool
-    items: list[Item] = field(default_factory=list)
-    entries: dict[str, tuple[Key, Item]] = field(default_factory=dict)
-    key: Key | None = None
-    bad_key: bool = False
-    """the key was refused: its value is dropped"""
-
-
 def read_yaml(text: str, report: Report) -> Item:
     """The tree of the single document in `text`. Duplicate keys and the like go to `report`; raises `ConfigError` if
     the text cannot be parsed any further."""
@@ -93,17 +66,14 @@ def read_yaml(text: str, report: Report) -> Item:
     except yaml.reader.ReaderError as error:
         line = 1 + text.count("\n", 0, error.position)
         raise report.fatal(f"not valid YAML: {error.reason}", line=line) from error
-    return reader.root
+    return reader.tree.root
 
 
 class _Reader:
     def __init__(self, report: Report) -> None:
-        self.root: Item = Scalar(None, 0, "")
+        self.tree = TreeBuilder(report)
         self._report = report
-        self._open: list[_Open] = []
-        self._anchors: dict[str, Item] = {}
         self._documents = 0
-        self._count = 0
 
     def take(self, event: yaml.Event) -> None:
         line = event.start_mark.line + 1 if event.start_mark else 0
@@ -116,58 +86,21 @@ class _Reader:
                 self._untagged(event.tag, line)
                 plain = event.implicit[0]
                 value = plain_value(event.value) if plain else event.value
-                self._add(Scalar(value, line, event.value, quoted=not plain), event.anchor)
+                self.tree.add(Scalar(value, line, event.value, quoted=not plain), event.anchor)
             case yaml.AliasEvent():
                 self._alias(event.anchor, line)
             case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
                 self._untagged(event.tag, line)
-                if len(self._open) >= MAX_DEPTH:
-                    raise self._report.fatal(f"nested more than {MAX_DEPTH} levels deep", line=line)
-                self._open.append(_Open(line, event.anchor, isinstance(event, yaml.MappingStartEvent)))
+                self.tree.open(line, is_table=isinstance(event, yaml.MappingStartEvent), anchor=event.anchor)
             case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                closed = self._open.pop()
-                made = table(closed.entries.values(), closed.line) if closed.is_table else None
-                self._add(made or listing(closed.items, closed.line), closed.anchor)
+                self.tree.close()
 
     def _untagged(self, tag: str | None, line: int) -> None:
         if tag is not None:
             self._report.add(f"the tag {quoted(tag)} is not supported; write the value alone", line=line)
 
     def _alias(self, anchor: str | None, line: int) -> None:
-        item = self._anchors.get(anchor or "")
+        item = self.tree.anchors.get(anchor or "")
         if item is None:
             self._report.add(f"*{anchor} is used here but &{anchor} is not defined before", line=line)
-        self._add(item or Scalar(None, line, ""), None)
-
-    def _add(self, item: Item, anchor: str | None) -> None:
-        self._count += 1
-        if self._count > MAX_ITEMS:
-            raise self._report.fatal(f"more than {MAX_ITEMS} values", line=item.line)
-        bounded(item, self._report)
-        if anchor is not None:
-            self._anchors[anchor] = item
-        if not self._open:
-            self.root = item
-            return
-        parent = self._open[-1]
-        if not parent.is_table:
-            parent.items.append(item)
-        elif parent.key is None and not parent.bad_key:
-            self._begin_entry(parent, item)
-        else:
-            if parent.key is not None:
-                parent.entries[parent.key.text] = (parent.key, item)
-            parent.key, parent.bad_key = None, False
-
-    def _begin_entry(self, parent: _Open, item: Item) -> None:
-        parent.bad_key = True
-        if not isinstance(item, Scalar):
-            self._report.add(f"{item} cannot be a key", line=item.line)
-        elif item.text == "<<" and not item.quoted:
-            self._report.add("merge keys (<<) are not supported; write the keys out", line=item.line)
-        elif item.text in parent.entries:
-            first = parent.entries[item.text][0].line
-            self._report.add(f"the key {quoted(item.text)} is given twice, first in line {first}", line=item.line)
-        else:
-            parent.bad_key = False
-            parent.key = Key(item.text, item.line)
+        self.tree.add(item or Scalar(None, line, ""))

@@ -29,6 +29,10 @@ CARDS = [
 ]
 
 
+def test_a_policy_that_is_named_again_orders_nothing_more() -> None:
+    assert len(policies.device_policy("spread," * 2000).keys) == len(policies.device_policy("spread,").keys)
+
+
 def test_every_policy_says_what_it_is_for() -> None:
     for name, policy in policies.POLICIES.items():
         assert policy.name == name

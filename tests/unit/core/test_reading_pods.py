@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tessera.core.grants import Grant, Span
-from tessera.core.requests import Constraint, PodRequest, Request, Role, Weights
+from tessera.core.requests import MAX_ANNOTATION, MAX_REQUESTS, Constraint, PodRequest, Request, Role, Weights
 from tessera.vendors import pod_reader as reading_pods
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import PodReader, pod_request
@@ -221,3 +222,70 @@ def _request(reader: PodReader, one: PodBuilder) -> PodRequest:
     found = reader.request(one.api())
     assert isinstance(found, PodRequest)
     return found
+
+
+# -- pods that are too large
+
+
+def with_requests(count: int) -> PodBuilder:
+    asking = pod()
+    for _ in range(count):
+        asking = asking.init(gpu=1, mem=100)
+    return asking
+
+
+def with_annotation(key: str, value: str) -> PodBuilder:
+    return gpu_pod().annotate((key, value))
+
+
+@pytest.mark.parametrize(
+    ("asking", "text"),
+    [
+        (with_requests(MAX_REQUESTS + 1), "33 requests for devices in one pod; at most 32"),
+        (replace(gpu_pod(), containers=({"name": "c"},) * 513), "513 containers in one pod; at most 512"),
+        (
+            with_annotation("nvidia.com/use-gpuuuid", "x" * (MAX_ANNOTATION + 1)),
+            "annotation nvidia.com/use-gpuuuid has 16385 characters; at most 16384",
+        ),
+        (
+            with_annotation("hami.io/gpu-scheduler-policy", "spread," * 3000),
+            "annotation hami.io/gpu-scheduler-policy has 21000 characters; at most 16384",
+        ),
+        (
+            with_annotation("nvidia.com/nouse-gpuuuid", ",".join(map(str, range(257)))),
+            "annotations list 257 models and uuids of NVIDIA; at most 256",
+        ),
+    ],
+)
+def test_a_pod_that_would_cost_all_others_too_much_is_refused(asking: PodBuilder, text: str) -> None:
+    assert asking.fault() == BadPod("", text)
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        with_requests(MAX_REQUESTS),
+        replace(gpu_pod(), init_containers=({"name": "c"},) * 511),
+        with_annotation("nvidia.com/use-gpuuuid", ",".join(f"GPU-{i:036}" for i in range(256))),
+        with_annotation("example.com/notes", "x" * 250_000),
+        pod().container().annotate(("nvidia.com/use-gpuuuid", "x" * 250_000)),
+    ],
+)
+def test_a_pod_within_the_limits_is_read(asking: PodBuilder) -> None:
+    asking.request()
+
+
+def test_an_allocation_that_is_too_long_to_be_read_holds_its_node() -> None:
+    for text in ("n1-0,NVIDIA,1,1:" * 5001 + ";", ";" * 5001):
+        facts = gpu_pod().on("n1", text).facts()
+        assert facts.problem == "the allocation of pod default/p cannot be read: it has 5001 entries; at most 5000"
+    reserved = gpu_pod().on("n1", "n1-0,NVIDIA,1,1:;").annotate(("hami.io/vgpu-mig-allocations", "[" + "{}," * 5001))
+    assert "at most 5000" in reserved.facts().problem
+
+
+def test_long_texts_are_not_remembered() -> None:
+    reader = PodReader(vendors())
+    reader.facts(gpu_pod().on("n1", "n1-0,NVIDIA,1,1:" * 300 + ";").api())
+    reader.request(gpu_pod(limits={f"example.com/r{i}": "1" for i in range(100)}).api())
+    assert not reader._grants
+    assert not reader._read

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.core import arrays, evaluation, selection
+from tessera.core import arrays, card_checks, evaluation, quota, selection
 from tessera.core.audit import audit
 from tessera.core.fit import fit_pod
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
-from tessera.core.requests import ContainerRequest, PodRequest, Request
-from tessera.core.selection import Refused, Selected
+from tessera.core.requests import MAX_REQUESTS, ContainerRequest, PodRequest, Request
+from tessera.core.selection import Refused, Selected, Selector, Unfinished
 from tests.support.builders import (
     A100_40GB,
     Cluster,
@@ -288,15 +290,15 @@ def test_a_pod_without_requests_fits_every_node() -> None:
 # -- size
 
 
-def test_hundreds_of_containers_are_placed_together() -> None:
+def test_as_many_requests_as_a_pod_may_have_are_placed_together() -> None:
     world = cluster(node().gpus(4, slots=100))
     crowd = PodBuilder(name="crowd")
-    for _ in range(300):
+    for _ in range(MAX_REQUESTS):
         crowd = crowd.container(gpu=1, mem=10)
     placement = world.chosen(crowd).placement
-    assert len(uuids(placement)) == 300
+    assert len(uuids(placement)) == MAX_REQUESTS
     world.start(crowd)
-    assert sorted(world.cards().values()) == [(75, 750, 0)] * 4
+    assert sorted(world.cards().values()) == [(8, 80, 0)] * 4
     assert world.refused(gpu_pod("next", gpu=4, mem=81920)) == {"n1": "4/4 CardInsufficientMemory"}
 
 
@@ -330,3 +332,72 @@ def test_nodes_are_tried_from_the_best_and_each_once(values: list[float]) -> Non
     preference = np.array(values, dtype=np.float64)
     order = list(selection.best_first(preference))
     assert order == sorted(range(len(values)), key=lambda i: (-preference[i], i))
+
+
+# -- limited work
+
+
+def test_a_decision_in_small_steps_is_the_same_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = cluster(*(node(f"n{i:02}").gpus(1, memory=8000) for i in range(20)), node("n99").gpus(2, memory=8000))
+    asking = gpu_pod(mem=5000).container(gpu=1, mem=5000)
+    names = world.ledger.node_names()
+    expected = Selector(world.ledger).select(asking.request(), names)
+    tried = mock.Mock(wraps=world.ledger.node)
+    monkeypatch.setattr(world.ledger, "node", tried)
+    steps = 1
+    while isinstance(
+        answer := world.selector.select_within(asking.request(), names, 6),
+        Unfinished,
+    ):
+        assert tried.call_count == 3 * steps, "two requests on the one card of a node are two checks"
+        steps += 1
+    assert isinstance(answer, Selected)
+    assert isinstance(expected, Selected)
+    assert (answer.placement, answer.fits) == (expected.placement, expected.fits)
+    assert tried.call_count == 21, "no node is tried twice"
+
+
+@pytest.mark.parametrize("memory", [None, 30_000])
+def test_a_refusal_in_small_steps_is_the_same_refusal(memory: int | None) -> None:
+    world = cluster(*(node(f"n{i:02}").gpus(2, memory=8000, numas=(0, 1)) for i in range(12)))
+    world.quota(memory=memory)
+    asking = gpu_pod(gpu=2, percent=90).numa_bound()
+    names = world.ledger.node_names()
+    steps = 0
+    while isinstance(answer := world.selector.select_within(asking.request(), names, 4), Unfinished):
+        steps += 1
+    assert 3 <= steps <= 24
+    assert isinstance(answer, Refused)
+    assert answer.misfits == Selector(world.ledger).select(asking.request(), names).misfits  # type: ignore[union-attr]
+
+
+def test_a_pod_with_many_requests_leaves_less_room_for_others_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "SHAPES", 4)
+    world = many(2)
+    for memory in (100, 200, 300):
+        world.select(gpu_pod(mem=memory))
+    assert len(world.selector._shapes) == 3
+    world.select(gpu_pod(mem=1).container(gpu=1, mem=2).container(gpu=1, mem=3))
+    assert len(world.selector._shapes) == 2
+
+
+# -- many containers
+
+
+def test_work_grows_with_the_containers_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks of one card, and containers added up for quotas."""
+    checks: list[str] = []
+    refuse = card_checks.refuse
+    monkeypatch.setattr(card_checks, "refuse", lambda *args: checks.append("") or refuse(*args))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(quota, "demand", lambda *_: pytest.fail("no quota is set"))
+    world = cluster(node("n1").gpus(4, memory=80_000, slots=100))
+
+    def cost(containers: int) -> int:
+        checks.clear()
+        asking = pod()
+        for position in range(containers):
+            asking = asking.init(gpu=1, mem=100 + position)
+        assert isinstance(world.fit(asking), Placement)
+        return len(checks)
+
+    assert cost(32) == 2 * cost(16) == 4 * cost(8)

@@ -7,7 +7,7 @@ import pytest
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.lines import TableColumn, bar, count_of, join_names, table
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
-from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_pods, sort_usage
+from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_usage
 from tests.support.builders import gpu_pod, node
 from tests.support.cluster_states import state_of
 
@@ -57,7 +57,7 @@ async def test_orders_put_the_fullest_or_the_freest_first() -> None:
     one = cluster()
     assert [use.card for use in sort_usage(card_usage(one), "memory")] == ["n1-0", "n1-1", "n2-0"]
     assert [use.card for use in sort_usage(card_usage(one), "free")] == ["n1-1", "n1-0", "n2-0"]
-    assert [use.name for use in sort_pods(pod_usage(one), "memory")] == ["a", "b"]
+    assert [use.name for use in sort_usage(pod_usage(one), "memory")] == ["a", "b"]
 
 
 async def test_tables_have_bars_and_say_who() -> None:

@@ -20,6 +20,7 @@ from tessera.vendors.pod_reader import PolicyDefaults
 from tessera.wire import keys
 from tessera.wire.objects import Container, EnvVar, Metadata, Pod, PodSpec, ResourceRequirements
 from tests.support import strategies as some
+from tests.support.builders import gpu_pod
 
 REFERENCES = [
     msgspec.convert(entry, EnvVar)
@@ -107,3 +108,18 @@ def test_pods_that_differ_in_one_thing_are_not_taken_for_siblings(one: Pod, othe
     siblings = reader()
     assert siblings.read(one) == siblings.read(one)
     assert siblings.read(one) != siblings.read(other)
+
+
+def test_a_large_pod_is_read_every_time() -> None:
+    """A thousand pods of a megabyte each would fill the memory."""
+    reading = reader()
+    small = gpu_pod().api()
+    for large in (
+        gpu_pod().annotate(("a", "x" * 20_000)).api(),
+        msgspec.structs.replace(small, spec=PodSpec(containers=[Container(name="c", env=[EnvVar("A", "b")] * 600)])),
+        msgspec.structs.replace(small, spec=PodSpec(containers=[Container(name=f"c{i}") for i in range(40)])),
+    ):
+        assert isinstance(reading.read(large), PreparedRequest)
+        assert not reading._known
+    reading.read(small)
+    assert len(reading._known) == 1

@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import asyncio
+from unittest import mock
+
 from tessera.core.quota import QuotaFacts
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Selector
+from tessera.scheduler import filter as filtering
+from tessera.scheduler import unschedulable_pods
+from tessera.scheduler.filter import UNFINISHED
 from tessera.scheduler.unschedulable_pods import LISTS_AT_ONCE, WAKE_AT_ONCE, UnschedulablePods
 from tests.support.builders import PodBuilder, gpu_pod, node
 from tests.support.stepwise_scheduler import World, uid
@@ -23,7 +31,14 @@ def free(world: World, name: str) -> None:
 
 
 def woken(world: World) -> list[str]:
-    return [request.name for request in world.unschedulable.wake(world.selector)]
+    return [request.name for request in all_woken(world.unschedulable, world.selector)]
+
+
+def all_woken(pods: UnschedulablePods, selector: Selector) -> list[PodRequest]:
+    async def wake() -> list[PodRequest]:
+        return [request async for request in pods.wake(selector)]
+
+    return asyncio.run(wake())
 
 
 def pods(count: int, *, namespace: str = "default", mem: int = 100) -> list[PodBuilder]:
@@ -123,10 +138,10 @@ def test_a_change_costs_only_so_many_decisions_a_shape() -> None:
     asked: list[str] = []
 
     class Counting:
-        def select(self, request: object, candidates: object) -> None:
+        def select_within(self, request: object, candidates: object, work: int) -> None:
             asked.append("")
 
-    assert world.unschedulable.wake(Counting()) == []  # type: ignore[arg-type]
+    assert all_woken(world.unschedulable, Counting()) == []  # type: ignore[arg-type]
     assert len(asked) == LISTS_AT_ONCE
 
 
@@ -170,4 +185,43 @@ def test_a_node_that_registers_wakes_pods_that_had_it_among_their_candidates() -
 
 def test_there_are_no_unschedulable_pods_at_first() -> None:
     pods = UnschedulablePods()
-    assert (len(pods), "x" in pods, pods.wake(World().selector)) == (0, False, [])
+    assert (len(pods), "x" in pods, all_woken(pods, World().selector)) == (0, False, [])
+
+
+# -- decisions that take too long
+
+
+def together(name: str, mem: int = 5000) -> PodBuilder:
+    """Fits a card of 8000 MiB container by container, but not as a whole."""
+    return gpu_pod(name, mem=mem).container(gpu=1, mem=mem)
+
+
+@mock.patch.object(filtering, "MOST_WORK", 4)
+@mock.patch.object(unschedulable_pods, "MOST_WORK", 4)
+def test_a_decision_that_takes_too_long_is_an_error_and_is_made_between_other_requests() -> None:
+    world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)), node("n9").gpus(2, memory=8000))
+    world.create(gpu_pod("on-n9").on("n9", "n9-0,NVIDIA,8000,0:;"))
+    asking = together("p")
+    assert UNFINISHED in world.filtered(asking)["Error"]
+    assert world.unschedulable.room.is_set()
+    assert woken(world) == []
+    world.api.delete_pod("default/on-n9")
+    world.watch()
+    assert world.chosen(asking) == "n9"
+
+
+@mock.patch.object(filtering, "MOST_WORK", 4)
+def test_a_refusal_after_several_calls_is_reported_as_the_first() -> None:
+    world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)))
+    asking = together("p")
+    answers = [world.filtered(asking) for _ in range(3)]
+    assert [bool(answer["FailedNodes"]) for answer in answers] == [False, False, True]
+    assert [event.is_first for event in world.reports.refused] == [True]
+
+
+def test_a_pod_of_which_the_search_found_a_node_is_woken() -> None:
+    world = World(*(node(f"n{i}").gpus(1, memory=8000) for i in range(6)), node("n9").gpus(2, memory=8000))
+    with mock.patch.object(filtering, "MOST_WORK", 4):
+        assert UNFINISHED in world.filtered(together("p"))["Error"]
+    assert woken(world) == ["p"]
+    assert world.chosen(together("p")) == "n9"

@@ -14,10 +14,12 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import UNCONSTRAINED, ContainerRequest, PodRequest, Request
+from tessera.vendors import registry
 from tessera.vendors.ascend import FAMILY, Ascend
-from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template, upgrade_vnpus
+from tessera.vendors.ascend.templates import CHART, AscendSection, Chip, Template
 from tessera.vendors.base import Bound, NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.wire.device_config import load_device_config
 from tessera.wire.objects import Metadata, Node
 
 CHIPS = {chip.common_word: chip for chip in CHART.configs}
@@ -145,10 +147,8 @@ def test_a_chip_without_a_usable_word_is_refused(word: str | None) -> None:
 
 
 def test_the_plain_list_of_old_files_becomes_a_section() -> None:
-    old = [{"commonWord": "Ascend310P"}]
-    assert upgrade_vnpus(old) == {"configs": old}
-    assert upgrade_vnpus({"configs": old}) == {"configs": old}
-    assert upgrade_vnpus(None) is None
+    read = load_device_config("vnpus: [{commonWord: Ascend310P}]", file="f.yaml", schemas=registry.schemas())
+    assert read == {"vnpus": AscendSection(configs=(Chip(common_word="Ascend310P"),))}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from tessera.vendors.base import Bound, NodeProblem, SharedSection, Switches, Ve
 from tessera.vendors.drafts import BadRequest, ContainerDraft, PodDraft, Resources
 from tessera.vendors.iluvatar import (
     CHART,
-    FAMILIES,
+    FAMILY,
+    OLD_FAMILY,
     Iluvatar,
     IluvatarChip,
     IluvatarChips,
@@ -32,7 +33,7 @@ OLD_SECTION = SharedSection(
     resource_core_name="iluvatar.ai/vcuda-core",
 )
 POD = PodRequest(uid="u", namespace="ns", name="p", containers=())
-CHIPS, OLD = FAMILIES
+CHIPS, OLD = FAMILY, OLD_FAMILY
 
 
 def chip() -> IluvatarChips:

@@ -33,7 +33,7 @@ def test_every_module_with_a_family_is_found() -> None:
 
 def test_a_module_offers_one_family_or_several_or_none() -> None:
     acme, bolt, core = family("acme"), family("bolt"), family("core")
-    modules = (SimpleNamespace(FAMILIES=(core, bolt)), SimpleNamespace(), SimpleNamespace(FAMILY=acme))
+    modules = (SimpleNamespace(CORE=core, BOLT=bolt), SimpleNamespace(), SimpleNamespace(FAMILY=acme))
     assert registry.collect(modules) == (acme, bolt, core)
 
 

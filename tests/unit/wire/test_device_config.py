@@ -46,18 +46,10 @@ class Chips(Base, frozen=True, kw_only=True):
     configs: tuple[Chip, ...] = ()
 
 
-def under_configs(section: Any) -> Any:
-    return {"configs": section} if isinstance(section, list) else section
-
-
-def one_as_list(section: Any) -> Any:
-    return [{"chipName": "old", **section}] if isinstance(section, dict) else section
-
-
 SCHEMAS: dict[str, Any] = {
     "nvidia": Green,
-    "vnpus": SectionSchema(Chips, upgrade=under_configs),
-    "iluvatars": SectionSchema(tuple[Chip, ...], upgrade=one_as_list),
+    "vnpus": SectionSchema(Chips, list_key="configs"),
+    "iluvatars": SectionSchema(tuple[Chip, ...]),
     "metax": list[Chip],
 }
 
@@ -117,18 +109,6 @@ metax: []
 )
 def test_the_list_form_and_the_table_form_of_a_section_mean_the_same(text: str) -> None:
     assert load(text) == {"vnpus": Chips(configs=(Chip(chip_name="910A"),))}
-
-
-@pytest.mark.parametrize(
-    ("text", "chips"),
-    [
-        ("iluvatars: {resourceName: iluvatar.ai/vgpu}", (Chip(chip_name="old", resource_name="iluvatar.ai/vgpu"),)),
-        ("iluvatars: {chipName: MR-V50}", (Chip(chip_name="MR-V50"),)),
-        ("iluvatars: [{chipName: MR-V50}]", (Chip(chip_name="MR-V50"),)),
-    ],
-)
-def test_a_section_is_read_in_its_old_form(text: str, chips: tuple[Chip, ...]) -> None:
-    assert load(text) == {"iluvatars": chips}
 
 
 def test_mistakes_in_an_old_form_keep_their_lines() -> None:

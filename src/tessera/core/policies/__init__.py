@@ -67,8 +67,9 @@ def _card_keys(text: str, *, numa_bind: bool) -> tuple[CardKeys, ...]:
     policy = POLICIES.get(text, SPREAD)
     if "," in text or policy.is_list:
         named = [POLICIES[name] for part in text.split(",") if (name := part.strip()) in POLICIES]
-        chain = [policy for policy in named if policy.orders_in_lists] or [SPREAD]
-        keys = tuple(policy.cards for policy in chain if policy.cards is not None)
+        # A policy that is named again orders nothing any more.
+        chain = {policy.name: policy for policy in named if policy.orders_in_lists} or {SPREAD.name: SPREAD}
+        keys = tuple(policy.cards for policy in chain.values() if policy.cards is not None)
         return (_by_high_numa, *keys, _by_index) if numa_bind else (*keys, _by_index)
     key = policy.cards or by_score
     if numa_bind and policy.numa_first:

@@ -117,16 +117,6 @@ class Session:
             self.api.nvmlShutdown()
 
 
-def open_session(load: Callable[[], Binding]) -> Session:
-    """Raises InventoryError, e.g. while no driver is installed."""
-    api = load()
-    try:
-        api.nvmlInit()
-    except api.NVMLError as error:
-        raise InventoryError(f"cannot start NVML: {error}") from error
-    return Session(api)
-
-
 class NvmlConnection:
     """Opens a session on demand and keeps it while it works. For calls one after the other.
 
@@ -139,22 +129,25 @@ class NvmlConnection:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """Raises InventoryError only."""
-        session = self._session
-        if session is None:
-            session = self._session = open_session(self._load)
+        """Raises InventoryError only, e.g. while no driver is installed."""
+        session = self._session = self._session or self._open()
         try:
             yield session
-        except session.api.NVMLError as error:
-            self._close_if_over(session, error)
+        except (session.api.NVMLError, InventoryError) as error:
+            is_own = isinstance(error, InventoryError)
+            if session.is_over(error.__cause__ if is_own else error):
+                self.close()
+            if is_own:
+                raise
             raise InventoryError(f"NVML: {error}") from error
-        except InventoryError as error:
-            self._close_if_over(session, error.__cause__)
-            raise
 
-    def _close_if_over(self, session: Session, error: BaseException | None) -> None:
-        if session.is_over(error):
-            self.close()
+    def _open(self) -> Session:
+        api = self._load()
+        try:
+            api.nvmlInit()
+        except api.NVMLError as error:
+            raise InventoryError(f"cannot start NVML: {error}") from error
+        return Session(api)
 
     def close(self) -> None:
         session, self._session = self._session, None

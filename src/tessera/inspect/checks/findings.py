@@ -8,8 +8,6 @@ from enum import Enum
 
 
 class Severity(Enum):
-    """How serious a finding is."""
-
     BROKEN = "broken"
     """pods do not get what they request, or get what they should not"""
     WARNING = "warning"
@@ -21,8 +19,6 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of looking at one thing."""
-
     severity: Severity
     area: str
     what: str

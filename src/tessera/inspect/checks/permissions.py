@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.checks.findings import Area, Finding, Severity
+from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
@@ -49,45 +49,40 @@ NEEDED = (
 async def check_permissions(client: KubeClient, installation: Installation) -> list[Finding]:
     account = _account(installation)
     if account is None:
-        return await _own(client)
-    missing = []
+        return await _check_own(client)
     try:
-        for permission in NEEDED:
-            if not await _is_allowed(client, permission, user=account):
-                missing.append(permission)
+        missing = await _missing(client, user=account)
     except ApiError as error:
         if error.status not in (FORBIDDEN, NOT_FOUND):
             raise
-        return [
-            AREA.unseen(f"you may not check the permissions of {account}; checking yours instead"),
-            *await _own(client),
-        ]
-    return _findings(missing, who=account, severity=Severity.BROKEN)
-
-
-async def _own(client: KubeClient) -> list[Finding]:
-    """Self-access reviews. They are about the scheduler if this runs in its pod."""
-    missing = [permission for permission in NEEDED if not await _is_allowed(client, permission)]
-    return _findings(missing, who="you", severity=Severity.UNSEEN)
-
-
-def _findings(missing: list[Permission], *, who: str, severity: Severity) -> list[Finding]:
-    if not missing:
-        return [AREA.fine(f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)")]
-    if severity is Severity.UNSEEN:
-        texts = ", ".join(permission.text for permission in missing)
-        return [
-            AREA.unseen(
-                f"you may not {texts}; whether the scheduler may is unknown",
-                fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
-            )
-        ]
-    return [
-        AREA.broken(
-            f"{who} may not {permission.text}", why=permission.without, fix="apply the chart's ClusterRole again"
-        )
-        for permission in missing
+        text = f"you may not check the permissions of {account}; checking yours instead"
+        return [AREA.unseen(text), *await _check_own(client)]
+    return _findings(missing, account) or [
+        AREA.broken(f"{account} may not {each.text}", why=each.without, fix="apply the chart's ClusterRole again")
+        for each in missing
     ]
+
+
+async def _check_own(client: KubeClient) -> list[Finding]:
+    """Self-access reviews. They are about the scheduler if this runs in its pod."""
+    missing = await _missing(client)
+    texts = ", ".join(permission.text for permission in missing)
+    return _findings(missing, "you") or [
+        AREA.unseen(
+            f"you may not {texts}; whether the scheduler may is unknown",
+            fix="run it as the scheduler: kubectl exec deploy/tessera-scheduler -c tessera -- tessera doctor",
+        )
+    ]
+
+
+async def _missing(client: KubeClient, *, user: str = "") -> list[Permission]:
+    return [permission for permission in NEEDED if not await _is_allowed(client, permission, user=user)]
+
+
+def _findings(missing: list[Permission], who: str) -> list[Finding]:
+    """That nothing is missing, if that is so."""
+    text = f"{who} may do everything that the scheduler needs ({len(NEEDED)} permissions)"
+    return [] if missing else [AREA.fine(text)]
 
 
 def _account(installation: Installation) -> str | None:
@@ -98,7 +93,7 @@ def _account(installation: Installation) -> str | None:
     return f"system:serviceaccount:{installation.namespace}:{spec.get('serviceAccountName') or 'default'}"
 
 
-async def _is_allowed(client: KubeClient, permission: Permission, *, user: str = "") -> bool:
+async def _is_allowed(client: KubeClient, permission: Permission, *, user: str) -> bool:
     attributes: Json = {"verb": permission.verb, "resource": permission.resource, "group": ""}
     if permission.subresource:
         attributes["subresource"] = permission.subresource

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tessera.inspect.checks.findings import Area, Finding
-from tessera.inspect.dry_run import DryRunClient
 from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
@@ -132,7 +131,7 @@ async def check_certificate(client: KubeClient, installation: Installation, *, n
 
 
 async def check_dry_run(
-    dry_run: DryRunClient, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
+    client: KubeClient, vendors: Mapping[str, Vendor], *, namespace: str, scheduler: str
 ) -> list[Finding]:
     """Creates a pod with `dryRun` and looks at what the webhook made of it."""
     resource = _resource(vendors)
@@ -147,7 +146,7 @@ async def check_dry_run(
         },
     }
     try:
-        answer = await dry_run.create(PODS.path(namespace), pod)
+        answer = await client.create_dry_run(PODS.path(namespace), pod, dict[str, Any])
     except ApiError as error:
         return [_refused(error, namespace)]
     except KubeError as error:

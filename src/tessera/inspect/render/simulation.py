@@ -24,15 +24,13 @@ def simulation_lines(found: Simulation, *, width: int | None = None) -> Iterator
         heading = "Why there" if found.count == 1 else f"Why the first copy goes to {found.why.node}"
         yield from section(heading, choice_lines(found.why, found.expected))
     if found.request is not None or found.stop is not None:
-        yield StyledLine()
-        yield StyledLine("How many fit", Style.HEAD)
-        yield StyledLine(_total(found)).indented()
+        yield from section("How many fit", [StyledLine(_total(found))])
     if found.stop is not None:
         what = f"What stops {'the next copy' if found.all_fit else f'copy {found.fits_in_all + 1}'}"
         if found.stop.verdict is not None:
             yield from refusal_lines(found.stop.verdict, found.stop.kept_off, width=width, what=what)
         else:
-            yield from (StyledLine(), StyledLine(what, Style.HEAD), StyledLine(found.stop.text, Style.WARN).indented())
+            yield from section(what, [StyledLine(found.stop.text, Style.WARN)])
 
 
 def _headline(found: Simulation) -> str:
@@ -46,19 +44,13 @@ def _headline(found: Simulation) -> str:
 def _copies(found: Simulation) -> Iterator[StyledLine]:
     if not found.placed:
         return
-    yield StyledLine()
-    if found.count > 1:
-        nodes = ", ".join(f"{node} {number}" for node, number in found.by_node.items())
-        yield StyledLine(f"Would go to: {nodes}", Style.HEAD)
-    else:
-        yield StyledLine("Would get", Style.HEAD)
-    for one in found.placed[:LISTED]:
-        if found.count == 1:
-            yield from (StyledLine(slice_text(each)).indented() for each in one.slices)
-        else:
-            yield StyledLine(f"{one.name} on {one.node}: {_cards(one)}").indented()
-    if len(found.placed) > LISTED:
-        yield StyledLine(f"and {len(found.placed) - LISTED} more").indented()
+    if found.count == 1:
+        yield from section("Would get", [StyledLine(slice_text(each)) for each in found.placed[0].slices])
+        return
+    nodes = ", ".join(f"{node} {number}" for node, number in found.by_node.items())
+    lines = [f"{one.name} on {one.node}: {_cards(one)}" for one in found.placed[:LISTED]]
+    lines += [f"and {len(found.placed) - LISTED} more"] if len(found.placed) > LISTED else []
+    yield from section(f"Would go to: {nodes}", map(StyledLine, lines))
 
 
 def _cards(one: SimulatedPlacement) -> str:

@@ -154,18 +154,16 @@ class Roster:
         strangers: dict[str, str] = {}
         seen: set[str] = set()
         for each in sorted(found, key=lambda each: isinstance(each, UnreadableCard)):
-            uuid = each.uuid or None
-            if uuid is None and isinstance(each, UnreadableCard):
-                uuid = self._uuid_at(each.index, seen)
+            uuid = each.uuid or self._uuid_at(each.index, seen)
             if self._is_left_out(uuid, each.index):
                 continue
-            if uuid is None or uuid in seen or (isinstance(each, UnreadableCard) and uuid not in self._cards):
-                strangers[uuid or f"index {each.index}"] = _why_stranger(each)
-                continue
-            seen.add(uuid)
             if isinstance(each, CardFacts):
-                self._read(uuid, each, now)
+                seen.add(each.uuid)
+                self._read(each, now)
+            elif uuid is None or uuid not in self._cards:
+                strangers[uuid or f"index {each.index}"] = each.problem
             else:
+                seen.add(uuid)
                 card = self._cards[uuid]
                 card.found_at, card.readable = now, False
                 card.fault(each.problem, now)
@@ -201,8 +199,8 @@ class Roster:
     def _problem_of(self, card: _Card) -> str:
         return card.health.problem or self.unfit.get(card.facts.uuid, "")
 
-    def _read(self, uuid: str, facts: CardFacts, now: float) -> None:
-        card = self._cards.setdefault(uuid, _Card(facts, now))
+    def _read(self, facts: CardFacts, now: float) -> None:
+        card = self._cards.setdefault(facts.uuid, _Card(facts, now))
         card.facts, card.found_at, card.readable = facts, now, True
         if card.deaf:
             card.fault(card.deaf, now)
@@ -225,9 +223,3 @@ class Roster:
         if uuid is None:
             return index in self._filter.index
         return self._left_out.setdefault(uuid, uuid in self._filter.uuid or index in self._filter.index)
-
-
-def _why_stranger(each: Found) -> str:
-    if isinstance(each, UnreadableCard):
-        return each.problem
-    return "another card has the same uuid" if each.uuid else "it has no uuid"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim
 from tessera.wire.quotes import quoted
+
+if TYPE_CHECKING:
+    from tessera.host.cards import MigInstance
+    from tessera.node.modes.cdi_files import CdiFiles
 
 NO_ENTRIES: Mapping[str, str] = MappingProxyType({})
 NO_DEVICES = "void"
@@ -61,6 +65,10 @@ class SharingMode(ABC):
 
     def __init__(self) -> None:
         self._fleet = Fleet()
+        self.cdi: CdiFiles | None = None
+        """the CDI specs that the mode keeps up to date, where devices are named by CDI"""
+        self.instances: Callable[[], Sequence[MigInstance]] = tuple
+        """the MIG instances that the specs list besides cards"""
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -70,6 +78,12 @@ class SharingMode(ABC):
     async def start(self, fleet: Fleet) -> None:
         """Prepares the cards. A card that cannot be prepared is logged and refused later; it never stops the agent."""
         self._fleet = fleet
+        await self.refresh()
+
+    async def refresh(self) -> None:
+        """Writes the current cards and instances into the CDI specs: a device must be there before it is handed out."""
+        if self.cdi is not None:
+            await self.cdi.refresh(self._fleet, self.instances())
 
     @abstractmethod
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
@@ -89,10 +103,12 @@ class SharingMode(ABC):
         Called soon after every change of the node's pods, and at least every few seconds.
         """
         self._fleet = fleet
+        await self.refresh()
 
     async def stop(self) -> None:
         """The agent ends; running containers must not notice."""
-        return None
+        if self.cdi is not None:
+            await self.cdi.stop()
 
 
 class CardSlice(NamedTuple):

@@ -1,4 +1,4 @@
-"""The CDI spec files of this agent, and a sharing mode that keeps them up to date.
+"""The CDI spec files of this agent, which its sharing mode keeps up to date.
 
     nothing --refresh--> written --(cards or instances change, or another program changed the file)--> written again
                             \\--(nothing left to offer)--> removed, if it is still what the agent wrote
@@ -11,7 +11,7 @@ content matches. A file that another program changed stays.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,8 +23,6 @@ from tessera.host.atomic_file import replace_file
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
-from tessera.node.handover.claims import Claim
-from tessera.node.modes.base import ContainerResponse, SharingMode
 from tessera.node.modes.cdi_spec import Document, device_names, feature_document, find_driver_files, gpu_document
 from tessera.node.modes.device_lists import CDI_GPU, CDI_VENDOR, DeviceSpecs, enabled_features
 from tessera.node.settings import AgentSettings
@@ -173,44 +171,3 @@ def _content(path: Path) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
-
-
-class WithCdi(SharingMode):
-    """A sharing mode that keeps CDI specs up to date.
-
-    The inner mode runs first, because it creates or finds the MIG instances that the specs list.
-    """
-
-    def __init__(self, mode: SharingMode, files: CdiFiles, instances: Callable[[], Sequence[MigInstance]]) -> None:
-        super().__init__()
-        self.mode = mode
-        self.files = files
-        self._instances = instances
-
-    @property
-    def problems(self) -> Mapping[str, str]:
-        return self.mode.problems
-
-    async def refresh(self) -> None:
-        """Writes the current cards and instances."""
-        await self.files.refresh(self._fleet, self._instances())
-
-    async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
-        await self.mode.start(fleet)
-        await self.refresh()
-
-    async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        return await self.mode.hand_over(claim, device_ids, certain=certain)
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        return await self.mode.hand_over_downward_api(device_ids)
-
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
-        await self.mode.reconcile(live, fleet)
-        await self.refresh()
-
-    async def stop(self) -> None:
-        await self.mode.stop()
-        await self.files.stop()

@@ -17,19 +17,12 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera.host.cards import MigInstance
+from tessera.host.nvml.session import LIBRARY_DIRS
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import NO_DEVICES, DeviceNode, HostMount
 from tessera.node.modes.device_lists import CDI_ALL, CDI_GPU, CDI_VENDOR, VISIBLE_DEVICES, DeviceSpecs
 from tessera.node.settings import Paths
 
-LIBRARY_FOLDERS = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-)
 PROGRAM_FOLDER = "usr/bin"
 PROGRAMS = (
     "nvidia-cuda-mps-control",
@@ -92,7 +85,7 @@ def _library_folders(root: Path) -> dict[str, list[str]]:
     inside = os.path.realpath(root)
     found: dict[str, list[str]] = {}
     seen: set[str] = set()
-    for folder in LIBRARY_FOLDERS:
+    for folder in LIBRARY_DIRS:
         real = os.path.realpath(root / folder)
         if real in seen or os.path.commonpath((real, inside)) != inside:
             continue

@@ -12,7 +12,7 @@ from tessera.host.cards import Hardware, MigInstance
 from tessera.host.writable_dirs import WritableDirs
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import SharingMode
-from tessera.node.modes.cdi_files import CdiFiles, WithCdi
+from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.container_dirs import ContainerDirs, Held, unknown_holders
 from tessera.node.modes.device_lists import DeviceLists, DeviceSpecs
 from tessera.node.modes.hami_core import HamiCore, home_of
@@ -45,8 +45,7 @@ def build_mode(
     if settings.node.mode == "mig":
         from tessera.node.modes.mig.mode import Mig
 
-        mode = mig = Mig(settings, hardware, device_lists=lists, write=write, cdi=files, known=known)
-        instances = mig.current_instances
+        mode = Mig(settings, hardware, device_lists=lists, write=write, known=known)
     elif settings.node.mode == "mps":
         from tessera.node.modes.mps.mode import Mps
 
@@ -55,4 +54,7 @@ def build_mode(
         mode = WholeCards(settings, lists)
     else:
         mode = HamiCore(settings, lists, dirs=ContainerDirs(WritableDirs(home_of(settings)), held=held))
-    return mode if files is None else WithCdi(mode, files, instances)
+    mode.cdi = files
+    if settings.node.mode != "mig":
+        mode.instances = instances
+    return mode

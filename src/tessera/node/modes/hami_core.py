@@ -71,7 +71,7 @@ class HamiCore(SharingMode):
         self._new_cache = new_cache
 
     async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().start(fleet)
         try:
             await self._dirs.call(self._common_mounts)
         except AllocationRefused as refusal:
@@ -96,11 +96,12 @@ class HamiCore(SharingMode):
         return self._device_lists.features().with_more(ContainerResponse(env=env, mounts=mounts))
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().reconcile(live, fleet)
         await self._dirs.remove_unused(live)
 
     async def stop(self) -> None:
         await self._dirs.stop()
+        await super().stop()
 
     async def _mounts(self, name: str, device_ids: Sequence[str]) -> tuple[HostMount, ...]:
         own, common = await self._dirs.give(name, device_ids, after=self._common_mounts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera.vendors.ascend.backend import Ascend
-from tessera.vendors.ascend.templates import CHART, AscendSection, upgrade_vnpus
+from tessera.vendors.ascend.templates import CHART, AscendSection
 from tessera.vendors.base import Family, Switches, Vendor
 
 __all__ = ["FAMILY", "Ascend"]
@@ -16,4 +16,4 @@ def build(section: AscendSection, switches: Switches) -> list[Vendor]:
     return [Ascend(chip, soft_split=section.hami_vnpu_core, siblings=counts) for chip in section.configs]
 
 
-FAMILY = Family(section="vnpus", chart=CHART, build=build, upgrade=upgrade_vnpus)
+FAMILY = Family(section="vnpus", chart=CHART, build=build, list_key="configs")

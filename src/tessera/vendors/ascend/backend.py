@@ -45,8 +45,6 @@ SOFT_CORES = 100
 
 
 class Ascend(Vendor):
-    """One kind of chip."""
-
     protected = PROTECTED
 
     def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
@@ -97,7 +95,7 @@ class Ascend(Vendor):
         return True
 
     def _round_to_pair(self, container: ContainerDraft, pod: PodDraft) -> None:
-        container.set_limit(self.names.count, 2)
+        container.limits[self.names.count] = str(2)
         if self.names.count in container.requests:
             container.set_both(self.names.count, 2)
         pod.warn(f"{self.names.count}: 1 was raised to 2, because a module holds two chips")

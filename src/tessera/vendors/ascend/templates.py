@@ -29,8 +29,6 @@ class Template(Section, frozen=True, kw_only=True):
 
 
 class Chip(Section, frozen=True, kw_only=True):
-    """One kind of NPU."""
-
     common_word: Word
     """the backend's key"""
     chip_name: str = ""
@@ -64,11 +62,7 @@ class AscendSection(Section, frozen=True, kw_only=True):
     hami_vnpu_core: bool = False
     """nodes take soft-split pods unless they say otherwise"""
     configs: tuple[Chip, ...] = ()
-
-
-def upgrade_vnpus(raw: Any) -> Any:
-    """HAMi up to v2.8 had the chips as a plain list. Anything else is returned unchanged."""
-    return {"configs": raw} if isinstance(raw, list) else raw
+    """HAMi up to v2.8 had this list as the section"""
 
 
 Cut = tuple[str, int, int, int]

@@ -22,8 +22,6 @@ CARD_MEMORY = 100
 
 
 class Gcu(Vendor):
-    """Whole cards, one container each."""
-
     key = "GCU"
     keys = AnnotationKeys(
         to_allocate="hami.io/enflame-gcu-devices-to-allocate",

@@ -28,8 +28,6 @@ OTHER_NODE_SCORE = 1000.0
 
 
 class Kunlun(Vendor):
-    """Whole cards."""
-
     key = "kunlun"
     scores_nodes = True
     keys = AnnotationKeys(allocated="hami.io/kunlun-allocated", use_uuids=USE_UUIDS, avoid_uuids=AVOID_UUIDS)

@@ -34,8 +34,6 @@ WORST_LOSS = 2**31 - 1
 
 
 class MetaxGpu(Vendor):
-    """Whole GPUs, one container each."""
-
     key = "Metax-GPU"
     scores_nodes = True
     keys = AnnotationKeys(

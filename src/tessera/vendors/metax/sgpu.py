@@ -53,8 +53,6 @@ CORE_REASONS = frozenset({Reason.CARD_INSUFFICIENT_CORES, Reason.CARD_CORES_EXHA
 
 
 class MetaxSgpu(Vendor):
-    """Slices by memory and cores."""
-
     key = "Metax-SGPU"
     scores_nodes = True
     shares_whole_cards = True

@@ -76,7 +76,7 @@ class Nvidia(Vendor):
         if isinstance(priority, BadRequest):
             return Denied(f"container {container.name}: {priority.text}")
         if priority is not None:
-            container.set_env(PRIORITY_ENV, str(priority))
+            container.env[PRIORITY_ENV] = str(priority)
         self._complete_cores(container, pod)
         self._apply_core_policy(container, pod)
         if percent is not None and container.amount(self.names.memory) not in (None, 0):
@@ -94,7 +94,7 @@ class Nvidia(Vendor):
         default = self.section.default_gpu_num
         if not default or not self.names.count or all(container.text(n, limits_only=True) is None for n in parts):
             return False
-        container.set_limit(self.names.count, default)
+        container.limits[self.names.count] = str(default)
         return True
 
     def _complete_cores(self, container: ContainerDraft, pod: PodDraft) -> None:
@@ -107,7 +107,7 @@ class Nvidia(Vendor):
         else:
             whole = container.text(self.names.memory) is None
         if whole:
-            container.set_limit(name, WHOLE_CARD_CORES)
+            container.limits[name] = str(WHOLE_CARD_CORES)
             pod.warn(
                 f"container {container.name}: gets whole cards ({name}: {WHOLE_CARD_CORES}) for itself; "
                 f"ask for {' or '.join(n for n in (self.names.memory, name) if n)} to share them"
@@ -118,7 +118,7 @@ class Nvidia(Vendor):
         effect = POLICY_EFFECTS.get(policy)
         if effect is None:
             return
-        container.set_env(CORE_POLICY, policy)
+        container.env[CORE_POLICY] = policy
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
 

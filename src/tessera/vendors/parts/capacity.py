@@ -29,16 +29,11 @@ def capacity_of(node: Node, name: str, *, most: int = INT32_MAX) -> int | NodePr
     return NodeProblem(f"capacity of {value.text}") if isinstance(value, BadRequest) else value
 
 
-def cards_by_capacity(node: Node, name: str) -> int | NodeProblem:
-    """The number of cards, for vendors whose capacity counts cards."""
-    return capacity_of(node, name, most=MOST_CARDS)
-
-
 def numbered_cards(
     vendor: Vendor, node: Node, *, stem: str, memory: int, slots: int = 1
 ) -> tuple[Device, ...] | NodeProblem:
     """One device for every card in the capacity; ids are `<node>-<stem>-<position>`."""
-    count = cards_by_capacity(node, vendor.names.count)
+    count = capacity_of(node, vendor.names.count, most=MOST_CARDS)
     if isinstance(count, NodeProblem):
         return count
     return alike_cards(Device(f"{node.name}-{stem}", vendor.key, slots=slots, memory=memory, model=vendor.key), count)

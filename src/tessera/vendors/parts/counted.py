@@ -30,8 +30,6 @@ class CountedSection(Section, frozen=True, kw_only=True):
 
 
 class Counted(Vendor):
-    """Cards shared by slots alone."""
-
     def request(self, resources: Resources) -> Request | BadRequest | None:
         return whole_cards(resources, self.names.count, vendor=self.key)
 

@@ -89,8 +89,6 @@ def test_a_card_that_does_not_even_tell_its_uuid_is_known_by_its_index() -> None
     [
         (UnreadableCard(1, "lost"), "index 1", "lost"),
         (UnreadableCard(1, "lost", "GPU-b"), "GPU-b", "lost"),
-        (replace(B, uuid="GPU-a"), "GPU-a", "another card has the same uuid"),
-        (replace(B, uuid=""), "index 1", "it has no uuid"),
     ],
 )
 def test_a_card_of_which_nothing_is_known_is_left_out_and_named(found: Found, name: str, why: str) -> None:

@@ -7,14 +7,13 @@ import os
 import stat
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import ContainerResponse, SharingMode
-from tessera.node.modes.cdi_files import CdiFiles, WithCdi
+from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.device_lists import DeviceSpecs
 from tessera.node.settings import AgentSettings, DeviceListStrategy
 from tests.support.sharing_modes import MIG, A, B, claim, fleet, instance, put_files, settings
@@ -139,45 +138,22 @@ async def test_a_write_that_fails_half_way_leaves_the_old_file(
 
 
 class Mode(SharingMode):
-    """Remembers what it was told, and makes an instance at its start."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: list[Any] = []
-        self.instances: tuple[Any, ...] = ()
-
-    async def start(self, fleet: Fleet) -> None:
-        self.told.append(("start", fleet))
-        self.instances = (instance(),)
-
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
-        return ContainerResponse(env={"handed": f"{claim.pod.uid} {device_ids} {certain}"})
-
-    async def hand_over_downward_api(self, device_ids: Sequence[str]) -> ContainerResponse:
-        return ContainerResponse(env={"welcome": f"{device_ids}"})
-
-    async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self.told.append(("settle", live, fleet))
-
-    async def stop(self) -> None:
-        self.told.append("stop")
+        raise NotImplementedError
 
 
-async def test_a_mode_with_cdi_is_the_mode_with_files_that_follow_it(
+async def test_the_files_follow_the_cards_and_instances_of_the_sharing_mode(
     files: CdiFiles, own: AgentSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "mig-minors").write_text("gpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n")
     mode = Mode()
-    both = WithCdi(mode, files, lambda: mode.instances)
-    await both.start(fleet(A))
+    mode.cdi, mode.instances = files, lambda: (instance(),)
+    await mode.start(fleet(A))
     assert names(own.paths.cdi / GPU) == {A, MIG, "all"}
-    mode.instances = ()
-    await both.refresh()
+    mode.instances = tuple
+    await mode.refresh()
     assert names(own.paths.cdi / GPU) == {A, "all"}
-    await both.reconcile([claim()], fleet(A, B))
+    await mode.reconcile([claim()], fleet(A, B))
     assert names(own.paths.cdi / GPU) == {A, B, "all"}
-    assert (await both.hand_over(claim(), ["x"], certain=False)).env == {"handed": "uid-1 ['x'] False"}
-    assert (await both.hand_over_downward_api(["x"])).env == {"welcome": "['x']"}
-    await both.stop()
-    assert mode.told == [("start", fleet(A)), ("settle", [claim()], fleet(A, B)), "stop"]
+    await mode.stop()
     assert (own.paths.cdi / GPU).exists(), "a container that restarts while the agent is away still finds its card"

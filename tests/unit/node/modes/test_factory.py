@@ -11,7 +11,6 @@ import pytest
 
 from tessera.host.cards import Hardware
 from tessera.node.handover.claims import PodKey
-from tessera.node.modes.cdi_files import WithCdi
 from tessera.node.modes.factory import build_mode
 from tessera.node.modes.hami_core import HamiCore
 from tessera.node.modes.mig.mode import Mig
@@ -47,8 +46,8 @@ async def test_every_mode_comes_with_cdi_specs_where_they_are_wanted(
     tmp_path: Path, name: Mode, kind: type, strategy: DeviceListStrategy
 ) -> None:
     mode = build_mode(settings(tmp_path, strategy, node=NodeSettings(mode=name)), NO_HARDWARE, write=write)
-    assert isinstance(mode, WithCdi)
-    assert isinstance(mode.mode, kind)
+    assert isinstance(mode, kind)
+    assert mode.cdi is not None
     await mode.stop()
 
 

@@ -16,6 +16,7 @@ from tessera.host.cards import CardError, GpuInstanceProfile, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.modes.base import AllocationRefused, ContainerResponse
+from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.mig.annotations import NotWritten
 from tessera.node.modes.mig.mode import WRITE_S
 from tessera.node.settings import DeviceListStrategy
@@ -218,12 +219,15 @@ async def test_an_apiserver_that_does_not_answer_fails_the_handover_in_the_end(t
 async def test_cdi_specs_list_the_instance_before_it_is_handed_over(node: Node) -> None:
     listed: list[object] = []
 
-    class Specs:
+    class Specs(CdiFiles):
+        def __init__(self) -> None: ...
+
         async def refresh(self, fleet: Fleet, instances: Sequence[MigInstance]) -> None:
             listed.append([each.mig_uuid for each in instances])
             assert not node.written
 
-    mig = await node.started(cdi=Specs())
+    mig = await node.started()
+    mig.cdi = Specs()
     await mig.hand_over(claim(ONE), ["x"])
     assert listed == [["MIG-1"]]
 

@@ -35,8 +35,7 @@ def decode_yaml(body: bytes) -> Any:
     report = documents.Report("body")
     try:
         found = yaml_source.read_yaml(body.decode(), report)
-        if report:
-            raise report.error()
+        report.check()
         return strict.plain(found)
     except (WireError, UnicodeDecodeError) as error:
         raise bad_request(f"the body is not valid YAML: {error}") from error

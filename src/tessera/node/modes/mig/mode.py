@@ -25,7 +25,6 @@ from tessera.host.cards import InventoryError, MigHardware, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, SharingMode
-from tessera.node.modes.cdi_files import CdiFiles
 from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mig.annotations import NotWritten, Write
 from tessera.node.modes.mig.instances import ClaimInstances, GpuInstances, InstanceHolders, PlacementTaken, holders_of
@@ -56,19 +55,18 @@ class Mig(SharingMode):
         *,
         device_lists: DeviceLists,
         write: Write,
-        cdi: CdiFiles | None = None,
         known: Callable[[], Sequence[Claim] | None] = lambda: (),
         calls: CallThread | None = None,
         clock: Callable[[], float] = time.monotonic,
         boot: str | None = None,
     ) -> None:
         """`known` returns the live claims at start, None if they are unknown: a card that pods share without MIG must
-        not be switched. `cdi` must list an instance before a container gets it. `clock` is in seconds."""
+        not be switched. `clock` is in seconds."""
         super().__init__()
         self._settings = settings
         self._device_lists = device_lists
         self._write = write
-        self._cdi = cdi
+        self.instances = self.current_instances
         self._known = known
         self._calls = calls or CallThread("mig")
         self._clock = clock
@@ -96,6 +94,7 @@ class Mig(SharingMode):
         else:
             cards, shared = fleet, shared_without_mig(claims)
         await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
+        await super().start(fleet)
 
     async def hand_over(self, claim: Claim, device_ids: Sequence[str], *, certain: bool = True) -> ContainerResponse:
         requests = requests_of(claim, device_ids, fleet=self._fleet, settings=self._settings, certain=certain)
@@ -117,8 +116,6 @@ class Mig(SharingMode):
         self._fleet = fleet
         self._shared = shared = shared_without_mig(claims)
         self._holders = holders = holders_of(claims, besides=self._in_progress)
-        if fleet.problem:
-            return
         now = self._clock()
 
         def job() -> None:
@@ -127,12 +124,15 @@ class Mig(SharingMode):
             self._instances.release(holders, cards=_uuids(fleet), now=now)
             self._enable_mig(fleet, shared, now)
 
-        await self._try_job("MIG instances are not reconciled", job)
-        self._reconciled.set()
-        self._reconciled = asyncio.Event()
+        if not fleet.problem:
+            await self._try_job("MIG instances are not reconciled", job)
+            self._reconciled.set()
+            self._reconciled = asyncio.Event()
+        await super().reconcile(live, fleet)
 
     async def stop(self) -> None:
         await self._calls.close(patience=STOP_S)
+        await super().stop()
 
     @contextmanager
     def _handing_over(self, uid: str) -> Iterator[None]:
@@ -166,8 +166,7 @@ class Mig(SharingMode):
 
     async def _respond(self, claim: Claim, found: ClaimInstances) -> ContainerResponse:
         """Updates the CDI specs and the pod's annotation before the container gets its response."""
-        if self._cdi is not None:
-            await self._cdi.refresh(self._fleet, self._current)
+        await self.refresh()
         allocations = [each.allocation for each in found.instances]
         if any(each not in claim.mig for each in allocations):
             async with asyncio.timeout(WRITE_S):

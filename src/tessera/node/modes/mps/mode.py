@@ -68,7 +68,7 @@ class Mps(SharingMode):
         return {uuid: card.state.started for uuid, card in self._cards.items()}
 
     async def start(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().start(fleet)
         for card in fleet:
             self._serve_card(card)
         await asyncio.gather(*(card.ready(within=self._hand_over_s) for card in self._cards.values()))
@@ -99,7 +99,7 @@ class Mps(SharingMode):
         return response.with_more(self._access(facts.uuid, limits))
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
-        self._fleet = fleet
+        await super().reconcile(live, fleet)
         for state in fleet:
             self._serve_card(state)
         for uuid, card in list(self._cards.items()):
@@ -114,6 +114,7 @@ class Mps(SharingMode):
         for uuid in list(self._cards):
             await self._drop_card(uuid)
         await self._modes.close()
+        await super().stop()
 
     def _serve_card(self, state: CardState) -> None:
         uuid = state.facts.uuid

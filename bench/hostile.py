@@ -1,0 +1,312 @@
+"""What the worst pods that an apiserver accepts cost everybody: the event loop's time for one filter or admission call.
+
+    python -m bench.hostile
+    python -m bench.hostile --check
+
+One process, no network: a ledger of 5000 nodes with 8 cards each, and the real filter and webhook. Each shape is new to
+every cache. A decision that takes several calls counts with its longest one, since other requests are served between
+them. Processor time of this thread, beside that of ordinary pods in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC
+from time import monotonic, thread_time, time
+from types import MappingProxyType
+from typing import Any, cast
+
+import msgspec
+
+from bench.core import make_held, make_node
+from bench.measurement import Budget, progress, table
+from tessera.core.quota import QuotaFacts
+from tessera.scheduler.admission.pod_admission import AdmissionSettings
+from tessera.scheduler.admission.webhook import review
+from tessera.scheduler.clock import Clock
+from tessera.scheduler.engine import Engine
+from tessera.scheduler.filter import UNFINISHED
+from tessera.scheduler.kube_api import KubeApi
+from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.settings import Settings
+from tessera.scheduler.tenure import Tenure
+from tessera.vendors.pod_reader import MAX_ENTRIES
+from tessera.wire.objects import Pod
+
+MOST_MS = 50.0
+NODES, CARDS, PODS_PER_NODE = 5_000, 8, 4
+ORDINARY = 40
+"""pods whose median is the yardstick"""
+MOST_CALLS = 40
+"""of one decision that are measured; it takes at most `MOST_SLICES`"""
+ANNOTATION = 250 << 10
+"""bytes; the apiserver accepts 256 KiB of annotations"""
+BODY = 1_400 << 10
+"""bytes; etcd accepts requests of 1.5 MiB"""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Milliseconds of the event loop."""
+
+    name: str
+    filter_ms: float
+    calls: int
+    admission_ms: float
+    answer: str
+
+
+# -- pods
+
+
+def container(name: str, **amounts: object) -> Json:
+    limits = {f"nvidia.com/{key}": str(value) for key, value in amounts.items()}
+    return {"name": name, "image": "i", "resources": {"limits": limits, "requests": limits} if limits else {}}
+
+
+def pod(
+    *containers: Json,
+    init: tuple[Json, ...] = (),
+    namespace: str = "team",
+    annotations: Mapping[str, str] = MappingProxyType({}),
+) -> Json:
+    metadata = {"name": "hostile", "namespace": namespace, "uid": "hostile", "annotations": dict(annotations)}
+    return {"metadata": metadata, "spec": {"initContainers": list(init), "containers": list(containers)}}
+
+
+def many(count: int, **amounts: object) -> tuple[Json, ...]:
+    return tuple(container(f"c{i}", **amounts) for i in range(count))
+
+
+def different(count: int, *, gpu: int, memory: int) -> tuple[Json, ...]:
+    return tuple(container(f"c{i}", gpu=gpu, gpumem=memory + i) for i in range(count))
+
+
+def plain_containers(size: int) -> tuple[Json, ...]:
+    """So many bytes of containers that ask for nothing."""
+    return many(size // len(msgspec.json.encode(container("c10000"))))
+
+
+def shapes() -> Iterator[tuple[str, Json]]:
+    """The worst pods known, by what is wrong with them."""
+    one = container("a", gpu=1, gpumem=1_000)
+    yield "2 containers that fit alone, but not together", pod(*different(2, gpu=8, memory=45_000))
+    yield "32 containers that fit alone, but not together", pod(*different(32, gpu=1, memory=45_000))
+    yield "32 init containers, each another amount", pod(one, init=different(31, gpu=8, memory=1_000))
+    yield "33 containers with devices", pod(*different(33, gpu=1, memory=100))
+    yield "400 init containers with devices", pod(one, init=different(400, gpu=1, memory=100))
+    yield "init containers with devices, 1.4 MB", pod(one, init=different(BODY // 160, gpu=1, memory=100))
+    yield "256 containers, one with devices", pod(one, *many(255))
+    yield "containers without devices, 1.4 MB", pod(*plain_containers(BODY))
+    yield "the same and one with devices", pod(one, *plain_containers(BODY))
+    env = [{"name": f"V{i:06}", "value": ""} for i in range(BODY // 32)]
+    yield "a container with 1.4 MB of variables", pod(one | {"env": env})
+    amounts = {f"example.com/r{i:06}": "1" for i in range(BODY // 50)}
+    resources = {"limits": amounts | one["resources"]["limits"], "requests": amounts}
+    yield "a container with 1.4 MB of resources", pod(one | {"resources": resources})
+    yield "a million cards", pod(container("a", gpu=1_000_000))
+    yield "2^63-1 cards", pod(container("a", gpu=2**63 - 1, gpumem=1))
+    yield "2^63-1 MiB", pod(container("a", gpu=1, gpumem=2**63 - 1))
+    yield "10^30 MiB", pod(container("a", gpu=1, gpumem=10**30))
+    yield "2^63-1 cores", pod(container("a", gpu=1, gpumem=1, gpucores=2**63 - 1))
+    yield (
+        "2^63-1 per cent",
+        pod(container("a", gpu=1) | {"resources": _limits({"gpu": 1, "gpumem-percentage": 2**63 - 1})}),
+    )
+    yield (
+        "numa-bind that fits nowhere",
+        pod(container("a", gpu=8, gpumem=70_000), annotations={"nvidia.com/numa-bind": "true"}),
+    )
+    numa = pod(*different(2, gpu=4, memory=45_000), annotations={"nvidia.com/numa-bind": "true"})
+    yield "numa-bind, two containers that fit alone", numa
+    links = pod(*different(2, gpu=7, memory=45_000), annotations={"hami.io/gpu-scheduler-policy": "topology-aware"})
+    yield "topology-aware, two containers that fit alone", links
+    for key in ("nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype"):
+        shown = key.partition("/")[2]
+        yield f"{shown}, 250 KiB", pod(one, annotations={key: "a," * (ANNOTATION // 2)})
+        yield f"{shown}, 16 KiB of short words", pod(one, annotations={key: _words(3_000, 3)})
+        yield f"{shown}, 256 words", pod(*different(2, gpu=8, memory=45_000), annotations={key: _words(256 * 41, 41)})
+    yield (
+        "scheduler policy, 250 KiB",
+        pod(one, annotations={"hami.io/gpu-scheduler-policy": "spread," * (ANNOTATION // 7)}),
+    )
+    policy = pod(
+        *different(2, gpu=8, memory=45_000), annotations={"hami.io/gpu-scheduler-policy": "spread,numa," * 1_300}
+    )
+    yield "scheduler policy, 16 KiB", policy
+    weights = "slot=1" + "0" * 400 + ",core=1,memory=1"
+    yield "a scoring weight of 400 digits", pod(one, annotations={"hami.io/device-scoring-weights": weights})
+    yield "vgpu-mode, 250 KiB", pod(one, annotations={"nvidia.com/vgpu-mode": "x" * ANNOTATION})
+    yield "an annotation that is not read, 250 KiB", pod(one, annotations={"example/notes": "x" * ANNOTATION})
+    percent = {"resources": _limits({"gpu": 8, "gpumem-percentage": 90})}
+    yield "a quota that may refuse on every node", pod(container("a") | percent, namespace="limited")
+    yield "a quota that refuses on every node", pod(container("a", gpu=8, gpumem=40_000), namespace="limited")
+
+
+def _limits(amounts: Mapping[str, int]) -> Json:
+    limits = {f"nvidia.com/{key}": str(value) for key, value in amounts.items()}
+    return {"limits": limits, "requests": limits}
+
+
+def _words(size: int, width: int) -> str:
+    return ",".join(f"{i:0{width - 1}x}" for i in range(size // width))
+
+
+# -- measuring
+
+
+class Bench:
+    """One engine with a filled ledger."""
+
+    def __init__(self) -> None:
+        clock = Clock(time, monotonic, UTC)
+        self.engine = Engine(
+            Settings(),
+            cast("KubeApi", None),  # nothing is written: no filter reaches the API
+            clock=clock,
+            spawn=lambda work: work.close(),
+            observer=NullObserver(),
+            tenure=Tenure.unlimited(),
+        )
+        ledger = self.engine.ledger
+        self.names = []
+        for number in range(NODES):
+            facts = make_node(number, CARDS)
+            ledger.observe_node(facts)
+            self.names.append(facts.name)
+            for held in range(PODS_PER_NODE):
+                ledger.observe_pod(make_held(facts, held))
+        for number in range(1_000):
+            limits = {"nvidia.com/gpumem": 500_000 + number, "nvidia.com/gpucores": 10_000}
+            ledger.observe_quota(QuotaFacts("limited", f"q{number}", limits))
+        self._listed = msgspec.json.encode(self.names)
+        self._ordinary = 0
+
+    def filter(self, asked: Json) -> tuple[float, int, str]:
+        """The longest call of a decision, the number of calls, and the end of it."""
+        body = b'{"Pod":%b,"NodeNames":%b}' % (msgspec.json.encode(asked), self._listed)
+        longest, calls = 0.0, 0
+        answer = UNFINISHED.encode()
+        while UNFINISHED.encode() in answer and calls < MOST_CALLS:
+            calls += 1
+            began = thread_time()
+            answer = self.engine.filter.answer(body)
+            longest = max(longest, thread_time() - began)
+        self.engine.cycles.observe_gone(asked["metadata"]["uid"])
+        return longest * 1_000, calls, _summary(answer)
+
+    def admit(self, asked: Json) -> float:
+        body = msgspec.json.encode(
+            {
+                "apiVersion": "admission.k8s.io/v1",
+                "kind": "AdmissionReview",
+                "request": {
+                    "uid": "r",
+                    "operation": "CREATE",
+                    "namespace": asked["metadata"]["namespace"],
+                    "object": {"apiVersion": "v1", "kind": "Pod", **asked},
+                },
+            }
+        )
+        settings = AdmissionSettings(scheduler_name="hami-scheduler")
+        began = thread_time()
+        review(
+            body,
+            "application/json",
+            vendors=self.engine.vendors,
+            settings=settings,
+            quotas=self.engine.ledger.quotas,
+        )
+        return (thread_time() - began) * 1_000
+
+    def informer(self) -> float:
+        """An update of a bound pod whose allocation is as long as an annotation can be."""
+        entry = f"{make_node(0, CARDS).devices[0].uuid},NVIDIA,1,1:"
+        annotations = {"hami.io/vgpu-devices-allocated": entry * MAX_ENTRIES + ";"}
+        document = pod(container("a", gpu=1))
+        document["metadata"]["annotations"] = annotations
+        document["spec"]["nodeName"] = self.names[0]
+        shown = msgspec.convert(document, Pod)
+        began = thread_time()
+        self.engine.pods.put("team/hostile", shown)
+        spent = (thread_time() - began) * 1_000
+        self.engine.pods.drop("team/hostile")
+        return spent
+
+    def ordinary(self) -> tuple[float, float]:
+        """Medians of a filter and an admission."""
+        filters, reviews = [], []
+        for number in range(ORDINARY):
+            asked = pod(container("a", gpu=1, gpumem=(2_000, 6_000)[number % 2]))
+            filters.append(self.filter(asked)[0])
+            reviews.append(self.admit(asked))
+        return sorted(filters)[ORDINARY // 2], sorted(reviews)[ORDINARY // 2]
+
+
+def _summary(answer: bytes) -> str:
+    result = json.loads(answer)
+    if result["NodeNames"]:
+        return "placed"
+    reasons = {**(result["FailedNodes"] or {}), **(result["FailedAndUnresolvableNodes"] or {})}
+    return str(result["Error"] or next(iter(reasons.values())))[:70]
+
+
+def measure() -> tuple[list[Cost], tuple[float, float], float]:
+    progress(f"filling a ledger: {NODES} nodes with {CARDS} cards and {PODS_PER_NODE} pods each")
+    bench = Bench()
+    gc.collect()
+    gc.freeze()
+    ordinary = bench.ordinary()
+    found = []
+    for name, asked in shapes():
+        spent, calls, answer = bench.filter(asked)
+        found.append(Cost(name, spent, calls, bench.admit(asked), answer))
+    return found, ordinary, bench.informer()
+
+
+def shown(found: list[Cost], ordinary: tuple[float, float], informer: float) -> str:
+    lines = [f"{'pod':<46} {'filter ms':>9} {'x':>6} {'calls':>5} {'admission ms':>12} {'x':>6}  answer"]
+    lines.append(f"{'ordinary (median)':<46} {ordinary[0]:>9.2f} {1:>6} {1:>5} {ordinary[1]:>12.2f} {1:>6}  placed")
+    for cost in found:
+        by_filter, by_admission = cost.filter_ms / ordinary[0], cost.admission_ms / ordinary[1]
+        lines.append(
+            f"{cost.name:<46} {cost.filter_ms:>9.2f} {by_filter:>6.1f} {cost.calls:>5} {cost.admission_ms:>12.2f}"
+            f" {by_admission:>6.1f}  {cost.answer}"
+        )
+    lines.append(f"{'update of a bound pod, 5000 grants':<46} {informer:>9.2f} {informer / ordinary[0]:>6.1f}")
+    return "\n".join(lines)
+
+
+def judged(found: list[Cost], informer: float) -> list[Budget]:
+    worst_filter = max(found, key=lambda cost: cost.filter_ms)
+    worst_review = max(found, key=lambda cost: cost.admission_ms)
+    return [
+        Budget(f"worst filter call, ms ({worst_filter.name})", worst_filter.filter_ms, MOST_MS),
+        Budget(f"worst admission, ms ({worst_review.name})", worst_review.admission_ms, MOST_MS),
+        Budget("update of a bound pod with 5000 grants, ms", informer, MOST_MS),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="compare with the budgets; exit 1 if one is exceeded")
+    options = parser.parse_args(arguments)
+    gc.disable()
+    found, ordinary, informer = measure()
+    print(shown(found, ordinary, informer))
+    if not options.check:
+        return 0
+    budgets = judged(found, informer)
+    print(table(budgets))
+    return 0 if all(budget.kept for budget in budgets) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
