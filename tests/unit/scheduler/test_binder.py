@@ -394,6 +394,36 @@ async def test_a_bind_that_was_lost_while_its_pod_was_deleted_frees_the_card() -
 # -- when the effect of a write is unknown
 
 
+# -- pods that another client changed after they were placed
+
+
+@in_fake_time
+async def test_a_change_that_the_placement_does_not_depend_on_costs_one_more_write_and_no_time() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"example.com/note": "x"})
+    assert await world.bound(POD) == ""
+    assert (world.api.calls, seconds()) == (["bind", "get_pod", "bind"], 0.0)
+    assert world.cards() == HELD
+
+
+@in_fake_time
+async def test_a_pod_that_accepts_other_cards_by_now_is_not_bound_to_those_that_were_found() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"nvidia.com/use-gputype": "another"})
+    assert await world.bound(POD) == "pod default/p was changed after it was placed"
+    assert (node_of(world), world.cards()) == ("", FREE)
+
+
+@in_fake_time
+async def test_a_pod_that_another_replica_has_fenced_is_not_bound_here() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {keys.FENCE: "another"})
+    assert await world.bound(POD) == "pod default/p: another replica has taken over"
+    assert (node_of(world), world.cards()) == ("", FREE)
+    assert await world.bound(POD) == "pod default/p: another replica has taken over", "without a reservation"
+    assert node_of(world) == ""
+
+
 async def unknown(world: World, *, done: bool) -> None:
     world.api.always("bind", Step(lost_answer(), done=done))
     world.api.always("get_pod", never_sent())
