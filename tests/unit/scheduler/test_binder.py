@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tessera.core.ledger import GrantState
@@ -15,6 +16,7 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
+from tessera.wire.objects import PodStatus
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -422,6 +424,16 @@ async def test_a_pod_that_another_replica_has_fenced_is_not_bound_here() -> None
     assert (node_of(world), world.cards()) == ("", FREE)
     assert await world.bound(POD) == "pod default/p: another replica has taken over", "without a reservation"
     assert node_of(world) == ""
+
+
+@in_fake_time
+async def test_a_pod_that_ended_while_its_bind_had_no_answer_frees_its_card() -> None:
+    world = ready()
+    ended = msgspec.structs.replace(world.api.pods[KEY], status=PodStatus(phase="Failed"))
+    world.api.script("bind", lost_answer())
+    world.api._store_pod(KEY, ended)
+    assert await world.bound(POD) == "pod default/p has ended already"
+    assert (world.api.calls, world.cards()) == (["bind", "get_pod"], FREE)
 
 
 async def unknown(world: World, *, done: bool) -> None:
