@@ -32,7 +32,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.filter import UNFINISHED
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.pod_reader import MAX_ENTRIES
@@ -48,6 +48,8 @@ ANNOTATION = 250 << 10
 """bytes; the apiserver accepts 256 KiB of annotations"""
 BODY = 1_400 << 10
 """bytes; etcd accepts requests of 1.5 MiB"""
+
+NODE_POLICY, CARD_POLICY = "hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"
 
 Json = dict[str, Any]
 
@@ -98,9 +100,9 @@ def shapes() -> Iterator[tuple[str, Json]]:
     """The worst pods known, by what is wrong with them."""
     one = container("a", gpu=1, gpumem=1_000)
     yield "2 containers that fit alone, but not together", pod(*different(2, gpu=8, memory=45_000))
-    yield "32 containers that fit alone, but not together", pod(*different(32, gpu=1, memory=45_000))
-    yield "32 init containers, each another amount", pod(one, init=different(31, gpu=8, memory=1_000))
-    yield "33 containers with devices", pod(*different(33, gpu=1, memory=100))
+    yield "16 containers that fit alone, but not together", pod(*different(16, gpu=1, memory=45_000))
+    yield "16 init containers, each another amount", pod(one, init=different(15, gpu=8, memory=1_000))
+    yield "17 containers with devices", pod(*different(17, gpu=1, memory=100))
     yield "400 init containers with devices", pod(one, init=different(400, gpu=1, memory=100))
     yield "init containers with devices, 1.4 MB", pod(one, init=different(BODY // 160, gpu=1, memory=100))
     yield "256 containers, one with devices", pod(one, *many(255))
@@ -116,31 +118,24 @@ def shapes() -> Iterator[tuple[str, Json]]:
     yield "2^63-1 MiB", pod(container("a", gpu=1, gpumem=2**63 - 1))
     yield "10^30 MiB", pod(container("a", gpu=1, gpumem=10**30))
     yield "2^63-1 cores", pod(container("a", gpu=1, gpumem=1, gpucores=2**63 - 1))
-    yield (
-        "2^63-1 per cent",
-        pod(container("a", gpu=1) | {"resources": _limits({"gpu": 1, "gpumem-percentage": 2**63 - 1})}),
-    )
-    yield (
-        "numa-bind that fits nowhere",
-        pod(container("a", gpu=8, gpumem=70_000), annotations={"nvidia.com/numa-bind": "true"}),
-    )
-    numa = pod(*different(2, gpu=4, memory=45_000), annotations={"nvidia.com/numa-bind": "true"})
-    yield "numa-bind, two containers that fit alone", numa
-    links = pod(*different(2, gpu=7, memory=45_000), annotations={"hami.io/gpu-scheduler-policy": "topology-aware"})
-    yield "topology-aware, two containers that fit alone", links
+    percent = {"resources": _limits({"gpu": 1, "gpumem-percentage": 2**63 - 1})}
+    yield "2^63-1 per cent", pod(container("a") | percent)
+    numa = {"nvidia.com/numa-bind": "true"}
+    yield "numa-bind that fits nowhere", pod(container("a", gpu=8, gpumem=70_000), annotations=numa)
+    yield "numa-bind, two containers that fit alone", pod(*different(2, gpu=4, memory=45_000), annotations=numa)
+    links = {CARD_POLICY: "topology-aware"}
+    yield "topology-aware, two containers that fit alone", pod(*different(2, gpu=7, memory=45_000), annotations=links)
+    ahead = {NODE_POLICY: "fragmentation", CARD_POLICY: "fragmentation"}
+    yield "fragmentation, 16 that do not fit together", pod(*different(16, gpu=1, memory=45_000), annotations=ahead)
+    yield "fragmentation, 16 different requests", pod(one, init=different(15, gpu=8, memory=1_000), annotations=ahead)
     for key in ("nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid", "nvidia.com/use-gputype"):
         shown = key.partition("/")[2]
         yield f"{shown}, 250 KiB", pod(one, annotations={key: "a," * (ANNOTATION // 2)})
         yield f"{shown}, 16 KiB of short words", pod(one, annotations={key: _words(3_000, 3)})
         yield f"{shown}, 256 words", pod(*different(2, gpu=8, memory=45_000), annotations={key: _words(256 * 41, 41)})
-    yield (
-        "scheduler policy, 250 KiB",
-        pod(one, annotations={"hami.io/gpu-scheduler-policy": "spread," * (ANNOTATION // 7)}),
-    )
-    policy = pod(
-        *different(2, gpu=8, memory=45_000), annotations={"hami.io/gpu-scheduler-policy": "spread,numa," * 1_300}
-    )
-    yield "scheduler policy, 16 KiB", policy
+    two = different(2, gpu=8, memory=45_000)
+    yield "scheduler policy, 250 KiB", pod(one, annotations={CARD_POLICY: "spread," * (ANNOTATION // 7)})
+    yield "scheduler policy, 16 KiB", pod(*two, annotations={CARD_POLICY: "spread,numa," * 1_300})
     weights = "slot=1" + "0" * 400 + ",core=1,memory=1"
     yield "a scoring weight of 400 digits", pod(one, annotations={"hami.io/device-scoring-weights": weights})
     yield "vgpu-mode, 250 KiB", pod(one, annotations={"nvidia.com/vgpu-mode": "x" * ANNOTATION})
@@ -172,7 +167,7 @@ class Bench:
             cast("KubeApi", None),  # nothing is written: no filter reaches the API
             clock=clock,
             spawn=lambda work: work.close(),
-            observer=NullObserver(),
+            observer=SchedulerObserver(),
             tenure=Tenure.unlimited(),
         )
         ledger = self.engine.ledger

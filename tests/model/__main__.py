@@ -1,6 +1,6 @@
 """The model for as long as you like: `python -m tests.model --steps 10000000 --seed 1`, with progress.
 
-Lives of all profiles take turns, each with the next seed. A life that fails says how to live it again, and ends the run.
+Lives of all profiles take turns, each with the next seed. A life that fails says how to live it again and ends the run.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tests.model.apiserver import Client, SimulatedApiserver
@@ -45,7 +45,7 @@ class Process:
             self.client,
             clock=clock,
             spawn=self._spawn,
-            observer=NullObserver(),
+            observer=SchedulerObserver(),
             tenure=Tenure(lambda: lease.tenure(name)),
         )
         self.checker = Checker(

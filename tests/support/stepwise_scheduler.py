@@ -17,7 +17,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, replay
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.observer import BindEvent, NullObserver, PlacedEvent, RefusedEvent
+from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.scheduler.tenure import Tenure
@@ -80,7 +80,7 @@ def uid(pod: PodBuilder) -> str:
     return found
 
 
-class Reports(NullObserver):
+class Reports(SchedulerObserver):
     """What the pipeline reported."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from tessera.core.devices import MIG, Device, MigProfile
 from tessera.core.mig import bits
 from tessera.core.node_info import Card
-from tessera.core.scores import use_score
+from tessera.core.scores import UseTotals
 
 MAX_DEVICES = 64
 """cards per node; the largest machines sold have 16, a wider array would be mostly padding"""
@@ -41,28 +41,6 @@ class CardKind:
 
     vendor: str
     sample: Device
-
-
-@dataclass(slots=True)
-class UseTotals:
-    """A node's totals over all its cards, from which its score follows."""
-
-    used: int = 0
-    slots: int = 0
-    used_cores: int = 0
-    cores: int = 0
-    used_memory: int = 0
-    memory: int = 0
-
-    def score(self) -> float:
-        return use_score(
-            used=self.used,
-            slots=self.slots,
-            used_cores=self.used_cores,
-            cores=self.cores,
-            used_memory=self.used_memory,
-            memory=self.memory,
-        )
 
 
 @dataclass(slots=True)
@@ -111,6 +89,7 @@ class CardArrays:
         """uuid -> names of nodes that have it: one, unless two nodes register the same card"""
         self._order: NameOrder | None = None
         self._hosts: dict[str, tuple[int, int]] = {}
+        """free CPU and memory by node, with cards or without"""
         self._allocate(devices, nodes)
 
     def _allocate(self, devices: int, nodes: int) -> None:
@@ -221,13 +200,20 @@ class CardArrays:
             self.free_cpu[row], self.free_memory[row] = cpu, memory
             self._record(row)
 
+    def forget_host(self, name: str) -> None:
+        """The node is gone."""
+        self._hosts.pop(name, None)
+        row = self.row(name)
+        if row >= 0:
+            self.free_cpu[row] = self.free_memory[row] = UNKNOWN
+            self._record(row)
+
     def update(self, name: str, cards: Iterable[Card]) -> None:
         """Write the use of some cards of a node that is there."""
         self._write_use(self._columns[name], cards)
 
     def remove(self, name: str) -> None:
         """Free a node's column."""
-        self._hosts.pop(name, None)
         self._forget_places(name)
         column = self._columns.pop(name, None)
         if column is not None:

@@ -165,10 +165,9 @@ class Evaluation:
             verdicts.update(zip(missing, self._find_misfits(missing), strict=True))
         return [verdicts[row] for row in wanted]
 
-    def quota_misfits(
-        self, rows: Ints, rooms: QuotaRooms, *, request: Request, container: int, cards_paid: int
-    ) -> list[Misfit]:
-        """Why a short quota forbids these columns."""
+    def quota_misfits(self, rows: Ints, rooms: QuotaRooms, short: tuple[Request, int, int]) -> list[Misfit]:
+        """Why a quota that is `short` (`quota.first_shortage`) forbids these columns."""
+        request, container, cards_paid = short
         self._refresh_stale()
         screened = next(one for one in self._requests if one.question.request == request)
         arrays = self._ledger.arrays

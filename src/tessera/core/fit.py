@@ -85,18 +85,15 @@ def fit_request(rules: Rules, ask: Ask) -> Grants | Misfit:
 
 
 def _refuse_by_quota(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Misfit | None:
-    for vendor in pod.vendors:
-        room = rooms.get(vendor)
-        short = quota.shortage(pod, vendor, room) if room is not None else None
-        if room is None or short is None:
-            continue
-        position, cards_paid = short
-        request = next(r for r in pod.containers[position].requests if r.vendor == vendor)
-        ask = make_ask(node, pod, request, node.cards, container=position, room=room)
-        if not ask.cards:
-            return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=position)
-        return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
-    return None
+    short = quota.first_shortage(pod, rooms)
+    if short is None:
+        return None
+    request, position, cards_paid = short
+    vendor = request.vendor
+    ask = make_ask(node, pod, request, node.cards, container=position, room=rooms[vendor])
+    if not ask.cards:
+        return node_misfit(Reason.NODE_INSUFFICIENT_DEVICE, vendor=vendor, container=position)
+    return quota.refuse_for_quota(rules[vendor], ask, cards_paid)
 
 
 def _each_alone(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms: QuotaRooms) -> Granted | Misfit:

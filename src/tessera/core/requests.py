@@ -18,8 +18,9 @@ WHOLE_CARD_CORES = 100
 
 MAX_CONTAINERS = 512
 """of a pod, init containers included; an apiserver accepts tens of thousands, but no kubelet runs so many"""
-MAX_REQUESTS = 32
-"""for devices in one pod: each costs a look at every card of the cluster, half a millisecond with 40,000 of them"""
+MAX_REQUESTS = 16
+"""for devices in one pod, as many as the largest nodes have cards: each is judged on every card of the cluster, which
+takes half a millisecond with 40,000 cards, and three with the policy `fragmentation`"""
 MAX_WORDS = 256
 """models and uuids in a pod's annotations, of one vendor: each is compared with every card"""
 MAX_ANNOTATION = 16 << 10

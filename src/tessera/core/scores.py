@@ -5,7 +5,8 @@ A dimension without capacity (a card without memory, say) counts nothing instead
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tessera.core.card_checks import cores_on
 from tessera.core.node_info import Card
@@ -37,21 +38,33 @@ def device_scores(cards: Sequence[Card], request: Request, weights: Weights) -> 
     return scores
 
 
-def use_score(*, used: int, slots: int, used_cores: int, cores: int, used_memory: int, memory: int) -> float:
-    """A node's score from its sums, over all vendors, before placing."""
-    return SCALE * (
-        (used / slots if slots > 0 else 0.0)
-        + (used_cores / cores if cores > 0 else 0.0)
-        + (used_memory / memory if memory > 0 else 0.0)
-    )
+@dataclass(slots=True)
+class UseTotals:
+    """The sums over all cards of a node, of all vendors, from which its score follows."""
+
+    used: int = 0
+    slots: int = 0
+    used_cores: int = 0
+    cores: int = 0
+    used_memory: int = 0
+    memory: int = 0
+
+    def score(self) -> float:
+        return SCALE * (
+            (self.used / self.slots if self.slots > 0 else 0.0)
+            + (self.used_cores / self.cores if self.cores > 0 else 0.0)
+            + (self.used_memory / self.memory if self.memory > 0 else 0.0)
+        )
 
 
-def node_score(cards: Iterable[Card]) -> float:
-    """The same from the cards themselves: the plain form that the ledger's running sums are checked against."""
-    used = slots = used_cores = cores = used_memory = memory = 0
-    for card in cards:
-        device = card.device
-        used, slots = used + card.used, slots + device.slots
-        used_cores, cores = used_cores + card.used_cores, cores + device.cores
-        used_memory, memory = used_memory + card.used_memory, memory + device.memory
-    return use_score(used=used, slots=slots, used_cores=used_cores, cores=cores, used_memory=used_memory, memory=memory)
+def node_score(cards: Sequence[Card]) -> float:
+    """A node's score from its cards, before placing: the plain form that the running sums are checked against."""
+    devices = [card.device for card in cards]
+    return UseTotals(
+        used=sum(card.used for card in cards),
+        slots=sum(device.slots for device in devices),
+        used_cores=sum(card.used_cores for card in cards),
+        cores=sum(device.cores for device in devices),
+        used_memory=sum(card.used_memory for card in cards),
+        memory=sum(device.memory for device in devices),
+    ).score()

@@ -27,7 +27,7 @@ from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.policies.base import Floats, Ranking
-from tessera.core.requests import PodRequest, Request
+from tessera.core.requests import PodRequest
 
 SHAPES = 256
 """shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
@@ -216,7 +216,8 @@ class Selector:
         if rooms:
             short = quota.first_shortage(pod, rooms)
             if short is not None:
-                return self._refuse_for_quota(candidates.resolve(), evaluation, rooms, short)
+                resolved = candidates.resolve()
+                return _refused(resolved, evaluation.quota_misfits(resolved.rows, rooms, short))
             rooms = quota.rooms_that_may_refuse(pod, rooms, ledger.arrays, ledger.rules)
         return self._choose(pod, candidates, cache, rooms) or self._refuse(candidates.resolve(), cache, rooms)
 
@@ -274,19 +275,6 @@ class Selector:
         refused = _refused(candidates, evaluation.misfits(candidates.rows))
         cache.refusal = (candidates, evaluation.version, refused)
         return refused
-
-    def _refuse_for_quota(
-        self,
-        candidates: Candidates,
-        evaluation: Evaluation,
-        rooms: QuotaRooms,
-        short: tuple[Request, int, int],
-    ) -> Refused:
-        request, container, cards_paid = short
-        misfits = evaluation.quota_misfits(
-            candidates.rows, rooms, request=request, container=container, cards_paid=cards_paid
-        )
-        return _refused(candidates, misfits)
 
     # -- caching
 

@@ -25,7 +25,7 @@ from tessera.inspect.state import ClusterState, InspectionError, Json
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.kube_api import KubeApi
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
@@ -54,7 +54,7 @@ class OfflineCluster:
             cast("KubeApi", _NoApi()),
             clock=Clock(lambda: state.taken, lambda: state.taken, datetime.now().astimezone().tzinfo or UTC),
             spawn=_never,
-            observer=NullObserver(),
+            observer=SchedulerObserver(),
             tenure=Tenure(lambda: None),
         )
         self.nodes: dict[str, Json] = {}

@@ -15,7 +15,7 @@ import msgspec
 
 from tessera.core.requests import PodRequest
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
-from tessera.scheduler.observer import BindEvent, NullObserver, PlacedEvent, RefusedEvent
+from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
 
 NORMAL, WARNING = "Normal", "Warning"
 QUIET_SECONDS = 0.25
@@ -42,7 +42,7 @@ class _Success(msgspec.Struct, frozen=True):
     """called when the event is written"""
 
 
-class EventRecorder(NullObserver):
+class EventRecorder(SchedulerObserver):
     """One for all decisions of a service. Make it on the event loop that runs it."""
 
     def __init__(self, events: EventBroadcaster, *, now: Callable[[], float]) -> None:

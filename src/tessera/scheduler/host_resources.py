@@ -80,6 +80,7 @@ class HostResources:
     def drop_node(self, name: str) -> None:
         """Its pods count until they are gone themselves."""
         self._total.pop(name, None)
+        self._arrays.forget_host(name)
 
     def put_pod(self, pod: Pod) -> None:
         """A pod as the API shows it: it counts from its binding to its end."""

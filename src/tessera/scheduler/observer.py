@@ -6,7 +6,6 @@ Observers never raise and never block. Nothing that they do changes a decision.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -52,30 +51,8 @@ class BindEvent(msgspec.Struct, frozen=True):
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 
 
-class SchedulerObserver(Protocol):
-    """The interface. `NullObserver` is the base of implementations that need only a part of it."""
-
-    def on_placed(self, event: PlacedEvent) -> None: ...
-
-    def on_refused(self, event: RefusedEvent) -> None: ...
-
-    def on_bind(self, event: BindEvent) -> None: ...
-
-    def on_pod(self, uid: str, pod: Pod | None) -> None:
-        """The API shows a pod that holds devices, or no longer does (None)."""
-        ...
-
-    def on_write(self, verb: str) -> None:
-        """A write is about to be sent to the apiserver."""
-        ...
-
-    def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        """A node's accounting was checked."""
-        ...
-
-
-class NullObserver:
-    """Ignores everything."""
+class SchedulerObserver:
+    """The interface. Each method ignores what it is told, so that an observer overrides only what it needs."""
 
     def on_placed(self, event: PlacedEvent) -> None:
         pass
@@ -87,16 +64,16 @@ class NullObserver:
         pass
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
-        pass
+        """The API shows a pod that holds devices, or no longer does (None)."""
 
     def on_write(self, verb: str) -> None:
-        pass
+        """A write is about to be sent to the apiserver."""
 
     def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
-        pass
+        """A node's accounting was checked."""
 
 
-class ObserverGroup:
+class ObserverGroup(SchedulerObserver):
     """Passes everything on to each of its members, in their order."""
 
     def __init__(self, *members: SchedulerObserver) -> None:

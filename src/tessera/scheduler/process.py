@@ -28,7 +28,7 @@ from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, metrics_routes, webhook_routes
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import NullObserver, RefusedEvent
+from tessera.scheduler.observer import RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
@@ -75,7 +75,7 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
         return await process.run()
 
 
-class Process(NullObserver):
+class Process(SchedulerObserver):
     """One running scheduler with its listeners. As the observer of the pipeline it keeps the metrics."""
 
     def __init__(self, settings: Settings, client: KubeClient, *, reload: Reload | None = None) -> None:
@@ -224,6 +224,7 @@ class Process(NullObserver):
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)
+        self.metrics.set_watch_ages(service.watch_ages())
         dropped = service.recorder.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped

@@ -38,7 +38,7 @@ def test_every_policy_says_what_it_is_for() -> None:
         assert policy.name == name
         assert policy.summary
         assert "\n" not in policy.summary
-        assert policy.is_node_policy or policy.is_device_policy
+        assert policy.is_node_policy or policy.cards is not None
     assert [name for name, policy in policies.POLICIES.items() if policy.is_node_policy] == [
         "binpack",
         "spread",

@@ -241,7 +241,7 @@ def with_annotation(key: str, value: str) -> PodBuilder:
 @pytest.mark.parametrize(
     ("asking", "text"),
     [
-        (with_requests(MAX_REQUESTS + 1), "33 requests for devices in one pod; at most 32"),
+        (with_requests(MAX_REQUESTS + 1), "17 requests for devices in one pod; at most 16"),
         (replace(gpu_pod(), containers=({"name": "c"},) * 513), "513 containers in one pod; at most 512"),
         (
             with_annotation("nvidia.com/use-gpuuuid", "x" * (MAX_ANNOTATION + 1)),

@@ -298,7 +298,7 @@ def test_as_many_requests_as_a_pod_may_have_are_placed_together() -> None:
     placement = world.chosen(crowd).placement
     assert len(uuids(placement)) == MAX_REQUESTS
     world.start(crowd)
-    assert sorted(world.cards().values()) == [(8, 80, 0)] * 4
+    assert sorted(world.cards().values()) == [(4, 40, 0)] * 4
     assert world.refused(gpu_pod("next", gpu=4, mem=81920)) == {"n1": "4/4 CardInsufficientMemory"}
 
 
@@ -400,4 +400,4 @@ def test_work_grows_with_the_containers_not_with_their_square(monkeypatch: pytes
         assert isinstance(world.fit(asking), Placement)
         return len(checks)
 
-    assert cost(32) == 2 * cost(16) == 4 * cost(8)
+    assert cost(16) == 2 * cost(8) == 4 * cost(4)

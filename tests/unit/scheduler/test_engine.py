@@ -15,7 +15,7 @@ from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
@@ -54,7 +54,7 @@ class World:
 def new_engine(settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup) -> Engine:
     clock = Clock(lambda: NOW, asyncio.get_running_loop().time, UTC)
     return Engine(
-        settings, api, clock=clock, spawn=tasks.create_task, observer=NullObserver(), tenure=Tenure.unlimited()
+        settings, api, clock=clock, spawn=tasks.create_task, observer=SchedulerObserver(), tenure=Tenure.unlimited()
     )
 
 

@@ -74,3 +74,18 @@ def test_the_larger_of_init_and_running_containers_is_asked() -> None:
 def test_limits_count_where_no_request_is_named_and_nonsense_counts_nothing() -> None:
     one = pod().container(limits={"cpu": "2", "memory": "much"})
     assert host_ask(one.api()) == HostRequest(2_000, 0)
+
+
+def test_nothing_is_kept_of_a_node_that_is_gone(world: Cluster, hosts: HostResources) -> None:
+    for name in ("n1", "without-cards"):
+        hosts.put_node(node(name).capacity(cpu="8", memory="16Gi").api())
+        hosts.put_pod(asking(f"on-{name}", cpu="1").on(name).api())
+        hosts.drop_node(name)
+    world.ledger.forget_node("n1")
+    assert world.ledger.arrays._hosts == {}
+
+
+def test_a_node_that_registers_its_cards_anew_keeps_its_host(world: Cluster, hosts: HostResources) -> None:
+    world.ledger.forget_node("n1")
+    world.add(node("n1").gpus(1))
+    assert free(world) == (8_000, 16_384)

@@ -14,7 +14,7 @@ from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.server import ApiServer
 from tessera.scheduler.kube_api import KubeApiClient
-from tessera.scheduler.observer import NullObserver
+from tessera.scheduler.observer import SchedulerObserver
 
 
 @dataclass
@@ -29,7 +29,7 @@ class World:
         return await self.client.get(PODS.path("default", "p"), dict[str, Any])
 
 
-class WriteObserver(NullObserver):
+class WriteObserver(SchedulerObserver):
     def __init__(self, writes: list[str]) -> None:
         self._writes = writes
 

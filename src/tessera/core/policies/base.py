@@ -86,10 +86,6 @@ class Policy:
     def is_node_policy(self) -> bool:
         return self.nodes is not None
 
-    @property
-    def is_device_policy(self) -> bool:
-        return self.cards is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePolicy:
