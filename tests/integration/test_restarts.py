@@ -73,27 +73,6 @@ async def test_a_scheduler_killed_in_the_middle_of_a_bind_loses_nothing(tmp_path
         assert len(bindings(cluster)) == (0 if after_effect else 1)
 
 
-async def test_a_write_of_a_killed_scheduler_that_lands_late_has_no_effect(tmp_path: Path) -> None:
-    held = hold()
-    async with product([node()], tmp_path, scheduling=False) as cluster:
-        first, second = [await cluster.plane.create_pod(gpu_pod(name, gpu=1)) for name in ("p", "q")]
-        cluster.plane.server.faults.next(held, method="POST", path=BINDING)
-        async with cluster.extender() as extender:
-            await extender.filter(first, ["n1"])
-            late = asyncio.create_task(extender.bind(first, "n1"))
-            await held.reached.wait()
-            await cluster.kill_scheduler()
-            await asyncio.gather(late, return_exceptions=True)
-        await cluster.start_scheduler()
-        async with cluster.extender() as extender:
-            await extender.filter(second, ["n1"])
-            await extender.bind(second, "n1")
-        held.release.set()
-        await cluster.running_pods("q")
-        await cluster.at_rest()
-        assert cluster.plane.phase("default", "p") == "Pending"
-
-
 async def test_a_scheduler_that_cannot_touch_a_pending_pod_decides_nothing_and_says_why(tmp_path: Path) -> None:
     async with product([node()], tmp_path, scheduling=False) as cluster:
         await cluster.plane.create_pod(gpu_pod("p", gpu=1))
