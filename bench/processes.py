@@ -76,6 +76,8 @@ class Service:
     """port"""
     webhook: int
     """port; 0 without certificates"""
+    metrics: int
+    """port"""
     ready_s: float
     """seconds from the start of the process until /readyz succeeded"""
 
@@ -130,7 +132,7 @@ class BenchmarkProcesses:
                 raise Failure(f"the scheduler did not become ready: {missing}\n{_tail(log)}")
             time.sleep(POLL_SECONDS)
         ready_s = round(time.perf_counter() - started, 2)
-        return Service(process.pid, extender, webhook if certificates is not None else 0, ready_s)
+        return Service(process.pid, extender, webhook if certificates is not None else 0, metrics, ready_s)
 
     def _with_port(self, module: str, *arguments: str) -> Server:
         """Starts a module of this package that prints its port."""

@@ -104,16 +104,22 @@ def figures(outcome: Outcome, *, seconds: float) -> Figures:
     }
 
 
+def issue(folder: Path) -> tuple[Certificates, ssl.SSLContext]:
+    """A serving certificate in this folder, and a context that trusts it."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(HOST, "localhost")
+    certificates = Certificates(folder / "tls.crt", folder / "tls.key")
+    certificates.certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
+    certificates.key.write_bytes(issued.private_key_pem.bytes())
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return certificates, context
+
+
 def measure(size: Size, *, rate: float, seconds: float, limit: int, attempts: int) -> Figures:
     """The best of several attempts on one service."""
-    authority = trustme.CA()
     with tempfile.TemporaryDirectory(prefix="tessera-bench-") as folder, BenchmarkProcesses(limit=limit) as processes:
-        certificates = Certificates(Path(folder, "tls.crt"), Path(folder, "tls.key"))
-        issued = authority.issue_cert(HOST, "localhost")
-        certificates.certificate.write_bytes(b"".join(pem.bytes() for pem in issued.cert_chain_pems))
-        certificates.key.write_bytes(issued.private_key_pem.bytes())
-        context = ssl.create_default_context()
-        authority.configure_trust(context)
+        certificates, context = issue(Path(folder))
         service = processes.service(processes.canned_api(size), certificates=certificates)
         url = f"https://{HOST}:{service.webhook}/webhook"
         found: list[Figures] = []

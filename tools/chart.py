@@ -30,7 +30,8 @@ SHOWN_LINES = 40
 HEAD = f"""\
 # Tessera without Helm: `kubectl apply --server-side -f deploy/tessera.yaml`. Rendered from charts/tessera by
 # `make chart`, with its default values, for Kubernetes {KUBERNETES[-1]}: on another version change the tag of the image
-# kube-scheduler to it. Not for versions before 1.30. Write the image that your nodes can pull for `tessera`.
+# kube-scheduler to it. Before 1.36 take out the MutatingAdmissionPolicy and its binding. Not for versions before 1.30.
+# Write the image that your nodes can pull for `tessera`.
 apiVersion: v1
 kind: Namespace
 metadata:

@@ -62,6 +62,42 @@ async def test_a_binding_meant_for_an_earlier_pod_is_refused(api: Client, space:
     assert "annotations" not in found["metadata"]
 
 
+async def test_a_binding_for_an_earlier_version_is_refused(api: Client, space: Space, node: Json) -> None:
+    """However late it arrives: this is what fences a decider that another one has replaced."""
+    made = (await api.made(space.pods(), pod()))["metadata"]
+    touched = (await api.patch(space.pods("p"), {"metadata": {"annotations": {"a": "1"}}})).body["metadata"]
+    earlier, name = {"uid": made["uid"], "resourceVersion": made["resourceVersion"]}, node["metadata"]["name"]
+    answer = await api.post(space.pods("p", "binding"), binding(name, **earlier, annotations={"b": "2"}))
+    assert (answer.status, answer.reason) == (409, "Conflict")
+    assert answer.message == (
+        'Operation cannot be fulfilled on pods "p": StorageError: invalid object, Code: 4, '
+        f"Key: /registry/pods/{space.name}/p, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: "
+        f"ResourceVersion in precondition: {made['resourceVersion']}, "
+        f"ResourceVersion in object meta: {touched['resourceVersion']}"
+    )
+    found = (await api.get(space.pods("p"))).body
+    assert "nodeName" not in found["spec"]
+    assert found["metadata"]["annotations"] == {"a": "1"}
+    current = earlier | {"resourceVersion": touched["resourceVersion"]}
+    assert (await api.post(space.pods("p", "binding"), binding(name, **current))).status == 201
+
+
+async def test_a_patch_that_changes_nothing_leaves_the_version(api: Client, space: Space) -> None:
+    """So a touch needs a value that the pod does not have yet."""
+    await api.made(space.pods(), pod(annotations={"a": "1"}))
+    before = (await api.get(space.pods("p"))).body["metadata"]["resourceVersion"]
+    same = await api.patch(space.pods("p"), {"metadata": {"annotations": {"a": "1"}}})
+    assert same.body["metadata"]["resourceVersion"] == before
+
+
+async def test_pods_without_a_node_can_be_listed(api: Client, space: Space, node: Json) -> None:
+    for name in ("p", "q"):
+        await api.made(space.pods(), pod(name))
+    assert (await api.post(space.pods("q", "binding"), binding(node["metadata"]["name"], "q"))).status == 201
+    found = (await api.get(space.pods(), fieldSelector="spec.nodeName=")).body["items"]
+    assert [each["metadata"]["name"] for each in found] == ["p"]
+
+
 async def test_bindings_that_cannot_be_are_refused(api: Client, space: Space) -> None:
     assert (await api.post(space.pods("p", "binding"), binding("n"))).status == 404
     await api.made(space.pods(), pod())

@@ -42,6 +42,8 @@ class TcpProxy:
         """set once something has arrived that is not passed on"""
         self.calls = 0
         """connections so far"""
+        self.linger_s = 0.0
+        """how long the apiserver's end of a connection stays open when the other end is gone"""
         self.flow()
 
     def hold_requests(self) -> None:
@@ -102,6 +104,8 @@ class TcpProxy:
         except* OSError:
             pass
         finally:
+            if self.linger_s:
+                await asyncio.sleep(self.linger_s)
             self._streams -= {writer, back}
             for stream in (writer, back):
                 stream.transport.abort()

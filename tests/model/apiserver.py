@@ -54,6 +54,8 @@ class SimulatedApiserver:
     quotas: Table[ResourceQuota] = field(default_factory=Table)
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
+    first_sent: dict[str, float] = field(default_factory=dict)
+    """by uid: when a binding of the pod was first sent"""
     _serial: int = 0
 
     # -- tenants and kubelets
@@ -202,6 +204,7 @@ class Client:
             api.on_bound(api.put_pod(bound))
 
         api.writes += 1
+        api.first_sent.setdefault(uid, asyncio.get_running_loop().time())
         await self._call(effect, binds=True)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tessera.wire.keys import AGENT, ASSIGNED_NODE, BIND_PHASE, NODE_LOCK, PHASE_ALLOCATING, visible_devices
 from tessera.wire.objects import Pod
 from tests.model import device_usage
@@ -175,10 +176,13 @@ class Bindings:
             agent,
             False,
         )
+        began = self._api.first_sent[pod.metadata.uid]
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm:
                 fresh = self._time() - other.since < SETTLED_SECONDS
-                mixed = mine.may_be_taken_for(other) and fresh
+                # A pod that needs no turn waits for so long, and no longer, for one whose turn it is.
+                passed = not other.depends_on_allocate and other.since >= began + DOWNWARD_API_WAIT_S
+                mixed = mine.may_be_taken_for(other) and fresh and not passed
                 assert not mixed, f"{name} can mix up {other.pod.metadata.uid} and {pod.metadata.uid}: {counts}"
         self.handing[pod.metadata.uid] = mine
         if agent is None and calm:

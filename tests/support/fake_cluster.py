@@ -61,6 +61,8 @@ class Write:
     name: str
     annotations: Mapping[str, str | None]
     labels: Mapping[str, str]
+    version: str = ""
+    """of the pod, of a binding"""
 
 
 class FakeCluster:
@@ -147,7 +149,7 @@ class FakeCluster:
             bound = _annotated(pod, annotations, labels)
             self._store_pod(key, msgspec.structs.replace(bound, spec=msgspec.structs.replace(pod.spec, node_name=node)))
 
-        self.writes.append(Write("bind", key, annotations, labels))
+        self.writes.append(Write("bind", key, annotations, labels, resource_version))
         await self._call("bind", effect)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:

@@ -14,8 +14,8 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-MAX_BUFFERED_BYTES = 32 * 2**20
-"""of bodies that no handler has seen yet, per listener: four of the largest, and hundreds of usual ones"""
+MAX_BUFFERED_BYTES = 16 * 2**20
+"""of bodies that no handler has seen yet, per listener: two of the largest, and hundreds of usual ones"""
 
 SMALL_SHARE = 0.25
 """of the event loop's time, per listener, for requests: more than 1000 usual reviews a second"""
@@ -23,6 +23,8 @@ LARGE_SHARE = 0.005
 """for requests with a large body: one pod of 1.5 MB a second. The worst takes 100 ms; with a share of one hundredth it
 would be one filter in a hundred that meets such a request"""
 LARGE_BODY_BYTES = 64 * 2**10
+PIECES_SHARE = 0.05
+"""for responses that are made while they are sent: the metrics of 40,000 cards, 50 MB, in about a second"""
 BURST_SECONDS = 0.002
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
@@ -73,9 +75,9 @@ class PeerTable:
         self._count = 0
         self._held = 0
 
-    def add(self, connection: LimitedConnection) -> str:
-        """Returns why the connection is refused; empty if it is not."""
-        own = len(self._peers.get(connection.peer, ()))
+    def make_room(self, peer: str) -> str:
+        """Returns why a connection of the peer is refused; empty if it is not. An idle one may have to go for it."""
+        own = len(self._peers.get(peer, ()))
         if own >= self._limits.connections_per_peer:
             return "too many connections of one address"
         if self._count >= self._limits.connections:
@@ -85,9 +87,11 @@ class PeerTable:
                 return "too many connections"
             idle.give_way("too many connections")
             self.remove(idle)
+        return ""
+
+    def add(self, connection: LimitedConnection) -> None:
         self._peers.setdefault(connection.peer, {})[connection] = None
         self._count += 1
-        return ""
 
     def remove(self, connection: LimitedConnection) -> None:
         """May be called again."""

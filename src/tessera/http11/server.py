@@ -20,7 +20,7 @@ from contextlib import aclosing
 from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import httptools
 import structlog
@@ -29,6 +29,7 @@ from tessera.http11.connection import HttpConnection
 from tessera.http11.limits import (
     LARGE_BODY_BYTES,
     LARGE_SHARE,
+    PIECES_SHARE,
     SMALL_SHARE,
     ConnectionLimits,
     LoopShare,
@@ -62,7 +63,13 @@ WRITE_SECONDS = 30.0
 LINGER_SECONDS = 10.0
 """for a client to read its refusal while it is still sending; closing at once would take the response from it"""
 
-ACCEPT_COST, HANDSHAKE_COST, BYTE_COST = 1e-4, 1e-3, 1e-9
+RECEIVE_BYTES = 16 * 2**10
+"""that the kernel takes ahead for a connection with TLS, which keeps a buffer as large as its largest read"""
+
+EXPIRED_PER_TURN = 16
+"""ending a connection with TLS takes some 50 µs"""
+
+ACCEPT_COST, HANDSHAKE_COST, READ_COST, BYTE_COST = 1e-4, 1e-3, 5e-5, 1e-9
 """seconds of the event loop that are spent before this module is called, and so cannot be measured by it"""
 
 NOT_HTTP = Response(400, b"this is not HTTP/1.1\n")
@@ -115,7 +122,8 @@ class ServerState:
         self.tls = tls
         self.timer = timer
         self.peers = PeerTable(limits)
-        self.small, self.large = LoopShare(SMALL_SHARE), LoopShare(LARGE_SHARE)
+        self.small, self.large, self.pieces = LoopShare(SMALL_SHARE), LoopShare(LARGE_SHARE), LoopShare(PIECES_SHARE)
+        self.shares = (self.small, self.large, self.pieces)
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
         self.tasks: set[asyncio.Task[Response] | asyncio.Task[None]] = set()
@@ -123,16 +131,32 @@ class ServerState:
         self.is_drained = asyncio.Event()
         """set when the listener stops and no connection and no task is left"""
 
+    def admit(self, transport: asyncio.BaseTransport) -> str | None:
+        """The address of a limited peer, or None if it may not have a connection more."""
+        peername = transport.get_extra_info("peername")
+        peer = str(peername[0]) if peername else ""
+        if self.is_stopping:
+            return None
+        problem = self.peers.make_room(peer)
+        if problem:
+            self.refusals.note(problem, peer)
+            return None
+        self.small.charge(peer, ACCEPT_COST)
+        return peer
+
     def check_drained(self) -> None:
         if self.is_stopping and not self.connections and not self.tasks:
             self.is_drained.set()
 
-    def expire(self, now: float) -> None:
-        """End the connections that are past their deadline."""
-        for connection in tuple(self.connections):
-            connection.expire(now)
-        self.small.forget_paid()
-        self.large.forget_paid()
+    async def expire(self) -> None:
+        """End the connections that are past their deadline, a few in each turn of the loop."""
+        for number, connection in enumerate(tuple(self.connections)):
+            if connection in self.connections:
+                connection.expire()
+            if number % EXPIRED_PER_TURN == 0:
+                await asyncio.sleep(0)
+        for share in self.shares:
+            share.forget_paid()
 
 
 class TlsGate(asyncio.Protocol):
@@ -142,12 +166,12 @@ class TlsGate(asyncio.Protocol):
         self._state = state
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        connection = ServerConnection(self._state)
-        if connection.accept(transport):
+        peer = self._state.admit(transport)
+        if peer is not None:
             # A transport would read at once. A socket can wait for its turn.
-            connection.secure(transport.get_extra_info("socket").dup())
-        else:
-            connection.abort()
+            accepted: socket.socket = transport.get_extra_info("socket").dup()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            ServerConnection(self._state).secure(accepted, peer)
         cast("asyncio.Transport", transport).abort()
 
 
@@ -194,24 +218,11 @@ class ServerConnection(HttpConnection):
 
     # -- called by the transport
 
-    def accept(self, transport: asyncio.BaseTransport) -> bool:
-        """Count the connection. Returns whether it may stay."""
-        state = self._state
-        state.connections.add(self)
-        peername = transport.get_extra_info("peername")
-        self.peer = str(peername[0]) if peername else ""
-        if not self._is_limited:
-            return not state.is_stopping
-        problem = state.peers.add(self)
-        if problem:
-            state.refusals.note(problem, self.peer)
-        else:
-            state.small.charge(self.peer, ACCEPT_COST)
-        return not problem and not state.is_stopping
-
-    def secure(self, accepted: socket.socket) -> None:
+    def secure(self, accepted: socket.socket, peer: str) -> None:
         """Begin the TLS handshake when it is the peer's turn; `connection_made` is called after it."""
-        self._socket = accepted
+        self._socket, self.peer = accepted, peer
+        self._state.connections.add(self)
+        self._state.peers.add(self)
         if not self._defer(self._state.small):
             self._start_handshake()
 
@@ -222,12 +233,27 @@ class ServerConnection(HttpConnection):
             self._refusal = state.guard(transport)
             self._is_limited = self._refusal is not None
         if state.tls is None:
-            if not self.accept(transport):
-                self.abort()
+            self._join(transport)
         elif self._is_limited:
-            state.small.charge(self.peer, HANDSHAKE_COST)
+            # Or TLS would read 256 KiB ahead while reading is paused.
+            cast("Any", transport).set_read_buffer_limits(high=RECEIVE_BYTES)
         else:
             state.peers.remove(self)
+            state.small.charge(self.peer, -HANDSHAKE_COST)
+
+    def _join(self, transport: asyncio.BaseTransport) -> None:
+        state = self._state
+        state.connections.add(self)
+        if not self._is_limited:
+            if state.is_stopping:
+                self.abort()
+            return
+        peer = state.admit(transport)
+        if peer is None:
+            self.abort()
+        else:
+            self.peer = peer
+            state.peers.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -239,8 +265,8 @@ class ServerConnection(HttpConnection):
         self.requests.clear()
         state.connections.discard(self)
         state.peers.remove(self)
-        state.small.discard(self)
-        state.large.discard(self)
+        for share in state.shares:
+            share.discard(self)
         self._wake()
         state.check_drained()
 
@@ -253,7 +279,7 @@ class ServerConnection(HttpConnection):
             began = self._state.timer()
             self._feed(data)
             share = self._state.large if self._is_large else self._state.small
-            share.charge(self.peer, self._state.timer() - began + len(data) * BYTE_COST)
+            share.charge(self.peer, self._state.timer() - began + READ_COST + len(data) * BYTE_COST)
         else:
             self._feed(data)
         if len(self._header_fields) > MAX_HEADERS and not self.is_over:
@@ -272,8 +298,9 @@ class ServerConnection(HttpConnection):
 
     # -- called by the listener and by `limits`
 
-    def expire(self, now: float) -> None:
+    def expire(self) -> None:
         """End the connection if it is past its deadline. A handler has its own, and a wait for a turn has an end."""
+        now = self._loop.time()
         if now >= self._write_deadline:
             self.abort()
             return
@@ -326,6 +353,8 @@ class ServerConnection(HttpConnection):
 
     def _start_handshake(self) -> None:
         self._has_turn = False
+        # Before it begins, or many would begin at once.
+        self._state.small.charge(self.peer, HANDSHAKE_COST)
         self._handshake = self._loop.create_task(self._shake_hands())
 
     async def _shake_hands(self) -> None:
@@ -336,7 +365,6 @@ class ServerConnection(HttpConnection):
                 lambda: self, accepted, ssl=self._state.tls, ssl_handshake_timeout=HEAD_SECONDS
             )
         except OSError:
-            self._state.small.charge(self.peer, HANDSHAKE_COST)
             self._state.refusals.note("no TLS handshake", self.peer)
             self._leave()
         finally:
@@ -373,7 +401,8 @@ class ServerConnection(HttpConnection):
         if not share.must_wait(self.peer):
             return False
         self._is_waiting = True
-        self.pause_reading()
+        if self._socket is None:
+            self.pause_reading()
         share.wait(self)
         return True
 
@@ -433,20 +462,24 @@ class ServerConnection(HttpConnection):
 
     async def _send_pieces(self, pieces: AsyncGenerator[bytes, None], *, is_chunked: bool) -> None:
         """Send a body while it is made; made no faster than the client reads, and than the peer's share allows."""
-        began, small = self._state.timer(), self._state.small
+        share, timer, is_first = self._state.pieces, self._state.timer, True
         async with aclosing(pieces):
-            async for piece in pieces:
-                if self._transport.is_closing():
-                    return
-                if piece:
-                    self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
-                if self._is_limited:
-                    # Later pieces let other tasks run meanwhile, so that their time cannot be measured.
-                    small.charge(self.peer, self._state.timer() - began if began else len(piece) * BYTE_COST)
-                    began = 0.0
-                while (not self._is_writable or self._defer(small)) and not self._transport.is_closing():
+            while True:
+                while (not self._is_writable or self._defer(share)) and not self._transport.is_closing():
                     self._progress = self._loop.create_future()
                     await self._progress
+                if self._transport.is_closing():
+                    return
+                began = timer()
+                piece = await anext(pieces, None)
+                if piece is None:
+                    break
+                if self._is_limited:
+                    # Later pieces let other tasks run meanwhile, so that their own time cannot be measured.
+                    share.charge(self.peer, timer() - began if is_first else len(piece) * BYTE_COST)
+                    is_first = False
+                if piece:
+                    self._transport.write(b"%x\r\n%s\r\n" % (len(piece), piece) if is_chunked else piece)
         if is_chunked:
             self._transport.write(b"0\r\n\r\n")
 

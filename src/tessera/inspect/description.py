@@ -132,7 +132,8 @@ def _add_described(document: Any, objects: dict[str, list[Json]], file: str) -> 
 
 
 def _node(name: str, node: DescribedNode, file: str) -> Json:
-    devices = _numbered(device for cards in node.cards for device in _devices(name, cards, file))
+    found = [device for cards in node.cards for device in _devices(name, cards, file)]
+    devices = [replace(device, index=index) for index, device in enumerate(found)]
     offered: dict[str, str] = {resource: str(amount) for resource, amount in node.capacity.items()}
     annotations = dict(node.annotations)
     if devices:
@@ -187,7 +188,3 @@ def _devices(node: str, cards: DescribedCards, file: str) -> tuple[Device, ...]:
         raise InspectionError(f"{file}: node {node}: give the memory of {cards.model or 'its cards'} in MiB{hint}")
     model = known.name if known is not None else cards.model or "GPU"
     return make_devices(f"{node}/{cards.model}", msgspec.structs.replace(cards, model=model, memory=memory))
-
-
-def _numbered(devices: Iterable[Device]) -> tuple[Device, ...]:
-    return tuple(replace(device, index=index) for index, device in enumerate(devices))

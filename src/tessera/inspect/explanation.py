@@ -89,7 +89,7 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
         return replace(base, status=PodVerdict.ENDED)
     entry = cluster.ledger.pod(pod.metadata.uid)
     if entry is not None and entry.state is GrantState.BOUND:
-        return _placed(cluster, pod, document, prepared, entry.facts, base)
+        return _placed(cluster, key, prepared, entry.facts, base)
     if isinstance(prepared, BadPod):
         return replace(base, status=PodVerdict.INVALID)
     if not prepared.request.asks_for_devices:
@@ -144,19 +144,15 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
 
 
 def _placed(
-    cluster: OfflineCluster,
-    pod: Pod,
-    document: Json,
-    prepared: PreparedRequest | BadPod,
-    facts: PodFacts,
-    base: Explanation,
+    cluster: OfflineCluster, key: str, prepared: PreparedRequest | BadPod, facts: PodFacts, base: Explanation
 ) -> Explanation:
+    pod = cluster.pods[key]
     containers = [container.name for container in (*pod.init_containers, *pod.app_containers)]
     slices = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), containers)
-    names, kept_off = cluster.candidates(document)
+    names, kept_off = cluster.candidates(cluster.documents[key])
     verdict = None
     if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
-        with cluster.without_pod(f"{pod.metadata.namespace}/{pod.metadata.name}"):
+        with cluster.without_pod(key):
             verdict = judge(cluster.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
     return replace(
         base,

@@ -37,7 +37,7 @@ from tessera.services.value_types import (
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
-    from tessera.vendors.nvidia.mig import MigAllowance
+    from tessera.vendors.nvidia.section import MigAllowance
     from tessera.wire.node_config import NodeSettings
 
 MAX_SCALING = 1000.0

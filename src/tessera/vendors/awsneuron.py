@@ -18,9 +18,10 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, Section, Vendor
-from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import MOST_CARDS, alike_cards, capacity_of
 from tessera.vendors.parts.card_choice import all_as, judge_all, pays_together, refuse_unpaid, refuse_used
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 

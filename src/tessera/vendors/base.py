@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -23,6 +23,7 @@ from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, P
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
 from tessera.wire.pod_devices import DeviceEntry, encode_pod_devices
 from tessera.wire.registration import decode_registration
@@ -48,6 +49,10 @@ class ResourceNames:
     @property
     def all(self) -> tuple[str, ...]:
         return tuple(name for name in (self.count, self.memory, self.cores, *self.others) if name)
+
+
+Amount = Annotated[int, msgspec.Meta(ge=0, le=INT32_MAX)]
+"""a counter of a section or a registration; signed 32-bit on the wire"""
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import QuantityText
 from tessera.wire.quantity import NotAQuantity, NotWhole, Whole, read
 from tessera.wire.quotes import shortened
-
-INT32_MAX = 2**31 - 1
-"""counters are signed 32-bit on the wire"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,13 @@ A container that names no cores takes the whole card.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from msgspec import Meta
-
 from tessera.core.requests import WHOLE_CARD_CORES
-from tessera.vendors.base import AnnotationKeys, Family, SharedSection, Vendor
-from tessera.vendors.drafts import INT32_MAX
+from tessera.vendors.base import Amount, AnnotationKeys, Family, SharedSection, Vendor
 from tessera.wire.keys import NODE_LOCK
 
 
 class HygonSection(SharedSection, frozen=True, kw_only=True):
-    memory_factor: Annotated[int, Meta(ge=0, le=INT32_MAX)] = 0
+    memory_factor: Amount = 0
     """MiB per unit of memory that pods ask for; 0 means 1"""
 
 

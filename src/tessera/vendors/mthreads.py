@@ -12,9 +12,10 @@ from tessera.core.misfits import Reason
 from tessera.core.node_info import Card
 from tessera.core.requests import Request
 from tessera.vendors.base import AnnotationKeys, Bound, Family, NodeProblem, SharedSection, Vendor
-from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.parts.capacity import cards_from_capacity
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
 
 MIB_PER_UNIT = 512

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from tessera.core.requests import refuse_container_count
 from tessera.wire.errors import WireError
 from tessera.wire.objects import Partial, decode_object
 
@@ -22,8 +23,6 @@ MAX_BODY = 7 * 2**20
 MAX_VALUES = 250_000
 """in one review; the largest pod that etcd takes, 1.5 MB of environment variables, has 150,000. A value may need a
 hundred times the memory of its text, so that bytes alone limit nothing."""
-MAX_CONTAINERS = 128
-"""in one pod, of all kinds: every vendor looks at every container"""
 
 CONTENT_TYPE = "application/json"
 KIND = "AdmissionReview"
@@ -107,9 +106,8 @@ def container_refusal(review: Review) -> Verdict | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return None
     count = sum(len(each or ()) for each in (spec.containers, spec.init_containers, spec.ephemeral_containers))
-    if count > MAX_CONTAINERS:
-        return denied(f"pod has {count} containers; at most {MAX_CONTAINERS} are served")
-    return None
+    too_many = refuse_container_count(count)
+    return denied(too_many) if too_many else None
 
 
 def decode_review(body: bytes) -> Review:

@@ -44,7 +44,7 @@ def same_kind(info: inspect.Type, item: Item) -> bool:
     match info, item:
         case inspect.Metadata(type=inner), _:
             return same_kind(inner, item)
-        case ((inspect.StructType() | inspect.DictType()), Table()):
+        case (inspect.StructType(), Table()):
             return True
         case ((inspect.ListType() | inspect.VarTupleType()), Listing()):
             return True
@@ -60,11 +60,9 @@ def same_kind(info: inspect.Type, item: Item) -> bool:
 
 
 def bounds_of(info: inspect.IntType | inspect.FloatType) -> tuple[float, float]:
-    """The bounds; the caller tells inclusive from exclusive ones."""
-    whole = isinstance(info, inspect.IntType)
-    low = next((bound for bound in (info.ge, info.gt) if bound is not None), 0 if whole else -math.inf)
-    high = next((bound for bound in (info.le, info.lt) if bound is not None), INT32_MAX if whole else math.inf)
-    return low, high
+    """Both are included; our types have no others."""
+    least, most = (0, INT32_MAX) if isinstance(info, inspect.IntType) else (-math.inf, math.inf)
+    return least if info.ge is None else info.ge, most if info.le is None else info.le
 
 
 def words(info: inspect.Type) -> str:
@@ -97,10 +95,8 @@ def _text_words(info: inspect.StrType) -> str:
 def _number_words(info: inspect.IntType | inspect.FloatType) -> str:
     low, high = bounds_of(info)
     if isinstance(info, inspect.IntType):
-        return f"a whole number from {int(low) + (info.gt is not None)} to {int(high) - (info.lt is not None)}"
-    above = "above" if info.gt is not None else "from"
-    below = "below" if info.lt is not None else "to"
-    bounds = [f"{above} {low:g}" if low > -math.inf else "", f"{below} {high:g}" if high < math.inf else ""]
+        return f"a whole number from {low} to {high}"
+    bounds = [f"from {low:g}" if low > -math.inf else "", f"to {high:g}" if high < math.inf else ""]
     return " ".join(["a number", *(bound for bound in bounds if bound)])
 
 

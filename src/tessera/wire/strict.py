@@ -68,8 +68,6 @@ class _Decoder:
                 return plain(item)
             case inspect.StructType(), Table():
                 return self._struct(item, info, path)
-            case inspect.DictType(value_type=of), Table(entries):
-                return self._dict(entries, of, path)
             case ((inspect.ListType(item_type=of) | inspect.VarTupleType(item_type=of)), Listing(items)):
                 values = [self.value(member, of, f"{path}[{i}]") for i, member in enumerate(items)]
                 return _all_good(values if isinstance(info, inspect.ListType) else tuple(values), values)
@@ -123,10 +121,6 @@ class _Decoder:
         self._report.add(wrong, line=member.line, path=where)
         return _BAD
 
-    def _dict(self, entries: Iterable[tuple[Key, Item]], of: inspect.Type, path: str) -> Any:
-        values = {key.text: self.value(member, of, f"{path}.{bare(key.text)}") for key, member in entries}
-        return _all_good(values, values.values())
-
     def _text(self, item: Scalar, info: inspect.StrType, text: str, path: str) -> Any:
         if _LONE_SURROGATE.search(text):
             self._report.add("half of a surrogate pair is no character", line=item.line, path=path)
@@ -138,7 +132,7 @@ class _Decoder:
 
     def _number(self, item: Scalar, info: inspect.IntType | inspect.FloatType, number: int | float, path: str) -> Any:
         low, high = bounds_of(info)
-        if low <= number <= high and number != info.gt and number != info.lt and math.isfinite(number):
+        if low <= number <= high and math.isfinite(number):
             return number if isinstance(info, inspect.IntType) else float(number)
         return self._mismatch(item, (info,), path)
 

@@ -36,40 +36,47 @@ def table(connections: int = 4, per_peer: int = 3) -> PeerTable:
     return PeerTable(ListenerLimits(connections=connections, connections_per_peer=per_peer))
 
 
+def add(peers: PeerTable, connection: Connection) -> str:
+    refusal = peers.make_room(connection.peer)
+    if not refusal:
+        peers.add(connection)
+    return refusal
+
+
 # -- connections
 
 
 def test_one_address_has_its_limit_and_others_are_still_admitted() -> None:
     peers = table()
     mine = [Connection("a") for _ in range(4)]
-    assert [peers.add(each) for each in mine] == ["", "", "", "too many connections of one address"]
-    assert peers.add(Connection("b")) == ""
+    assert [add(peers, each) for each in mine] == ["", "", "", "too many connections of one address"]
+    assert add(peers, Connection("b")) == ""
     peers.remove(mine[0])
     peers.remove(mine[0])
-    assert peers.add(Connection("a")) == ""
+    assert add(peers, Connection("a")) == ""
 
 
 def test_when_all_are_used_the_address_with_most_gives_its_oldest_idle_one() -> None:
     peers = table()
     busy, old, young = Connection("a", is_busy=True), Connection("a"), Connection("a")
     others = [Connection("b"), Connection("c")]
-    assert [peers.add(each) for each in (busy, old, young, *others)] == [""] * 5
+    assert [add(peers, each) for each in (busy, old, young, *others)] == [""] * 5
     assert (busy.told, old.told, young.told) == ([], [MANY], [])
 
 
 def test_an_address_cannot_push_out_one_that_has_as_many() -> None:
     peers = table()
     held = [Connection("a"), Connection("a"), Connection("b"), Connection("b")]
-    assert [peers.add(each) for each in (*held, Connection("a"), Connection("b"))] == [""] * 4 + [MANY, MANY]
-    assert peers.add(Connection("c")) == ""
+    assert [add(peers, each) for each in (*held, Connection("a"), Connection("b"))] == [""] * 4 + [MANY, MANY]
+    assert add(peers, Connection("c")) == ""
     assert [each.told for each in held] == [[MANY], [], [], []]
 
 
 def test_connections_whose_handlers_run_are_not_pushed_out() -> None:
     peers = table()
     for peer in "aaab":
-        peers.add(Connection(peer, is_busy=True))
-    assert peers.add(Connection("c")) == MANY
+        add(peers, Connection(peer, is_busy=True))
+    assert add(peers, Connection("c")) == MANY
 
 
 # -- bytes
@@ -79,7 +86,7 @@ def test_unfinished_bodies_share_one_budget_and_the_address_that_holds_most_lose
     peers = table(connections=100, per_peer=100)
     slow, quick = [Connection("a") for _ in range(120)], Connection("b")
     for each in (*slow[:99], quick):
-        assert peers.add(each) == ""
+        assert add(peers, each) == ""
     kept = sum(peers.hold(each, MIB) for each in slow[:99])
     assert sum(each.held_bytes for each in slow) <= MAX_BUFFERED_BYTES
     assert kept < 99 or any(each.told for each in slow)
@@ -91,7 +98,7 @@ def test_unfinished_bodies_share_one_budget_and_the_address_that_holds_most_lose
 def test_a_connection_that_holds_most_itself_is_told_so() -> None:
     peers = table()
     mine = Connection("a")
-    peers.add(mine)
+    add(peers, mine)
     assert peers.hold(mine, MAX_BUFFERED_BYTES)
     assert not peers.hold(mine, 1)
     assert (mine.held_bytes, mine.told) == (0, [])
@@ -100,8 +107,8 @@ def test_a_connection_that_holds_most_itself_is_told_so() -> None:
 def test_bytes_that_are_released_can_be_held_again() -> None:
     peers = table()
     first, second = Connection("a"), Connection("b")
-    peers.add(first)
-    peers.add(second)
+    add(peers, first)
+    add(peers, second)
     for _ in range(10):
         assert peers.hold(first, MAX_BUFFERED_BYTES)
         peers.release(first, MAX_BUFFERED_BYTES)

@@ -33,7 +33,7 @@ def lease(holder: str | None, seconds: int | None = 15, renewed: str = "r1") -> 
     ],
 )
 def test_only_the_exact_host_leads(held: Lease | None, leads: bool) -> None:
-    assert is_leader(held, "host-1", 100.0, 105.0) is leads
+    assert is_leader(held, "host-1", 100.0, 100.0) is leads
 
 
 def test_a_host_with_an_underscore_leads_under_its_whole_name() -> None:
@@ -80,6 +80,7 @@ def test_a_lease_counts_from_its_last_change_not_from_the_last_look() -> None:
     watch.put("kube-system/hami-scheduler", lease("host-1_x"))
     watch.synced()
     assert machine.leads
+    assert watch.lease == lease("host-1_x")
     machine.time = 109.0
     watch.put("kube-system/hami-scheduler", lease("host-1_x"))
     machine.time = 111.0

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tessera.core.ledger import GrantState
@@ -15,6 +16,7 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
+from tessera.wire.objects import PodStatus
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -24,6 +26,7 @@ from tests.support.stepwise_scheduler import (
     TURN,
     World,
     answering,
+    filter_body,
     serving_downward_api,
     uid,
     using_downward_api,
@@ -392,6 +395,46 @@ async def test_a_bind_that_was_lost_while_its_pod_was_deleted_frees_the_card() -
 
 
 # -- when the effect of a write is unknown
+
+
+# -- pods that another client changed after they were placed
+
+
+@in_fake_time
+async def test_a_change_that_the_placement_does_not_depend_on_costs_one_more_write_and_no_time() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"example.com/note": "x"})
+    assert await world.bound(POD) == ""
+    assert (world.api.calls, seconds()) == (["bind", "get_pod", "bind"], 0.0)
+    assert world.cards() == HELD
+
+
+@in_fake_time
+async def test_a_pod_that_accepts_other_cards_by_now_is_not_bound_to_those_that_were_found() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"nvidia.com/use-gputype": "another"})
+    assert await world.bound(POD) == "pod default/p was changed after it was placed"
+    assert (node_of(world), world.cards()) == ("", FREE)
+
+
+@in_fake_time
+async def test_a_pod_that_another_replica_has_fenced_is_not_bound_here() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {keys.FENCE: "another"})
+    assert await world.bound(POD) == "pod default/p: another replica has taken over"
+    assert (node_of(world), world.cards()) == ("", FREE)
+    assert await world.bound(POD) == "pod default/p: another replica has taken over", "without a reservation"
+    assert node_of(world) == ""
+
+
+@in_fake_time
+async def test_a_pod_that_ended_while_its_bind_had_no_answer_frees_its_card() -> None:
+    world = ready()
+    ended = msgspec.structs.replace(world.api.pods[KEY], status=PodStatus(phase="Failed"))
+    world.api.script("bind", lost_answer())
+    world.api._store_pod(KEY, ended)
+    assert await world.bound(POD) == "pod default/p has ended already"
+    assert (world.api.calls, world.cards()) == (["bind", "get_pod"], FREE)
 
 
 async def unknown(world: World, *, done: bool) -> None:
@@ -866,7 +909,7 @@ async def test_a_bind_that_waited_while_another_replica_led_is_not_sent() -> Non
     world.api.delete_pod("default/first")
     world.watch()
     assert await task == NOT_LEADING
-    assert (world.cycle_state(PLAIN), world.queue.active) == (CycleState.RESERVED, 0)
+    assert (world.cycle_state(PLAIN), world.queue.active) == (CycleState.PENDING, 0)
     assert await world.bound(PLAIN) == ""
     assert world.agrees()
 
@@ -997,6 +1040,123 @@ async def test_a_hundred_pods_of_mixed_shapes_are_all_handed_over_one_after_the_
     assert {await task for task in tasks} == {""}
     assert seconds() <= 5.01
     assert (world.queue.active, world.queue.waiting) == (0, 0)
+    assert world.agrees()
+
+
+# -- the version of the pod
+
+
+def change(world: World, **annotations: str) -> None:
+    """Another client changes the pod."""
+    world.api.mark_pod(KEY, annotations)
+
+
+@in_fake_time
+async def test_a_binding_is_for_the_version_that_filter_saw() -> None:
+    world = ready()
+    seen = world.api.pods[KEY].metadata.resource_version
+    assert await world.bound(POD) == ""
+    assert world.api.writes[0].version == seen
+
+
+@in_fake_time
+async def test_a_pod_that_another_client_changed_costs_one_read_and_one_write() -> None:
+    world = ready()
+    change(world, note="x")
+    assert await world.bound(POD) == ""
+    assert world.api.calls == ["bind", "get_pod", "bind"]
+    assert seconds() == 0.0
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_pod_that_changes_all_the_time_is_given_up_after_some_attempts() -> None:
+    world = ready()
+    world.api.always("bind", Step(meanwhile=lambda: change(world, note=str(len(world.api.calls)))))
+    assert await world.bound(POD) == "409 Conflict: scripted"
+    assert world.api.calls.count("bind") == ATTEMPTS
+    assert world.cycle_state(POD) is CycleState.RESERVED
+
+
+@in_fake_time
+async def test_a_filter_request_without_a_version_makes_bind_read_the_pod() -> None:
+    world = World(agent())
+    world.create(POD)
+    assert world.asked(filter_body(POD, ["n1"]))["NodeNames"] == ["n1"]
+    assert await world.bound(POD) == ""
+    assert world.api.calls == ["get_pod", "bind"]
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_pod_whose_request_changed_after_filter_is_not_given_what_it_asked_for_before() -> None:
+    world = ready()
+    change(world, **{"nvidia.com/use-gputype": "H100"})
+    assert await world.bound(POD) == "pod default/p was changed after it was placed"
+    assert (node_of(world), world.cards()) == ("", FREE)
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_write_that_was_not_answered_cannot_land_once_the_pod_has_another_version() -> None:
+    world = ready()
+    world.api.script("bind", Step(lost_answer(), meanwhile=lambda: change(world, note="x")), refused(403, "Forbidden"))
+    assert await world.bound(POD) == "403 Forbidden: scripted"
+    assert world.cycle_state(POD) is CycleState.RESERVED, "the first one cannot land, the second one was refused"
+
+
+@in_fake_time
+async def test_a_replica_that_was_deposed_does_not_write_for_the_version_that_its_successor_left() -> None:
+    """Even while the lease looks valid from here: the watch that shows its end may be late."""
+    world = ready()
+    change(world, **{keys.FENCE: "another-replica"})
+    assert await world.bound(POD) == "pod default/p: another replica has taken over"
+    assert (node_of(world), world.cards()) == ("", FREE)
+    world.restart()
+    world.engine.tenure.begin(0, "fence-0")
+    assert await world.bound(POD) == "pod default/p: another replica has taken over"
+    assert node_of(world) == ""
+
+
+@in_fake_time
+async def test_what_this_replica_fenced_itself_is_written() -> None:
+    world = ready()
+    change(world, **{keys.FENCE: "fence-0.7"})
+    assert await world.bound(POD) == ""
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_a_fence_that_filter_has_seen_already_is_no_reason_to_refuse() -> None:
+    """Of a manifest that was copied from another pod."""
+    copied = POD.annotate((keys.FENCE, "copied"))
+    world = ready(asking=copied)
+    change(world, note="x")
+    assert await world.bound(copied) == ""
+    assert world.agrees()
+
+
+@in_fake_time
+async def test_the_lease_is_judged_at_the_moment_of_the_write() -> None:
+    world = ready()
+    world.leads = None  # Nothing has told the engine.
+    assert await world.bound(POD) == NOT_LEADING
+    assert (world.api.calls, node_of(world)) == ([], "")
+    world.leads = 0
+    assert await world.bound(POD) == ""
+
+
+@in_fake_time
+async def test_a_replica_that_does_not_lead_finds_out_about_its_last_write_without_touching_the_pod() -> None:
+    world = ready()
+    await unknown(world, done=False)
+    world.stop_leading()
+    world.api.calls.clear()
+    await world.binder.look_up_unconfirmed()
+    assert (world.api.calls, world.cycle_state(POD)) == (["get_pod"], CycleState.UNCERTAIN)
+    change(world, **{keys.FENCE: "another-replica"})
+    await world.binder.look_up_unconfirmed()
+    assert world.cards() == FREE
     assert world.agrees()
 
 

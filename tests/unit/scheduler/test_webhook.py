@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from tessera.core.quota import QuotaBook
+from tessera.core.requests import MAX_CONTAINERS
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.vendors.base import ResourceNames, Vendor
-from tessera.wire.admission import MAX_CONTAINERS, Verdict
+from tessera.wire.admission import Verdict
 from tests.support.admission import SAMPLES, vendors
 from tests.support.json_patches import patched
 
@@ -129,9 +130,9 @@ def test_a_pod_with_more_containers_than_anybody_needs_is_refused(field: str) ->
     spec = request["object"]["spec"]
     there = len(spec["containers"]) if field != "containers" else 0
     spec[field] = [{"name": f"c{number}"} for number in range(MAX_CONTAINERS - there)]
-    assert "containers; at most" not in answer(asked(request))["response"]["status"].get("message", "")
+    assert "in one pod; at most" not in answer(asked(request))["response"]["status"].get("message", "")
     spec[field].append({"name": "more"})
     response = answer(asked(request))["response"]
     assert (response["allowed"], response["status"]["code"]) == (False, 403)
-    assert response["status"]["message"] == "pod has 129 containers; at most 128 are served"
+    assert response["status"]["message"] == f"{MAX_CONTAINERS + 1} containers in one pod; at most {MAX_CONTAINERS}"
     assert "patch" not in response

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 MAX_CARDS = 64
 """of one node; the largest machines have sixteen"""
 
-Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_CARDS)]
+Index = Annotated[int, msgspec.Meta(ge=0, le=MAX_CARDS - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Uuid = Annotated[str, msgspec.Meta(pattern=r"^GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 Pcie = Literal["internal", "single", "multiple", "host-bridge", "node", "system"]

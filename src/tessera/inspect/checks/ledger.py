@@ -22,23 +22,18 @@ def check_ledger(cluster: OfflineCluster) -> Iterator[Finding]:
     for each in found:
         where = f"{each.node} / {each.card}" if each.card else each.node or "quotas"
         if each.kind == BROKEN:
-            yield AREA.broken(
-                f"{where}: {each.text}",
-                why="the accounting contradicts itself, which is a bug in Tessera",
-                fix="report it with a snapshot (tessera snapshot --hash-names)",
-            )
+            why = "the accounting contradicts itself, which is a bug in Tessera"
+            fix = "report it with a snapshot (tessera snapshot --hash-names)"
         else:
-            yield AREA.broken(
-                f"{where}: {each.text}",
-                why="more is granted than exists: another scheduler placed pods there, or the registration shrank",
-                fix=f"delete some of its pods: tessera top pods --node {each.node}",
-            )
+            why = "more is granted than exists: another scheduler placed pods there, or the registration shrank"
+            fix = f"delete some of its pods: tessera top pods --node {each.node}"
+        yield AREA.broken(f"{where}: {each.text}", why=why, fix=fix)
     for entry in cluster.ledger.pods():
         facts = entry.facts
         if facts.problem:
-            yield AREA.broken(facts.problem, why=f"{facts.node} takes no new pods while this pod exists",
-                fix=f"delete pod {facts.namespace}/{facts.name} and create it again",
-            )  # fmt: skip
+            why = f"{facts.node} takes no new pods while this pod exists"
+            fix = f"delete pod {facts.namespace}/{facts.name} and create it again"
+            yield AREA.broken(facts.problem, why=why, fix=fix)
     for key, pod in sorted(cluster.pods.items()):
         yield from _pod(cluster, key, pod)
     if not found:

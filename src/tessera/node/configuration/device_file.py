@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.services.settings_table import FileText, ReadFile, Sources
-from tessera.vendors.nvidia import mig
-from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.nvidia.section import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import SectionSchema, load_device_config
 from tessera.wire.documents import ConfigError, Item, Listing, Report, Scalar, Table
@@ -77,7 +76,7 @@ def read_device_file(sources: Sources, *, file: str, read_file: ReadFile) -> Dev
         sources.problems.extend(str(error).splitlines())
         return DeviceFile()
     try:
-        mig.validate(section.mig_profile_allowlist)
+        validate_mig_allowlist(section.mig_profile_allowlist)
     except ValueError as error:
         sources.problems.append(f"{file}: {SECTION}: {error}")
     return DeviceFile(section, flags, tuple(warnings))

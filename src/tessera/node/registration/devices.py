@@ -18,7 +18,7 @@ from tessera.host.mig_profile_names import NAMED_ALIKE_MIB, find_profile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.settings import AgentSettings
 from tessera.vendors.nvidia import Nvidia
-from tessera.vendors.nvidia.mig import MigAllowance
+from tessera.vendors.nvidia.section import MigAllowance
 from tessera.wire.errors import WireError
 from tessera.wire.registration import decode_registration, encode_registration_json, encode_registration_text
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tessera.core.quota import QuotaBook, bounds
-from tessera.core.requests import PodRequest, refuse_container_count
+from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.env_injection import Injection, with_slice_env
 from tessera.scheduler.admission.json_patch import diff
 from tessera.scheduler.admission.pod_draft import Document, draft_of, with_draft, with_spec
@@ -79,9 +79,6 @@ def admit(
         return admission.errored(admission.BAD_REQUEST, f"not a valid Pod: {error}")
     if not pod.app_containers:
         return admission.denied("pod has no containers")
-    too_many = refuse_container_count(len(pod.init_containers) + len(pod.app_containers))
-    if too_many:
-        return admission.denied(too_many)
     if user not in settings.trusted_users and (reserved := reserved_on(pod.metadata, vendors)):
         return admission.denied(
             f"pod {shown_name(pod.metadata)} has {listed(reserved)}: only the scheduler may write this"

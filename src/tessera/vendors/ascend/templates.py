@@ -10,10 +10,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, field
 
-from tessera.vendors.base import Section
-from tessera.vendors.drafts import INT32_MAX
+from tessera.vendors.base import Amount, Section
 
-Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 Word = Annotated[str, Meta(pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$", max_length=32)]
 """becomes a part of annotation keys"""
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from tessera.core.devices import Device
-from tessera.vendors.drafts import INT32_MAX
 from tessera.vendors.parts.capacity import MOST_CARDS
 from tessera.wire.errors import WireError
+from tessera.wire.integers import INT32_MAX
 
 MIB_PER_GB = 1024
 CORES = 100

@@ -11,16 +11,15 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from tessera.core.devices import Device
-from tessera.vendors.drafts import INT32_MAX
+from tessera.vendors.base import Amount
 from tessera.wire.gojson import decode_array
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.registration import check_ids
 
 QOS_POLICY = "QosPolicy"
 MODEL = "Model"
 LINK_ZONE = "LinkZone"
 """keys of `Device.custom`"""
-
-Amount = Annotated[int, Meta(ge=0, le=INT32_MAX)]
 
 
 class Registered(Struct, frozen=True, kw_only=True, rename="camel"):

@@ -19,7 +19,7 @@ from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest
 from tessera.vendors.base import AnnotationKeys, Bound, ResourceNames, Vendor
-from tessera.vendors.drafts import INT32_MAX, BadRequest, ContainerDraft, Denied, PodDraft, Resources
+from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
 from tessera.vendors.metax.sharing_rules import (
     APP_CLASS,
@@ -38,6 +38,7 @@ from tessera.vendors.metax.sharing_rules import (
 from tessera.vendors.parts.card_choice import judge_all, refuse_unpaid
 from tessera.wire.gobool import parse_bool
 from tessera.wire.gojson import encode
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.keys import NODE_LOCK
 from tessera.wire.objects import Node
 from tessera.wire.quantity import NotAQuantity, Whole, read

@@ -12,9 +12,8 @@ from tessera.core.devices import Device
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
-from tessera.vendors.nvidia import mig
 from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
-from tessera.vendors.nvidia.section import NvidiaSection
+from tessera.vendors.nvidia.section import NvidiaSection, validate_mig_allowlist
 from tessera.vendors.nvidia.sharing_modes import narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.errors import WireError
@@ -53,7 +52,7 @@ class Nvidia(Vendor):
     protected = PROTECTED
 
     def __init__(self, section: NvidiaSection) -> None:
-        mig.validate(section.mig_profile_allowlist)
+        validate_mig_allowlist(section.mig_profile_allowlist)
         self.section = section
         self.percentage = section.resource_memory_percentage_name
         self.priority = section.resource_priority_name

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 from tessera.core.devices import Device
 from tessera.vendors.base import NodeProblem, Vendor
-from tessera.vendors.drafts import INT32_MAX, BadRequest, amount
+from tessera.vendors.drafts import BadRequest, amount
+from tessera.wire.integers import INT32_MAX
 from tessera.wire.objects import Node
 
 MOST_CARDS = 1024

@@ -26,7 +26,7 @@ from tessera.services.addresses import Address
 from tessera.services.logs import LogFormat, LogLevel, LogOptions, read_log_options
 from tessera.services.settings_table import Flags, Group, SettingsError, Sources, given_in
 from tessera.services.value_types import FlagKind
-from tessera.vendors.nvidia.mig import MigAllowance
+from tessera.vendors.nvidia.section import MigAllowance
 from tessera.wire.node_config import NodeSettings
 
 YAML = "device-config.yaml"

@@ -124,7 +124,7 @@ class World:
     async def needs(self, holder: ContainerKey, wanted: Limits) -> str:
         """What a container that comes is told."""
         self.card.need(holder, wanted)
-        return (await self.card.ready(wanted, within=WITHIN_S)).problem
+        return await self.card.ready(wanted, within=WITHIN_S)
 
     async def settled(self, needs: dict[ContainerKey, Limits]) -> Limits | None:
         """The ceiling after everybody who is there is known."""
@@ -160,7 +160,7 @@ async def test_the_first_container_gets_a_ceiling_before_its_answer(world: World
     assert await world.needs(ONE, limits(3000, 30)) == ""
     assert world.daemon.ceiling == limits(3000, 30)
     assert [what for _, what in world.daemon.life[:2]] == ["begin", "ceiling"]
-    assert world.card.state.started == 1
+    assert world.card.started == 1
 
 
 async def test_a_larger_grant_raises_the_ceiling_while_others_run(world: World) -> None:
@@ -194,7 +194,7 @@ async def test_nothing_is_lowered_before_everybody_is_known(world: World) -> Non
     assert await world.needs(ONE, limits(1000, 10)) == ""
     assert world.daemon.ceiling == limits(9000, 90)
     assert await world.settled({ONE: limits(1000, 10)}) == limits(1000, 10)
-    assert world.card.state.started == 0
+    assert world.card.started == 0
 
 
 async def test_an_empty_card_keeps_its_ceiling(world: World) -> None:
@@ -233,10 +233,10 @@ async def test_a_daemon_that_lived_long_is_begun_again_at_once(world: World) -> 
     await world.needs(ONE, limits(3000))
     await asyncio.sleep(STEADY_S + 1)
     world.daemon.die()
-    assert (await world.card.ready(within=WITHIN_S)).problem == ""
+    assert await world.card.ready(within=WITHIN_S) == ""
     assert world.daemon.happened("begin") == [0.0, STEADY_S + 1]
     assert world.daemon.happened("shut") == [STEADY_S + 1]
-    assert world.card.state.started == 2
+    assert world.card.started == 2
 
 
 async def test_a_daemon_that_keeps_dying_is_begun_less_and_less_often(world: World) -> None:
@@ -320,13 +320,13 @@ async def test_who_waits_too_long_hears_that(world: World) -> None:
     await world.card.ready(within=WITHIN_S)
     world.daemon.gate.clear()
     world.card.need(ONE, limits(3000))
-    state = await world.card.ready(limits(3000), within=3)
-    assert state.problem == "its MPS control daemon is not ready within 3 s"
+    problem = await world.card.ready(limits(3000), within=3)
+    assert problem == "its MPS control daemon is not ready within 3 s"
 
 
 async def test_a_card_that_nobody_looks_after_yet_says_so(world: World) -> None:
-    state = await world.card.ready(limits(3000), within=3)
-    assert state.problem == "its MPS control daemon has not started yet"
+    problem = await world.card.ready(limits(3000), within=3)
+    assert problem == "its MPS control daemon has not started yet"
 
 
 # -- retiring
@@ -337,12 +337,12 @@ async def test_a_card_is_retired_once_its_last_client_ended(world: World) -> Non
     await world.needs(ONE, limits(3000))
     world.daemon.clients = 2
     world.card.reconcile({}, retire=True)
-    assert (await world.card.ready(within=WITHIN_S)).problem == "2 processes still use it through MPS"
+    assert await world.card.ready(within=WITHIN_S) == "2 processes still use it through MPS"
     world.daemon.clients = 0
     assert await world.ended()
     assert world.daemon.happened("retire") == [LOOK_EVERY_S]
-    assert world.card.state.retired
-    assert (await world.card.ready(within=WITHIN_S)).problem == "it is no longer a card of this node"
+    assert world.card.retired
+    assert await world.card.ready(within=WITHIN_S) == "it is no longer a card of this node"
 
 
 async def test_a_card_that_comes_back_before_it_is_retired_serves_on(world: World) -> None:

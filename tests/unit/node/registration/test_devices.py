@@ -10,7 +10,7 @@ from tessera.host.cards import CardFacts, GpuInstanceProfile
 from tessera.node.fleet import CardState, Fleet
 from tessera.node.registration.devices import MIB, registrable, registration_text
 from tessera.node.settings import AgentSettings
-from tessera.vendors.nvidia.mig import CHART_ALLOWLIST, MigAllowance
+from tessera.vendors.nvidia.section import CHART_ALLOWLIST, MigAllowance
 from tessera.wire.node_config import NodeSettings
 from tessera.wire.registration import decode_registration
 

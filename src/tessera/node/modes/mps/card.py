@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import structlog
 
@@ -34,19 +33,6 @@ FIRST_VOLTA = (7, 0)
 """compute capability; older cards have no MPS limits"""
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """The state after a round."""
-
-    round: int = 0
-    """the last request that it includes"""
-    problem: str = "its MPS control daemon has not started yet"
-    """empty = ready"""
-    started: int = 0
-    """how many daemons this agent started here"""
-    retired: bool = False
-
-
 class MpsCard:
     """Only `run` waits for the daemon; the other methods may be called from any task."""
 
@@ -59,17 +45,22 @@ class MpsCard:
         self._all_known = False
         """whether `needs` is complete; before that the ceiling only rises"""
         self._retiring = False
-        self._retired = False
-        self._round = 0
+        self._asked = 0
+        """requests so far"""
+        self._answered = 0
+        """the last request that a round included"""
         self._wake = asyncio.Event()
         self._applied: Limits | None = None
         """the ceiling that this daemon is known to have"""
         self._started_at = 0.0
-        self._started = 0
         self._failures = 0
         self._not_before = 0.0
         self._published = asyncio.Event()
-        self.state = Readiness()
+        self.problem = "its MPS control daemon has not started yet"
+        """after the last round; empty = ready"""
+        self.started = 0
+        """how many daemons this agent started here"""
+        self.retired = False
 
     def wake(self) -> None:
         self._wake.set()
@@ -85,27 +76,26 @@ class MpsCard:
         if changed:
             self.wake()
 
-    async def ready(self, limits: Limits | None = None, *, within: float) -> Readiness:
-        """Returns the state after a round that includes all requests so far, or after `within` seconds."""
+    async def ready(self, limits: Limits | None = None, *, within: float) -> str:
+        """Returns the problem after a round that includes all requests so far, or after `within` seconds."""
         ceiling = self._applied
-        if not self.state.problem and self._daemon.running and ceiling and limits and ceiling.covers(limits):
-            return self.state
-        self._round += 1
-        mine = self._round
+        if not self.problem and self._daemon.running and ceiling and limits and ceiling.covers(limits):
+            return ""
+        self._asked += 1
+        mine = self._asked
         self.wake()
         try:
             async with asyncio.timeout(within):
-                while self.state.round < mine and not self.state.retired:
+                while self._answered < mine and not self.retired:
                     await self._published.wait()
         except TimeoutError:
-            problem = self.state.problem or f"its MPS control daemon is not ready within {within:g} s"
-            return replace(self.state, problem=problem)
-        return self.state
+            return self.problem or f"its MPS control daemon is not ready within {within:g} s"
+        return self.problem
 
     async def run(self) -> None:
         """Runs until the card is retired."""
-        while not self.state.retired:
-            known = self._round
+        while not self.retired:
+            known = self._asked
             self._wake.clear()
             problem = await self._take_round()
             self._publish(known, problem)
@@ -137,7 +127,7 @@ class MpsCard:
         if not self._daemon.running:
             await self._daemon.find()
         await self._daemon.retire()
-        self._retired = True
+        self.retired = True
         return "it is no longer a card of this node"
 
     async def _serve(self) -> None:
@@ -164,7 +154,7 @@ class MpsCard:
     async def _start(self) -> None:
         now = asyncio.get_running_loop().time()
         if now < self._not_before:
-            raise ControlError(self.state.problem)
+            raise ControlError(self.problem)
         self._applied = None
         try:
             new = await self._daemon.start()
@@ -172,7 +162,7 @@ class MpsCard:
             self._delay_start(now)
             raise
         self._started_at = asyncio.get_running_loop().time()
-        self._started += new
+        self.started += new
         log.info("an MPS control daemon is serving", card=self._uuid, new=new)
 
     def _on_daemon_ended(self) -> None:
@@ -204,9 +194,9 @@ class MpsCard:
         return max(0.0, self._not_before - asyncio.get_running_loop().time())
 
     def _publish(self, known: int, problem: str) -> None:
-        if problem and problem != self.state.problem:
+        if problem and problem != self.problem:
             log.warning("a card is not ready for MPS", card=self._uuid, problem=problem)
-        self.state = Readiness(known, problem, self._started, self._retired)
+        self._answered, self.problem = known, problem
         # Waiters hold the old event; later ones get a new one.
         self._published.set()
         self._published = asyncio.Event()

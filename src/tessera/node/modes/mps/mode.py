@@ -60,12 +60,12 @@ class Mps(SharingMode):
 
     @property
     def problems(self) -> dict[str, str]:
-        return {uuid: card.state.problem for uuid, card in self._cards.items() if card.state.problem}
+        return {uuid: card.problem for uuid, card in self._cards.items() if card.problem}
 
     @property
     def started(self) -> dict[str, int]:
         """How many control daemons this agent started, by card."""
-        return {uuid: card.state.started for uuid, card in self._cards.items()}
+        return {uuid: card.started for uuid, card in self._cards.items()}
 
     async def start(self, fleet: Fleet) -> None:
         await super().start(fleet)
@@ -93,9 +93,9 @@ class Mps(SharingMode):
         if card is None:
             raise AllocationRefused(f"card {facts.uuid} is not served yet")
         card.need(claim.key, limits)
-        state = await card.ready(limits, within=self._hand_over_s)
-        if state.problem:
-            raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {state.problem}")
+        problem = await card.ready(limits, within=self._hand_over_s)
+        if problem:
+            raise AllocationRefused(f"card {facts.uuid} is not ready for MPS: {problem}")
         return response.with_more(self._access(facts.uuid, limits))
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
@@ -103,7 +103,7 @@ class Mps(SharingMode):
         for state in fleet:
             self._serve_card(state)
         for uuid, card in list(self._cards.items()):
-            if card.state.retired:
+            if card.retired:
                 await self._drop_card(uuid)
                 continue
             needs = self._needs(live, card)
