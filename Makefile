@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+# Where it is set, every run, and every program that a test starts, would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
