@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+# Where it is set, every run, and every program that a test starts, would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
@@ -26,7 +26,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --p
 NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
 
 # Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
-FUZZ_SECONDS ?= 3
+FUZZ_SECONDS ?= 2
 FUZZ_RUNS ?=
 FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 
@@ -88,7 +88,7 @@ format: $(READY) ## rewrite the sources in the one format, and repair what the l
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SECONDS=3 or FUZZ_RUNS=1000000 each
+fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SECONDS=2 or FUZZ_RUNS=1000000 each
 	$(call heading,fuzz)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { \
 		echo "skipped: atheris, the fuzzer, has no build for this machine and Python"; exit 0; }; \
