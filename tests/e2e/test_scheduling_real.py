@@ -223,5 +223,7 @@ async def test_a_pod_costs_one_write_and_its_events(plane: ControlPlane) -> None
         assert set(events) <= {"create", "patch"}
         # Two events a pod; kube-scheduler may ask for one twice.
         assert 2 * len(names) <= events.total() <= 3 * len(names)
-        reads = sorted((each.verb, each.resource) for each in asked if each.verb in ("get", "list"))
-        assert reads == [("list", "nodes"), ("list", "pods"), ("list", "resourcequotas")]
+        reads = Counter((each.verb, each.resource) for each in asked if each.verb in ("get", "list"))
+        # Pods also by the take-over, and after it.
+        assert reads.pop(("list", "pods")) <= 3
+        assert reads == {("list", "nodes"): 1, ("list", "resourcequotas"): 1}
