@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+# Where it is set, every run, and every program that a test starts, would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
@@ -26,7 +26,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --p
 NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
 
 # Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
-FUZZ_SECONDS ?= 3
+FUZZ_SECONDS ?= 2
 FUZZ_RUNS ?=
 FUZZ_END = $(if $(FUZZ_RUNS),-runs=$(FUZZ_RUNS),-max_total_time=$(FUZZ_SECONDS))
 
@@ -35,13 +35,14 @@ COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
+PROPERTIES ?= tests/property
 TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz mutation bench e2e robustness kubernetes packages generate chart proto lock clean
+.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -62,6 +63,9 @@ ifneq ($(COVERAGE),)
 		printf '%-10s %5s %% (at least %s %%)\n' "$${package%=*}" "$${total%%[!0-9.]*}" "$$least"; \
 	done; exit $$status
 endif
+
+properties: $(READY) ## look for new counterexamples, for hours (PROPERTIES=tests/property/wire for a part)
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(PARALLEL) $(PROPERTIES)
 
 check: $(READY) ## what a commit must pass: format, lint, generated lists, types, layers, and a short fuzzing
 	$(call heading,format)
@@ -84,7 +88,7 @@ format: $(READY) ## rewrite the sources in the one format, and repair what the l
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SECONDS=3 or FUZZ_RUNS=1000000 each
+fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SECONDS=2 or FUZZ_RUNS=1000000 each
 	$(call heading,fuzz)
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { \
 		echo "skipped: atheris, the fuzzer, has no build for this machine and Python"; exit 0; }; \

@@ -43,7 +43,7 @@ GUARDED_BY: Mapping[str, Sequence[str]] = {
     "core/fit": ("unit/core/test_check_order.py", "unit/core/test_effective_use.py", "unit/core/test_numa_binding.py",
                  "unit/core/test_sharing_rules.py", "unit/core/test_selection.py", "unit/core/test_quota.py"),
     "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_selection.py"),
-    "scheduler/binder": ("unit/scheduler/test_binder.py",),
+    "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_takeover.py"),
     "scheduler/node_lock": ("unit/scheduler/test_node_lock.py", "unit/scheduler/test_binder.py"),
     "kube/leases": ("unit/kube/test_leases.py",),
     "http11/client": ("unit/http11/test_client.py", "unit/kube/test_round_trippers.py"),

@@ -212,6 +212,21 @@ async def test_an_editor_of_a_namespace_cannot_exempt_it(tenant: Client, guarded
         assert (await created(editor, plain(literal(VISIBLE, "all")))).status == 403
 
 
+async def test_the_expressions_have_no_faulty_types(tenant: Client) -> None:
+    """As the controller manager sees them, some time after they were installed."""
+
+    async def checked() -> list[Json] | None:
+        found: list[Json] = (
+            await tenant.get("/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies")
+        ).body["items"]
+        return found if all("observedGeneration" in each.get("status", {}) for each in found) else None
+
+    policies = await until(checked, what="the types to be checked")
+    assert policies
+    for policy in policies:
+        assert policy["status"].get("typeChecking", {}).get("expressionWarnings", []) == [], policy["metadata"]["name"]
+
+
 # -- ephemeral containers
 
 

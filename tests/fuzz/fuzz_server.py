@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from typing import Any
 
 import atheris
+import structlog
 
 with atheris.instrument_imports(include=["tessera.http11"]):
     from tessera.http11.router import Response, Route, Router
@@ -46,5 +48,6 @@ def run(loop: asyncio.AbstractEventLoop) -> Any:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     atheris.Setup(sys.argv, run(asyncio.new_event_loop()))
     atheris.Fuzz()

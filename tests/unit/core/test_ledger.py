@@ -180,6 +180,15 @@ def test_a_pod_that_ended_before_its_node_registered_leaves_nothing() -> None:
     assert one.ledger.state() == cluster().ledger.state()
 
 
+def test_the_names_follow_nodes_that_come_and_go() -> None:
+    one = world()
+    assert one.ledger.node_names() == ("n1", "n2")
+    one.add(node("n0").gpu("I"))
+    assert one.ledger.node_names() == ("n0", "n1", "n2")
+    one.ledger.forget_node("n1")
+    assert one.ledger.node_names() == ("n0", "n2")
+
+
 def test_a_node_that_leaves_without_pods_leaves_nothing() -> None:
     one = world()
     one.ledger.forget_node("n1")

@@ -5,6 +5,7 @@ import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tessera.core.ledger import GrantState
@@ -15,6 +16,7 @@ from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.settings import NodeLockMode
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
+from tessera.wire.objects import PodStatus
 from tests.support.builders import ALLOCATED, GPU, NOW, NodeBuilder, PodBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster, Step, lost_answer, never_sent, refused
@@ -393,6 +395,46 @@ async def test_a_bind_that_was_lost_while_its_pod_was_deleted_frees_the_card() -
 
 
 # -- when the effect of a write is unknown
+
+
+# -- pods that another client changed after they were placed
+
+
+@in_fake_time
+async def test_a_change_that_the_placement_does_not_depend_on_costs_one_more_write_and_no_time() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"example.com/note": "x"})
+    assert await world.bound(POD) == ""
+    assert (world.api.calls, seconds()) == (["bind", "get_pod", "bind"], 0.0)
+    assert world.cards() == HELD
+
+
+@in_fake_time
+async def test_a_pod_that_accepts_other_cards_by_now_is_not_bound_to_those_that_were_found() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {"nvidia.com/use-gputype": "another"})
+    assert await world.bound(POD) == "pod default/p was changed after it was placed"
+    assert (node_of(world), world.cards()) == ("", FREE)
+
+
+@in_fake_time
+async def test_a_pod_that_another_replica_has_fenced_is_not_bound_here() -> None:
+    world = ready()
+    world.api.mark_pod(KEY, {keys.FENCE: "another"})
+    assert await world.bound(POD) == "pod default/p: another replica has taken over"
+    assert (node_of(world), world.cards()) == ("", FREE)
+    assert await world.bound(POD) == "pod default/p: another replica has taken over", "without a reservation"
+    assert node_of(world) == ""
+
+
+@in_fake_time
+async def test_a_pod_that_ended_while_its_bind_had_no_answer_frees_its_card() -> None:
+    world = ready()
+    ended = msgspec.structs.replace(world.api.pods[KEY], status=PodStatus(phase="Failed"))
+    world.api.script("bind", lost_answer())
+    world.api._store_pod(KEY, ended)
+    assert await world.bound(POD) == "pod default/p has ended already"
+    assert (world.api.calls, world.cards()) == (["bind", "get_pod"], FREE)
 
 
 async def unknown(world: World, *, done: bool) -> None:

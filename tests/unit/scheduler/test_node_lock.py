@@ -192,6 +192,28 @@ async def test_races_lost_again_and_again_are_contention() -> None:
 
 
 @in_fake_time
+async def test_writes_that_get_no_answer_are_not_repeated_for_ever() -> None:
+    world = World()
+    world.api.always("annotate_node", never_sent())
+    assert await world.acquire() == LockRefusal("node n1 is locked: node lock contention")
+    assert len(world.api.writes) == CONFLICTS
+
+
+@in_fake_time
+async def test_the_owner_of_a_lock_is_the_one_that_the_informer_last_showed() -> None:
+    world = World()
+    assert world.locks.owner("n1") is None
+    for text, owner in ((f"{at(0)},default,p", OWN), (f"{at(0)},default,q", ("default", "q")), (None, None)):
+        world.api.annotate("n1", **{NODE_LOCK: text})
+        world.locks.observe_node(world.api.nodes["n1"])
+        assert world.locks.owner("n1") == owner
+    world.api.annotate("n1", **{NODE_LOCK: f"{at(0)},default,p"})
+    world.locks.observe_node(world.api.nodes["n1"])
+    world.locks.forget_node("n1")
+    assert world.locks.owner("n1") is None
+
+
+@in_fake_time
 async def test_a_refused_write_is_an_error_with_its_cause() -> None:
     world = World()
     world.api.script("annotate_node", refused(403, "Forbidden"))
