@@ -4,7 +4,7 @@
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-# Where it is set, every run and every program that a test starts would compile all modules anew: a minute of `make test`.
+# Where it is set, every run, and every program that a test starts, would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV ?= .venv
@@ -35,13 +35,14 @@ COVERAGE ?= core=95 wire=95 vendors=95 scheduler=90 node=90 kube=90 services=90 
 
 PARALLEL = --quiet --numprocesses=auto --dist=worksteal
 TESTED = tests/model tests/property tests/integration tests/contract tests/robustness tests/unit
+PROPERTIES ?= tests/property
 TYPED = src tests bench scripts tools
 
 define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz mutation bench e2e robustness kubernetes packages generate chart proto lock clean
+.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness kubernetes packages generate chart proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -62,6 +63,9 @@ ifneq ($(COVERAGE),)
 		printf '%-10s %5s %% (at least %s %%)\n' "$${package%=*}" "$${total%%[!0-9.]*}" "$$least"; \
 	done; exit $$status
 endif
+
+properties: $(READY) ## look for new counterexamples, for hours (PROPERTIES=tests/property/wire for a part)
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest $(PARALLEL) $(PROPERTIES)
 
 check: $(READY) ## what a commit must pass: format, lint, generated lists, types, layers, and a short fuzzing
 	$(call heading,format)
@@ -111,6 +115,7 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.packing --check
 	@$(BIN)/python -m bench.webhook --check
+	@$(BIN)/python -m bench.flood --check
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx

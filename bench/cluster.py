@@ -27,7 +27,7 @@ from bench.cluster_rounds import BARE, NOOP, TESSERA, Bench, Failure, Round, ben
 from bench.measurement import progress
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
-from tessera.lab.sandbox.objects import key_of, uid_of, version_of
+from tessera.lab.sandbox.objects import JSON_ACCESSOR
 from tests.e2e.cluster import end_tasks
 from tests.e2e.processes import NotStarted
 from tools.kubernetes import build
@@ -48,9 +48,7 @@ LIMIT_SECONDS = 2_700
 
 async def compare(found: Bench, *, pods: int, rounds: int, bare: int) -> dict[str, Any]:
     """All figures of one load; the names say the unit."""
-    watch = Reflector(
-        found.api, PODS.path(MEASURED), dict[str, Any], found.bound, key=key_of, uid=uid_of, version=version_of
-    )
+    watch = Reflector(found.api, PODS.path(MEASURED), dict[str, Any], found.bound, accessor=JSON_ACCESSOR)
     watcher = asyncio.create_task(watch.run())
     seen: dict[str, list[Round]] = {BARE: [], NOOP: [], TESSERA: []}
     try:

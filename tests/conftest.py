@@ -96,16 +96,15 @@ def _is_traced(item: pytest.Item) -> bool:
 
     Tracing would double the time of the others, and what only random examples reach should not count as covered.
     """
-    return _kind(item) == "unit" or item.path.name == "test_monitor.py"
+    return not _is_property(item) and (_kind(item) == "unit" or item.path.name == "test_monitor.py")
 
 
 # -- time limits
 
 
 def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:
-    is_property = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
     match _kind(item):
-        case kind if is_property or kind == "property":
+        case kind if kind == "property" or _is_property(item):
             # The signal method raises inside the example; Hypothesis would then run the example again without a limit.
             return pytest.mark.timeout(PROPERTY_LIMIT_S, method="thread")
         case "e2e":
@@ -114,6 +113,10 @@ def _limit(item: pytest.Item) -> pytest.MarkDecorator | None:
             return pytest.mark.timeout(MODEL_LIMIT_S)
         case _:
             return None
+
+
+def _is_property(item: pytest.Item) -> bool:
+    return bool(getattr(getattr(item, "obj", None), "is_hypothesis_test", False))
 
 
 def _kind(item: pytest.Item) -> str:

@@ -147,7 +147,7 @@ async def check(report: Report, hardware: NvmlHardware, root: Path) -> None:
     await mode.reconcile([], fleet)
     report.check("all are gone", hardware.instances(card) == [], hardware.instances(card))
     await mode.stop()
-    await retire_mig(root / "state", hardware, holders_of([]))
+    await retire_mig(root, hardware, holders_of([]))
     report.check("MIG mode is as before", hardware.mig_enabled(card) == before, before)
 
 

@@ -21,7 +21,7 @@ from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, NODES, PODS, S
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import condition_of, key_of, node_of, phase_of, uid_of, version_of
+from tessera.lab.sandbox.objects import JSON_ACCESSOR, condition_of, node_of, phase_of
 from tests.contract.client import Answer, Client, client, read_kubeconfig
 from tests.e2e.cluster_check import replayed, use_of, wrong_slices
 from tests.e2e.control_plane import Audited, ControlPlane
@@ -219,9 +219,7 @@ class Cluster:
             PODS.path(self.namespace),
             dict[str, Any],
             self._mirror,
-            key=key_of,
-            uid=uid_of,
-            version=version_of,
+            accessor=JSON_ACCESSOR,
         ).run()
 
 

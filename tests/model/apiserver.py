@@ -207,10 +207,12 @@ class Client:
         api.first_sent.setdefault(uid, asyncio.get_running_loop().time())
         await self._call(effect, binds=True)
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
+    async def annotate_pod(
+        self, namespace: str, name: str, annotations: Annotations, *, labels: Annotations | None = None
+    ) -> Pod:
         api, key = self.api, f"{namespace}/{name}"
         faults = OF_MANY if FENCE in annotations else 1.0
-        return await self._call(lambda: api.put_pod(_annotated(api.pod(key), annotations)), faults=faults)
+        return await self._call(lambda: api.put_pod(_annotated(api.pod(key), annotations, labels)), faults=faults)
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         def effect() -> None:
@@ -254,7 +256,7 @@ class Client:
             await asyncio.sleep(self.resume_at - asyncio.get_running_loop().time())
 
 
-def _annotated(found: Any, annotations: Annotations, labels: Mapping[str, str] | None = None) -> Any:
+def _annotated(found: Any, annotations: Annotations, labels: Annotations | None = None) -> Any:
     merged = {**(found.metadata.annotations or {}), **annotations}
     kept = {key: value for key, value in merged.items() if value is not None}
     metadata = replace(found.metadata, annotations=kept, labels={**(found.metadata.labels or {}), **(labels or {})})

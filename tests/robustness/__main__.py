@@ -34,6 +34,8 @@ from tools.kubernetes import build
 IMPOSSIBLE = 77
 """exit code by which test programs traditionally say that they were skipped"""
 DEFAULT_S = 180.0
+TOLD = 3
+"""violations with their steps: one cause often has many"""
 
 
 def main(arguments: list[str]) -> int:
@@ -79,7 +81,7 @@ def main(arguments: list[str]) -> int:
 
 
 def tell_verdict(events: list[Event], violations: list[Violation]) -> int:
-    for violation in violations:
+    for violation in violations[:TOLD]:
         tell(f"\n{violation.kind} after {violation.at:.1f} s: {violation.text}")
         for event in excerpt(events, violation):
             tell(f"    {encode(event)}")

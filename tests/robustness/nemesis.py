@@ -38,7 +38,7 @@ HELD_WITHIN_S = 6.0
 
 
 @dataclass(frozen=True)
-class World:
+class BreakableCluster:
     """Everything that can break."""
 
     plane: ControlPlane
@@ -70,7 +70,7 @@ class World:
 class Nemesis:
     """One fault with its choices."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: BreakableCluster, rng: random.Random) -> None:
         self.world = world
         self.rng = rng
         leader = world.leader
@@ -318,7 +318,7 @@ def choose_kinds(text: str, *, seconds: float, has_clocks: bool) -> list[str]:
 class Nemeses:
     """Chooses faults, and counts them by kind."""
 
-    def __init__(self, world: World, history: History, *, seed: str, kinds: Collection[str]) -> None:
+    def __init__(self, world: BreakableCluster, history: History, *, seed: str, kinds: Collection[str]) -> None:
         """`kinds` are the only faults that happen."""
         self.counts: Counter[str] = Counter()
         self._world = world

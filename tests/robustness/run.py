@@ -37,7 +37,7 @@ from tests.robustness.clients import Client, Namespaces
 from tests.robustness.etcd_recorder import EtcdRecorder
 from tests.robustness.history import CalmBegan, Card, History, PodShown, RestReached, RunEnded, StormBegan
 from tests.robustness.machine import Machine
-from tests.robustness.nemesis import Nemeses, World
+from tests.robustness.nemesis import BreakableCluster, Nemeses
 
 CLIENTS = 4
 STORM_S = 40.0
@@ -111,7 +111,7 @@ async def _cluster(plane: ControlPlane, history: History, plan: Plan) -> AsyncIt
             background.append(asyncio.create_task(fleet.run()))
             async with machines[0].run(), machines[1].run():
                 await _wait_until_ready(api, machines, certificates=certificates, webhooks=webhooks)
-                world = World(
+                world = BreakableCluster(
                     plane=plane,
                     machines=machines,
                     twin=twin,
@@ -145,7 +145,7 @@ class Suite:
 
     def __init__(
         self,
-        world: World,
+        world: BreakableCluster,
         history: History,
         plan: Plan,
         *,

@@ -73,6 +73,8 @@ class FakeCluster:
         self.nodes: dict[str, Node] = {}
         self.changes: deque[tuple[str, str]] = deque()
         """kind and key of what an informer has not seen"""
+        self.full: set[str] = set()
+        """keys of pods whose annotations cannot grow"""
         self.calls: list[str] = []
         self.writes: list[Write] = []
         self._steps: defaultdict[str, deque[Step]] = defaultdict(deque)
@@ -152,10 +154,19 @@ class FakeCluster:
         self.writes.append(Write("bind", key, annotations, labels, resource_version))
         await self._call("bind", effect)
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
+    async def annotate_pod(
+        self, namespace: str, name: str, annotations: Annotations, *, labels: Annotations | None = None
+    ) -> Pod:
         key = f"{namespace}/{name}"
+
+        def effect() -> Pod:
+            # As long as all annotations of a pod may be, to the apiserver.
+            if annotations and key in self.full:
+                raise refused(422, "Invalid")
+            return self._store_pod(key, _annotated(self._pod(key), annotations, labels))
+
         self.writes.append(Write("annotate_pod", key, annotations, {}))
-        return await self._call("annotate_pod", lambda: self._store_pod(key, _annotated(self._pod(key), annotations)))
+        return await self._call("annotate_pod", effect)
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:
         def effect() -> None:
@@ -217,7 +228,7 @@ def _with_metadata(found: Object, **changes: object) -> Object:
     return msgspec.structs.replace(found, metadata=metadata)
 
 
-def _annotated(found: Object, annotations: Annotations, labels: Mapping[str, str] | None = None) -> Object:
+def _annotated(found: Object, annotations: Annotations, labels: Annotations | None = None) -> Object:
     merged = {**(found.metadata.annotations or {}), **annotations}
     kept = {key: value for key, value in merged.items() if value is not None}
     return _with_metadata(found, annotations=kept, labels={**(found.metadata.labels or {}), **(labels or {})})

@@ -23,7 +23,7 @@ NOW_NS = "1700000000000000000"
 
 
 @dataclass(frozen=True)
-class World:
+class VendorNode:
     """One vendor and the cards of one node."""
 
     vendor: Vendor

@@ -133,9 +133,7 @@ def _shares(arrays: CardArrays, request: Request, places: Ints, columns: Ints, r
     at = (places, columns)
     if reason is Reason.CARD_INSUFFICIENT_MEMORY:
         total = arrays.memory[at]
-        asked = np.array([request.memory_on(int(t)) for t in np.unique(total)])[
-            np.searchsorted(np.unique(total), total)
-        ]
+        asked = screen.memory_asked(request, total)
         free = total - arrays.used_memory[at]
     else:
         total = arrays.cores[at]

@@ -69,7 +69,7 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     kind = arrays.kind[:, columns]
     used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
     total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
-    memory: Ints | int = request.memory if request.memory > 0 else total_memory * request.percent // 100
+    memory = memory_asked(request, total_memory)
     whole = (total_cores > 0) & (request.cores >= np.minimum(total_cores, WHOLE_CARD_CORES))
     cores = np.where(whole, total_cores, request.cores)
 
@@ -91,6 +91,11 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     np.copyto(codes, _SICK, where=arrays.sick[:, columns])
     np.copyto(codes, ABSENT, where=accepted == ABSENT)
     return codes
+
+
+def memory_asked(request: Request, total: Ints) -> Ints | int:
+    """`Request.memory_on` of many cards."""
+    return request.memory if request.memory > 0 else total * request.percent // 100
 
 
 def _accepted_kinds(arrays: CardArrays, question: Question) -> npt.NDArray[np.uint8]:

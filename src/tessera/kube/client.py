@@ -6,7 +6,7 @@ JSON in and out, decoded to the type that the caller names. The caller decides a
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
@@ -74,7 +74,6 @@ class KubeClient:
         path: str,
         kind: type[T],
         *,
-        label_selector: str = "",
         field_selector: str = "",
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
@@ -86,7 +85,6 @@ class KubeClient:
         pages = self.pages(
             path,
             kind,
-            label_selector=label_selector,
             field_selector=field_selector,
             page_size=page_size,
             on_unreadable=on_unreadable,
@@ -102,13 +100,12 @@ class KubeClient:
         path: str,
         kind: type[T],
         *,
-        label_selector: str = "",
         field_selector: str = "",
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
     ) -> AsyncGenerator[ListPage[T], None]:
         """All objects, one page in memory at a time. A page that `is_first` voids the ones before it."""
-        selectors = _selectors(label_selector, field_selector)
+        selectors = _selector(field_selector)
         token = ""
         while True:
             query = {**selectors, "limit": str(page_size)} | ({"continue": token} if token else {})
@@ -134,21 +131,22 @@ class KubeClient:
         *,
         resource_version: str,
         timeout_seconds: int,
-        label_selector: str = "",
         field_selector: str = "",
         on_unreadable: OnUnreadable | None = None,
+        on_bytes: Callable[[], None] | None = None,
     ) -> AsyncGenerator[WatchEvent[T], None]:
-        """Changes after `resource_version`, until the server ends the watch, which it should after `timeout_seconds`.
+        """Changes after `resource_version`, until the server ends the watch, which it should after `timeout_seconds`,
+        or says nothing for longer than bookmarks take. `on_bytes` is called whenever it says something.
 
         Raises ApiError for a refusal and for an ERROR event, and Unreachable if the connection fails, ends in the
         middle of a line, or lasts longer than it should."""
-        query = _selectors(label_selector, field_selector) | {
+        query = _selector(field_selector) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
             "timeoutSeconds": str(timeout_seconds),
         }
-        batches = self._transport.stream_lines(path, query=query, duration=timeout_seconds)
+        batches = self._transport.stream_lines(path, query=query, duration=timeout_seconds, on_bytes=on_bytes)
         async with aclosing(batches):
             async for lines in batches:
                 for line in lines:
@@ -239,6 +237,5 @@ def _encode(body: Any) -> bytes:
     return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
-def _selectors(label_selector: str, field_selector: str) -> dict[str, str]:
-    given = {"labelSelector": label_selector, "fieldSelector": field_selector}
-    return {name: text for name, text in given.items() if text}
+def _selector(fields: str) -> dict[str, str]:
+    return {"fieldSelector": fields} if fields else {}

@@ -6,8 +6,9 @@
                   ^ |                   ^                                                                   |
                   +-+ failed: back off  +-------------------------------------------------------------------+
 
-It keeps only the uid of each key: enough to report what was deleted between two watches, and what was replaced under
-the same name. It keeps no objects.
+A watch that is silent for longer than bookmarks ever take ends (`transport`), and the next one goes on from the same
+version. A reflector keeps only the uid of each key: enough to report what was deleted between two watches, and what was
+replaced under the same name. It keeps no objects.
 """
 
 from __future__ import annotations
@@ -15,17 +16,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from tessera.kube.backoff import Backoff
-from tessera.kube.decoder import ListPage, OnUnreadable, UnreadableObject, WatchEvent
+from tessera.kube.client import KubeClient
+from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, KubeError
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
+WATCH_SECONDS = (300, 600)
+"""each watch lasts a random time in this range, so that they do not all restart together"""
+BACKOFF = Backoff()
 HEALTHY_SECONDS = 5.0
 """a watch that lasted this long, or brought an event, does not count as a failure, however it ended"""
 PUTS_PER_TURN = 500
@@ -50,30 +56,45 @@ class Sink(Protocol[T_contra]):
         ...
 
 
-class ListerWatcher(Protocol):
-    """What a reflector needs of a client, as in client-go."""
+class ObjectMeta(Protocol):
+    """The part of an object's metadata that a reflector needs."""
 
-    def pages(
-        self,
-        path: str,
-        kind: type[T],
-        *,
-        label_selector: str = "",
-        field_selector: str = "",
-        on_unreadable: OnUnreadable | None = None,
-    ) -> AsyncGenerator[ListPage[T], None]: ...
+    @property
+    def namespace(self) -> str: ...
 
-    def watch(
-        self,
-        path: str,
-        kind: type[T],
-        *,
-        resource_version: str,
-        timeout_seconds: int,
-        label_selector: str = "",
-        field_selector: str = "",
-        on_unreadable: OnUnreadable | None = None,
-    ) -> AsyncGenerator[WatchEvent[T], None]: ...
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def resource_version(self) -> str: ...
+
+
+class KubeObject(Protocol):
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Accessor(Generic[T]):
+    """How to read the identity of an object, as meta.Accessor in client-go."""
+
+    key: Callable[[T], str]
+    uid: Callable[[T], str]
+    version: Callable[[T], str]
+
+
+def _key_of(obj: KubeObject) -> str:
+    metadata = obj.metadata
+    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name
+
+
+METADATA: Accessor[Any] = Accessor(
+    key=_key_of, uid=lambda obj: obj.metadata.uid, version=lambda obj: obj.metadata.resource_version
+)
+"""for every KubeObject; keys are `namespace/name`, or only the name"""
 
 
 class SinkError(KubeError):
@@ -103,37 +124,37 @@ class Reflector(Generic[T]):
 
     def __init__(
         self,
-        client: ListerWatcher,
+        client: KubeClient,
         path: str,
         kind: type[T],
         sink: Sink[T],
         *,
-        key: Callable[[T], str],
-        uid: Callable[[T], str],
-        version: Callable[[T], str],
-        label_selector: str = "",
         field_selector: str = "",
-        backoff: Backoff | None = None,
+        accessor: Accessor[T] = METADATA,
         rng: random.Random | None = None,
-        watch_seconds: tuple[int, int] = (300, 600),
         on_error: Callable[[KubeError], None] = log_error,
     ) -> None:
-        """`watch_seconds`: each watch lasts a random time in this range, so that they do not all restart together."""
         self._client = client
         self._path = path
         self._kind = kind
         self._sink = sink
-        self._key, self._uid, self._version_of = key, uid, version
-        self._labels, self._fields = label_selector, field_selector
-        self._backoff = backoff or Backoff()
+        self._fields = field_selector
+        self._accessor = accessor
         self._rng = rng or random.Random()
-        self._watch_seconds = watch_seconds
         self._on_error = on_error
         self._known: dict[str, str] = {}
         self._version = ""
         """where to watch from; empty if a list comes first"""
         self._failures = 0
         self._refusals = 0
+        self._clock = asyncio.get_running_loop().time
+        self._heard_at = self._clock()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the apiserver sent anything for this resource. A watch that says nothing is replaced, so that
+        it stays below two minutes while the apiserver can be reached."""
+        return self._clock() - self._heard_at
 
     def start_over(self) -> None:
         """Make the next `run` begin with a list. It still notices deletions. Call it while nothing runs."""
@@ -152,7 +173,7 @@ class Reflector(Generic[T]):
                 self._report(error)
                 wait = self._handle_error(error)
             self._failures += 1
-            await asyncio.sleep(wait + self._backoff.delay(self._failures, self._rng))
+            await asyncio.sleep(wait + BACKOFF.delay(self._failures, self._rng))
 
     def _handle_error(self, error: KubeError) -> float:
         """Decide whether to list again; returns the seconds to wait beyond the back-off."""
@@ -178,7 +199,6 @@ class Reflector(Generic[T]):
         pages = self._client.pages(
             self._path,
             self._kind,
-            label_selector=self._labels,
             field_selector=self._fields,
             on_unreadable=on_unreadable,
         )
@@ -189,6 +209,7 @@ class Reflector(Generic[T]):
             async for page in pages:
                 if page.is_first:
                     seen.clear()
+                self._heard()
                 version = page.resource_version
                 for index, obj in enumerate(page.items, start=1):
                     seen.add(self._put(obj))
@@ -205,36 +226,38 @@ class Reflector(Generic[T]):
 
     async def _watch(self) -> bool:
         """Returns whether the watch was healthy, so that the next one need not wait."""
-        clock = asyncio.get_running_loop().time
-        started, version, lasted = clock(), self._version, False
+        started, version, lasted = self._clock(), self._version, False
         events = self._client.watch(
             self._path,
             self._kind,
             resource_version=version,
-            timeout_seconds=self._rng.randint(*self._watch_seconds),
-            label_selector=self._labels,
+            timeout_seconds=self._rng.randint(*WATCH_SECONDS),
             field_selector=self._fields,
             on_unreadable=self._skip_unreadable,
+            on_bytes=self._heard,
         )
         try:
             async with aclosing(events):
                 async for event in events:
                     self._apply(event)
         finally:
-            lasted = clock() - started >= HEALTHY_SECONDS
+            lasted = self._clock() - started >= HEALTHY_SECONDS
             if lasted or self._version != version:
                 self._failures = 0
                 self._refusals = 0
         return lasted
 
+    def _heard(self) -> None:
+        self._heard_at = self._clock()
+
     def _apply(self, event: WatchEvent[T]) -> None:
         if event.type in ("ADDED", "MODIFIED"):
             self._put(event.object)
         elif event.type == "DELETED":
-            key = self._key(event.object)
-            if self._known.get(key) == self._uid(event.object):
+            key = self._accessor.key(event.object)
+            if self._known.get(key) == self._accessor.uid(event.object):
                 self._drop(key)
-        self._version = self._version_of(event.object) or self._version
+        self._version = self._accessor.version(event.object) or self._version
 
     def _skip_unreadable(self, found: UnreadableObject) -> None:
         """Go on after an event whose object cannot be decoded; if it is a deletion, it still counts."""
@@ -247,7 +270,7 @@ class Reflector(Generic[T]):
                 self._drop(key)
 
     def _put(self, obj: T) -> str:
-        key, uid = self._key(obj), self._uid(obj)
+        key, uid = self._accessor.key(obj), self._accessor.uid(obj)
         if self._known.get(key, uid) != uid:
             self._drop(key)
         self._known[key] = uid

@@ -6,7 +6,7 @@ Each request is sent once. The transport knows nothing of JSON or of the resourc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from urllib.parse import urlencode
 
 from tessera.http11.client import IncompleteResponse
@@ -26,6 +26,8 @@ BATCH_SECONDS = 0.04
 this time at most, never dropped or reordered."""
 RATE_WINDOW_SECONDS = 0.25
 """over which the rate of a stream is measured"""
+SILENT_SECONDS = 90.0
+"""after which a stream counts as stalled: apiservers send a bookmark about once a minute, up to a quarter later"""
 
 
 class Transport:
@@ -79,21 +81,25 @@ class Transport:
         return data
 
     async def stream_lines(
-        self, path: str, *, query: Mapping[str, str], duration: float
+        self, path: str, *, query: Mapping[str, str], duration: float, on_bytes: Callable[[], None] | None = None
     ) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a response that is written over time, as they arrive.
+        """The lines of a response that is written over time, as they arrive; `on_bytes` is called when something does.
 
-        It must begin within the timeout of a request, and end before `duration` and that timeout have passed."""
+        It must begin within the timeout of a request, and end before `duration` and that timeout have passed. If it
+        is silent for too long it ends as if the server had ended it: nothing is lost, and nothing is wrong if the
+        server had nothing to say."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + duration + self._timeout
         request = ApiRequest("GET", _target(path, query), await self._access.headers())
         what = f"WATCH {path}"
         response = await self._begin_stream(what, request)
-        # One timer for the whole stream, not one for each read: it closes the connection, which ends the read.
-        timer = loop.call_at(deadline, response.close)
+        silence = SilenceTimer(response.close, deadline)
         splitter, rate = LineSplitter(), LineRate(loop.time())
         try:
             while True:
+                if on_bytes is not None:
+                    on_bytes()
+                silence.heard_at = loop.time()
                 try:
                     chunk = await _read_chunk(response, splitter)
                 except OSError as error:
@@ -108,7 +114,7 @@ class Transport:
                 if rate.is_high(len(lines), loop.time()):
                     await asyncio.sleep(BATCH_SECONDS)
         finally:
-            timer.cancel()
+            silence.cancel()
             response.close()
 
     async def _begin_stream(self, what: str, request: ApiRequest) -> ApiResponse:
@@ -139,6 +145,29 @@ class Transport:
         if response.status == 401:
             self._access.on_unauthorized()
         return api_error(response.status, data, response.headers)
+
+
+class SilenceTimer:
+    """Calls `end` at the deadline, or when nothing was heard for too long; one timer, not one for each read."""
+
+    def __init__(self, end: Callable[[], None], deadline: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.heard_at = self._loop.time()
+        self._end, self._deadline = end, deadline
+        self._arm()
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+    def _arm(self) -> None:
+        self._timer = self._loop.call_at(min(self.heard_at + SILENT_SECONDS, self._deadline), self._check)
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        if now >= self._deadline or now >= self.heard_at + SILENT_SECONDS:
+            self._end()
+        else:
+            self._arm()
 
 
 class LineRate:

@@ -94,9 +94,6 @@ class MonitorProcess:
             PODS.path(),
             Pod,
             self.pods,
-            key=lambda pod: f"{pod.metadata.namespace}/{pod.metadata.name}",
-            uid=lambda pod: pod.metadata.uid,
-            version=lambda pod: pod.metadata.resource_version,
             field_selector=f"spec.nodeName={settings.node_name}",
             on_error=self.pods.on_error,
         )

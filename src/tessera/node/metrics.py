@@ -44,6 +44,8 @@ class AgentStatus:
     registration_failures: int = 0
     """in a row"""
     events_dropped: int = 0
+    watch_ages: Mapping[str, float] = field(default_factory=dict)
+    """by resource, seconds since its watch last said something"""
 
 
 class AgentMetrics:
@@ -84,7 +86,14 @@ class _Gauges(Collector):
         faults = CounterMetricFamily("tessera_agent_card_faults", "Faults of the card so far.", labels=["uuid"])
         for uuid, count in status.faults.items():
             faults.add_metric([uuid], count)
-        yield from (healthy, faults)
+        ages = GaugeMetricFamily(
+            "tessera_agent_watch_age_seconds",
+            "Seconds since the watch of a resource last said something.",
+            labels=["resource"],
+        )
+        for resource, age in status.watch_ages.items():
+            ages.add_metric([resource], age)
+        yield from (healthy, faults, ages)
         for name, text, value in (
             ("ready", "1 where nothing is missing.", not status.missing),
             ("hardware_readable", "1 where the cards can be asked.", not status.fleet.problem),

@@ -259,6 +259,7 @@ class AgentProcess:
             registered=agent is not None and agent.registered,
             registration_failures=0 if agent is None else agent.registrar.failures,
             events_dropped=around.events.dropped + around.link_events.dropped,
+            watch_ages=around.handover.watch_ages,
         )
 
 

@@ -33,6 +33,7 @@ from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
+from tessera.scheduler.takeover import touch
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
 from tessera.services.failpoints import Failpoint, failpoint
 from tessera.vendors.base import Vendor
@@ -350,8 +351,7 @@ class Binder:
         try:
             if state is CycleState.UNCERTAIN and self._tenure.is_held():
                 # What was sent before can land no more, so what the answer shows is the end of it.
-                fence = {keys.FENCE: self._tenure.next_touch()}
-                pod = await self._api.annotate_pod(request.namespace, request.name, fence)
+                pod = await touch(self._api, request.namespace, request.name, self._tenure.next_touch())
             else:
                 pod = await self._api.get_pod(request.namespace, request.name)
         except KubeError as error:

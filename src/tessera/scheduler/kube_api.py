@@ -42,7 +42,9 @@ class KubeApi(Protocol):
         labels: Mapping[str, str],
     ) -> Awaitable[None]: ...
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod: ...
+    async def annotate_pod(
+        self, namespace: str, name: str, annotations: Annotations, *, labels: Annotations | None = None
+    ) -> Pod: ...
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
 
@@ -88,9 +90,11 @@ class KubeApiClient:
             labels=labels,
         )
 
-    async def annotate_pod(self, namespace: str, name: str, annotations: Annotations) -> Pod:
+    async def annotate_pod(
+        self, namespace: str, name: str, annotations: Annotations, *, labels: Annotations | None = None
+    ) -> Pod:
         self._observer.on_write("patch")
-        body = {"metadata": {"annotations": annotations}}
+        body = {"metadata": {"annotations": annotations, "labels": labels or {}}}
         return await self._client.patch(PODS.path(namespace, name), body, kind=Pod)
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None:

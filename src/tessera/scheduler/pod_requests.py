@@ -82,7 +82,7 @@ class RequestReader:
         request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
         if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
-        fence = pod.annotations.get(keys.FENCE, "")
+        fence = (metadata.annotations or {}).get(keys.FENCE) or (metadata.labels or {}).get(keys.FENCE, "")
         return PreparedRequest(request, known.uses_downward_api, metadata.resource_version, fence)
 
     def _read(self, pod: Pod) -> PreparedRequest | BadPod:

@@ -224,6 +224,7 @@ class Process(SchedulerObserver):
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)
+        self.metrics.set_watch_ages(service.watch_ages())
         dropped = service.recorder.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped

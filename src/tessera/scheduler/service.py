@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import structlog
 
@@ -19,7 +19,7 @@ from tessera.core.ledger import Ledger
 from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch, boottime
-from tessera.kube.reflector import Reflector, Sink
+from tessera.kube.reflector import Reflector
 from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
@@ -49,30 +49,6 @@ LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 
 
-class ObjectMeta(Protocol):
-    """The part of an object's metadata that an informer needs."""
-
-    @property
-    def namespace(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def uid(self) -> str: ...
-
-    @property
-    def resource_version(self) -> str: ...
-
-
-class KubeObject(Protocol):
-    """An object that an informer can follow."""
-
-    @property
-    def metadata(self) -> ObjectMeta: ...
-
-
-T = TypeVar("T", bound=KubeObject)
 InformerHandler = PodInformer | NodeInformer | QuotaInformer
 
 
@@ -106,10 +82,14 @@ class Service:
         )
         self._admission = AdmissionSettings.of(settings)
         self._informers: dict[InformerHandler, Reflector[Any]] = {
-            engine.pods: self._reflector(PODS.path(), Pod, engine.pods),
-            engine.nodes: self._reflector(NODES.path(), Node, engine.nodes),
-            engine.quotas: self._reflector(RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
+            engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
+            engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
+            engine.quotas: Reflector(client, RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
         }
+        self._leases: Reflector[Lease] | None = None
+        if self._lease is not None and lead is not None:
+            path, selector = LEASES.path(lead.namespace), f"metadata.name={lead.name}"
+            self._leases = Reflector(client, path, Lease, self._lease, field_selector=selector)
         self._watches: dict[InformerHandler, asyncio.Task[None]] = {}
 
     @property
@@ -123,6 +103,12 @@ class Service:
     def answer_review(self, body: bytes, content_type: str) -> bytes:
         engine = self.engine
         return review(body, content_type, vendors=engine.vendors, settings=self._admission, quotas=engine.ledger.quotas)
+
+    def watch_ages(self) -> dict[str, float]:
+        """By resource, seconds since its watch last said something."""
+        resources = ("pods", "nodes", "resourcequotas")
+        ages = {name: reflector.age for name, reflector in zip(resources, self._informers.values(), strict=True)}
+        return ages if self._leases is None else ages | {"leases": self._leases.age}
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
@@ -141,11 +127,8 @@ class Service:
                 self._watch(handler)
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
-            lead = self.settings.leadership
-            if self._lease is not None and lead is not None:
-                path = LEASES.path(lead.namespace)
-                lease = self._reflector(path, Lease, self._lease, field_selector=f"metadata.name={lead.name}")
-                group.create_task(lease.run())
+            if self._leases is not None:
+                group.create_task(self._leases.run())
             group.create_task(self._follow_lease())
 
     def replace_vendors(self, vendors: Mapping[str, Vendor]) -> None:
@@ -209,24 +192,7 @@ class Service:
             for name in chosen:
                 self._observer.on_audit(name, audit_nodes(self.ledger, [name]))
 
-    def _reflector(self, path: str, kind: type[T], sink: Sink[T], *, field_selector: str = "") -> Reflector[T]:
-        return Reflector(
-            self.client,
-            path,
-            kind,
-            sink,
-            key=_key,
-            uid=lambda obj: obj.metadata.uid,
-            version=lambda obj: obj.metadata.resource_version,
-            field_selector=field_selector,
-        )
-
 
 def audited_at_once(changes: int) -> int:
     """How many nodes are checked after so many changes in a period."""
     return AUDIT_NODES_WHEN_BUSY if changes > BUSY else AUDIT_NODES
-
-
-def _key(obj: KubeObject) -> str:
-    metadata = obj.metadata
-    return f"{metadata.namespace}/{metadata.name}" if metadata.namespace else metadata.name

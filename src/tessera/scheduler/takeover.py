@@ -30,7 +30,21 @@ AT_ONCE = 32
 """touches in flight: more do not make an apiserver faster, and it serves others too"""
 TAKING_OVER = "this replica is taking over"
 NOT_FOUND = 404
+INVALID = 422
+TOO_LARGE = "request is too large"
+"""etcd's answer to a pod as large as pods may be: then a Binding, which adds more than a touch, cannot land either"""
 PAUSES = Backoff(initial=0.5, cap=15.0)
+
+
+async def touch(api: KubeApi, namespace: str, name: str, fence: str) -> Pod:
+    """Change the pod's version; the pod as it is then."""
+    try:
+        return await api.annotate_pod(namespace, name, {keys.FENCE: fence})
+    except ApiError as error:
+        if error.status != INVALID:
+            raise
+        # Tenants may fill all that annotations may hold. Labels have no such limit, and a Binding checks none.
+        return await api.annotate_pod(namespace, name, {}, labels={keys.FENCE: fence})
 
 
 class Takeover:
@@ -94,9 +108,9 @@ class Takeover:
                 break
             metadata = pod.metadata
             try:
-                await self._api.annotate_pod(metadata.namespace, metadata.name, {keys.FENCE: fence})
+                await touch(self._api, metadata.namespace, metadata.name, fence)
             except KubeError as error:
-                if not isinstance(error, ApiError) or error.status != NOT_FOUND:
+                if not isinstance(error, ApiError) or not (error.status == NOT_FOUND or TOO_LARGE in error.message):
                     problem = f"such as {metadata.namespace}/{metadata.name}: {error}"
                     if isinstance(error, ApiError) and not error.is_transient:
                         continue

@@ -18,7 +18,8 @@ MIG_ALLOCATIONS = "hami.io/vgpu-mig-allocations"
 RETRY = "tessera.io/retry"
 """patched on a pending pod to make kube-scheduler ask again"""
 FENCE = "tessera.io/fence"
-"""patched on a pending pod so that its version changes, and no binding that was sent before can land"""
+"""patched on a pending pod so that its version changes, and no binding that was sent before can land; a label where
+annotations are full"""
 
 PHASE_ALLOCATING = "allocating"
 PHASE_SUCCESS = "success"

@@ -207,7 +207,7 @@ def test_no_pod_that_fits_somewhere_is_refused(
 
 
 @settings(max_examples=60, deadline=None)
-@given(made=nodes(), pod=pods(), forecast=FORECASTS, order=st.randoms(use_true_random=False))
+@given(made=nodes(), pod=pods(), forecast=FORECASTS, order=st.randoms(use_true_random=True))
 def test_the_order_of_registration_and_of_the_candidates_does_not_matter(
     made: list[tuple[NodeFacts, HostRequest | None]], pod: PodRequest, forecast: DemandForecast, order: Random
 ) -> None:

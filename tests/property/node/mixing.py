@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire import keys
-from tests.unit.node.handover.world import World, bound, view
+from tests.unit.node.handover.world import HandoverNode, bound, view
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Plan:
 class Kubelet:
     """Asks for one pod after the other, for containers in their order; picks devices as it likes unless steered."""
 
-    def __init__(self, world: World, rng: random.Random) -> None:
+    def __init__(self, world: HandoverNode, rng: random.Random) -> None:
         self._world = world
         self._rng = rng
         self._free = [f"GPU-{card}::{number}" for card in "abc" for number in range(16)]
@@ -103,7 +103,7 @@ class Node:
     """Pods come as their turns allow, are asked for in any order, run and go."""
 
     def __init__(
-        self, world: World, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
+        self, world: HandoverNode, plans: Sequence[Plan], rng: random.Random, *, patience: float, behind: float
     ) -> None:
         """`patience`: seconds that pods that use the downward API wait for a dependent pod at most; 0: no pod waits.
         `behind`: the most seconds that the agent's watch is behind kubelet's."""

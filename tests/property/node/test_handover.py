@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.wire.objects import Pod
 from tests.property.node.mixing import Kubelet, Plan
 from tests.support.event_loops import in_fake_time
-from tests.unit.node.handover.world import World, bound
+from tests.unit.node.handover.world import HandoverNode, bound
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1", "c/1/1 b/1/1")
 
@@ -45,13 +45,13 @@ def pods(admitted: Sequence[Plan]) -> list[Pod]:
 
 
 @settings(max_examples=150)
-@given(plans(), st.randoms(use_true_random=False), st.booleans(), st.booleans())
+@given(plans(), st.randoms(use_true_random=True), st.booleans(), st.booleans())
 def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
     admitted: list[Plan], rng: random.Random, speaks: bool, rests: bool
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(*pods(admitted), resources=speaks)
+        world = HandoverNode(*pods(admitted), resources=speaks)
         async with world.running():
             kubelet = Kubelet(world, rng)
             for plan in rng.sample(admitted, len(admitted)):
@@ -76,14 +76,14 @@ def test_pods_that_may_be_bound_at_once_are_never_mixed_up(
 
 
 @settings(max_examples=150)
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(), st.randoms(use_true_random=True))
 def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan], rng: random.Random) -> None:
     # Init containers are not shown by kubelet, so what it gave up in them cannot be told.
     plain = [plan for plan in admitted if not plan.inits]
 
     @in_fake_time
     async def check() -> None:
-        world = World(*pods(plain))
+        world = HandoverNode(*pods(plain))
         async with world.running():
             kubelet = Kubelet(world, rng)
             for plan in rng.sample(plain, len(plain)):
@@ -94,7 +94,7 @@ def test_pods_that_kubelet_gives_up_half_way_mix_nobody_up(admitted: list[Plan],
 
 
 @settings(max_examples=150)
-@given(plans(), st.integers(0, 3), st.randoms(use_true_random=False))
+@given(plans(), st.integers(0, 3), st.randoms(use_true_random=True))
 def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
     admitted: list[Plan], answered: int, rng: random.Random
 ) -> None:
@@ -103,7 +103,7 @@ def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
 
     @in_fake_time
     async def check() -> None:
-        world = World(*pods(dependent), inherited=True)
+        world = HandoverNode(*pods(dependent), inherited=True)
         async with world.running():
             kubelet = Kubelet(world, rng)
             for plan in dependent:
@@ -116,7 +116,7 @@ def test_an_agent_that_restarts_without_its_checkpoint_mixes_no_containers_up(
 @settings(max_examples=100)
 @given(
     st.lists(st.lists(st.sampled_from(SLICES), min_size=1, max_size=2), min_size=1, max_size=5),
-    st.randoms(use_true_random=False),
+    st.randoms(use_true_random=True),
 )
 def test_pods_that_never_should_be_bound_at_once_are_refused_rather_than_mixed_up(
     shapes: list[list[str]], rng: random.Random
@@ -125,7 +125,7 @@ def test_pods_that_never_should_be_bound_at_once_are_refused_rather_than_mixed_u
 
     @in_fake_time
     async def check() -> None:
-        world = World(*pods(admitted))
+        world = HandoverNode(*pods(admitted))
         async with world.running():
             kubelet = Kubelet(world, rng)
             for plan in rng.sample(admitted, len(admitted)):

@@ -12,7 +12,7 @@ from tessera.node.handover.allocator import WATCH_LAG_S
 from tessera.scheduler.allocation_queue import DOWNWARD_API_WAIT_S
 from tests.property.node.mixing import Node, Plan
 from tests.support.event_loops import in_fake_time
-from tests.unit.node.handover.world import World
+from tests.unit.node.handover.world import HandoverNode
 
 SLICES = ("a/1/1", "a/2/1", "b/1/1", "a/1/1 b/1/1", "a/2/1 b/2/1")
 
@@ -30,13 +30,13 @@ def plans(draw: st.DrawFn) -> list[Plan]:
 
 
 @settings(max_examples=100)
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(), st.randoms(use_true_random=True))
 def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
     coming: list[Plan], rng: random.Random
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World().running() as world:
+        async with HandoverNode().running() as world:
             node = Node(world, coming, rng, patience=inf, behind=0.0)
             await node.live()
             assert (node.kubelet.wrong, node.kubelet.refused) == ([], [])
@@ -46,11 +46,11 @@ def test_no_dependent_pod_is_answered_with_anothers_slice_and_none_is_refused(
 
 
 @settings(max_examples=100, derandomize=True)
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(), st.randoms(use_true_random=True))
 def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random.Random) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World().running() as world:
+        async with HandoverNode().running() as world:
             node = Node(world, coming, rng, patience=inf, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
@@ -59,13 +59,13 @@ def test_a_watch_that_is_behind_mixes_no_pods_up(coming: list[Plan], rng: random
 
 
 @settings(max_examples=100, derandomize=True)
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(), st.randoms(use_true_random=True))
 def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mixed_up(
     coming: list[Plan], rng: random.Random
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World().running() as world:
+        async with HandoverNode().running() as world:
             node = Node(world, coming, rng, patience=DOWNWARD_API_WAIT_S, behind=WATCH_LAG_S * 0.75)
             await node.live()
             assert node.kubelet.wrong == []
@@ -74,13 +74,13 @@ def test_a_stuck_dependent_pod_that_others_have_passed_is_rather_refused_than_mi
 
 
 @settings(max_examples=100)
-@given(plans(), st.randoms(use_true_random=False))
+@given(plans(), st.randoms(use_true_random=True))
 def test_a_scheduler_without_these_turns_may_see_refusals_but_no_wrong_slice(
     coming: list[Plan], rng: random.Random
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World().running() as world:
+        async with HandoverNode().running() as world:
             node = Node(world, coming, rng, patience=0.0, behind=0.0)
             await node.live()
             assert node.kubelet.wrong == []

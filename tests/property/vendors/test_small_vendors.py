@@ -24,7 +24,7 @@ from tessera.vendors.enflame.drs import CAPACITY
 from tessera.vendors.kunlun import FAMILY as KUNLUN_FAMILY
 from tessera.vendors.vastai import FAMILY as VASTAI
 from tessera.wire.objects import Node
-from tests.support.vendor_cases import World, devices, node, taken
+from tests.support.vendor_cases import VendorNode, devices, node, taken
 
 GCU, DRS = ENFLAME.build(ENFLAME.chart, Switches())
 (VA,) = VASTAI.build(VASTAI.chart, Switches())
@@ -143,7 +143,7 @@ def test_no_sequence_of_pods_takes_more_of_a_card_than_it_has(data: st.DataObjec
     cards = [Card(device) for device in data.draw(some_devices)]
     for limits in data.draw(st.lists(some_limits, min_size=1, max_size=25)):
         order = data.draw(st.permutations(range(len(cards))))
-        world = World(vendor, [cards[i] for i in order], data.draw(POLICIES), numa_bind=data.draw(st.booleans()))
+        world = VendorNode(vendor, [cards[i] for i in order], data.draw(POLICIES), numa_bind=data.draw(st.booleans()))
         request = vendor.request(Resources(limits=limits))
         assert isinstance(request, Request)
         answer = world.fit(request)

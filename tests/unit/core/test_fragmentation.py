@@ -209,4 +209,6 @@ def test_hosts_are_told_before_and_after_a_node_registers() -> None:
     assert arrays.free_memory[rows].tolist() == [100, 6]
     world.ledger.forget_node("n1")
     world.add(node("n1").gpus(1))
+    assert arrays.free_cpu[arrays.rows(["n1"])].tolist() == [4_000], "its cards were gone, the host was not"
+    arrays.forget_host("n1")
     assert arrays.free_cpu[arrays.rows(["n1"])].tolist() == [-1]

@@ -172,10 +172,10 @@ async def test_a_write_gives_back_the_object_where_a_type_is_named(call: Call) -
 async def test_a_list_is_read_page_by_page() -> None:
     script = page("a", "b", more="t1"), page("c", more="t/2=="), page("d", version="12")
     async with RawServer(*script) as server, client_of(server) as client:
-        listing = await client.list("/api/v1/pods", Thing, label_selector="a=b,c", field_selector="x=y", page_size=2)
+        listing = await client.list("/api/v1/pods", Thing, field_selector="x=y", page_size=2)
     assert [item.metadata.name for item in listing.items] == ["a", "b", "c", "d"]
     assert listing.resource_version == "12"
-    selectors = {"labelSelector": "a=b,c", "fieldSelector": "x=y", "limit": "2"}
+    selectors = {"fieldSelector": "x=y", "limit": "2"}
     assert [request.query for request in server.requests] == [
         selectors,
         selectors | {"continue": "t1"},
@@ -197,9 +197,9 @@ async def test_a_list_of_nothing_is_empty_however_it_is_written() -> None:
 async def test_a_list_that_expires_half_way_starts_again_in_one_piece() -> None:
     script = page("a", more="t1"), refusal(410, "Expired"), page("a", "b", version="20")
     async with RawServer(*script) as server, client_of(server) as client:
-        listing = await client.list("/api/v1/pods", Thing, label_selector="x")
+        listing = await client.list("/api/v1/pods", Thing, field_selector="x")
     assert ([item.metadata.name for item in listing.items], listing.resource_version) == (["a", "b"], "20")
-    assert server.requests[2].query == {"labelSelector": "x"}
+    assert server.requests[2].query == {"fieldSelector": "x"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from tessera.kube.access import Access
-from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
 from tessera.kube.reflector import Reflector, SinkError, UnreadableObjectError
@@ -33,6 +32,7 @@ HOUR = 3600.0
 
 
 class Meta(msgspec.Struct, frozen=True, gc=False, rename="camel"):
+    namespace: str = ""
     name: str = ""
     uid: str = ""
     resource_version: str = ""
@@ -93,9 +93,6 @@ def reflector_on(client: KubeClient, world: World, **settings: Any) -> Reflector
         "/api/v1/pods",
         Pod,
         world,
-        key=lambda obj: obj.metadata.name,
-        uid=lambda obj: obj.metadata.uid,
-        version=lambda obj: obj.metadata.resource_version,
         rng=random.Random(7),
         **settings,
     )
@@ -144,11 +141,10 @@ async def test_what_exists_is_put_and_what_changes_follows() -> None:
         line("DELETED", pod("b", version="13")),
         end="hold",
     )
-    server = await reflected(page(pod("a"), pod("b")), changes, world=world, label_selector="x=y", field_selector="f")
+    server = await reflected(page(pod("a"), pod("b")), changes, world=world, field_selector="f")
     assert world.story == ["put a", "put b", "synced", "put c", "put a", "drop b"]
     assert world.pods["a"].node == "n1"
     assert kinds(server) == ["list", "watch 10"]
-    assert {request.query["labelSelector"] for request in server.requests} == {"x=y"}
     assert {request.query["fieldSelector"] for request in server.requests} == {"f"}
     assert 300 <= int(server.requests[1].query["timeoutSeconds"]) <= 600
 
@@ -225,10 +221,10 @@ async def test_a_bookmark_moves_the_watch_on() -> None:
 @in_fake_time
 async def test_a_watch_that_ends_in_its_time_is_followed_by_the_next_at_once() -> None:
     world = World()
-    five_minutes = stream(lasting=300)
-    async with reflecting(page(pod("a")), five_minutes, five_minutes, HOLD, world=world) as (server, _):
+    one_minute = stream(lasting=60)
+    async with reflecting(page(pod("a")), one_minute, one_minute, HOLD, world=world) as (server, _):
         await server.wait_for(4)
-        assert asyncio.get_running_loop().time() == pytest.approx(600, abs=0.01)
+        assert asyncio.get_running_loop().time() == pytest.approx(120, abs=0.01)
     assert kinds(server) == ["list", "watch 10", "watch 10", "watch 10"]
 
 
@@ -326,6 +322,75 @@ async def test_a_silent_server_is_given_up_after_a_deadline() -> None:
     assert 60 <= len(server.requests) <= 120
 
 
+BOOKMARK = line("BOOKMARK", {"metadata": {"resourceVersion": "11"}})
+
+
+def bookmarking(count: int, *, apart: float, then: bytes = b"") -> Answer:
+    """A watch with so many bookmarks, and then nothing; the connection stays open."""
+
+    async def answer(exchange: Exchange) -> None:
+        await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(count):
+            await asyncio.sleep(apart)
+            await exchange.send(b"%x\r\n%s\r\n" % (len(BOOKMARK), BOOKMARK))
+        await exchange.send(then)
+        await asyncio.Event().wait()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("stalled", "heard", "version"),
+    [
+        (HOLD, 0, 10),
+        (bookmarking(2, apart=60), 120, 11),
+        (bookmarking(1, apart=60, then=b"40\r\n" + NEWS[:10]), 60, 11),
+    ],
+    ids=["nothing ever comes", "bookmarks, then nothing", "half a line, then nothing"],
+)
+@in_fake_time
+async def test_a_watch_that_stalls_is_replaced_within_two_minutes_and_loses_nothing(
+    stalled: Answer, heard: float, version: int
+) -> None:
+    world = World()
+    gone = stream(line("DELETED", pod("a", version="12")), end="hold")
+    async with reflecting(page(pod("a")), stalled, gone, world=world) as (server, _):
+        await server.wait_for(3)
+        assert heard + 75 <= asyncio.get_running_loop().time() <= heard + 120
+        await asyncio.sleep(1)
+    assert world.story == ["put a", "synced", "drop a"]
+    assert kinds(server) == ["list", "watch 10", f"watch {version}"]
+
+
+@in_fake_time
+async def test_a_watch_that_has_nothing_but_bookmarks_is_left_alone_and_one_without_them_is_no_fault() -> None:
+    world = World()
+    async with reflecting(page(pod("a")), bookmarking(3, apart=75), HOLD, world=world) as (server, _):
+        await asyncio.sleep(3 * 75 + 1)
+        assert kinds(server) == ["list", "watch 10"]
+        await server.wait_for(8)
+    assert world.errors == []
+    assert kinds(server) == ["list", "watch 10", *["watch 11"] * 6]
+
+
+@in_fake_time
+async def test_the_age_of_a_watch_says_when_the_apiserver_was_last_heard() -> None:
+    world = World()
+    script = page(pod("a")), bookmarking(1, apart=60), silence
+    async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
+        reflector = reflector_on(client, world, on_error=world.errors.append)
+        task = asyncio.create_task(reflector.run())
+        await asyncio.sleep(50)
+        assert reflector.age == pytest.approx(50, abs=1)
+        await asyncio.sleep(20)
+        assert reflector.age == pytest.approx(10, abs=1)
+        await asyncio.sleep(600)
+        # No other watch was ever answered.
+        assert reflector.age == pytest.approx(610, abs=1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "good", [stream(NEWS, end="cut"), stream(lasting=6, end="cut")], ids=["brought something", "lasted"]
 )
@@ -333,10 +398,10 @@ async def test_a_silent_server_is_given_up_after_a_deadline() -> None:
 async def test_after_a_success_the_waits_are_short_again(good: Answer) -> None:
     world = World()
     script = page(pod("a")), *[close_at_once] * 12, good, close_at_once, HOLD
-    async with reflecting(*script, world=world, backoff=Backoff(initial=1.0, cap=60.0)) as (server, _):
+    async with reflecting(*script, world=world) as (server, _):
         clock = asyncio.get_running_loop().time
         await server.wait_for(14)
-        assert clock() > 120
+        assert clock() > 60
         await server.wait_for(15)
         before = clock()
         await server.wait_for(16)

@@ -11,7 +11,7 @@ from tessera.kube.access import Access
 from tessera.kube.client import KubeClient
 from tessera.kube.decoder import UnreadableObject, WatchEvent
 from tessera.kube.errors import ApiError, BadResponse, Unreachable
-from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS
+from tessera.kube.transport import BATCH_FROM_LINES_PER_SECOND, BATCH_SECONDS, SILENT_SECONDS
 from tests.support.event_loops import in_fake_time
 from tests.support.raw_server import Answer, Exchange, RawServer, close_at_once, refusal, reply, silence, stream
 
@@ -107,16 +107,13 @@ async def test_events_arrive_however_the_bytes_are_cut(chunks: list[bytes]) -> N
 @in_fake_time
 async def test_a_watch_asks_for_bookmarks_and_an_end() -> None:
     async with RawServer(stream()) as server, KubeClient(Access(server.url)) as client:
-        events = client.watch(
-            "/api/v1/pods", Thing, resource_version="7", label_selector="a", field_selector="b=c", timeout_seconds=300
-        )
+        events = client.watch("/api/v1/pods", Thing, resource_version="7", field_selector="b=c", timeout_seconds=300)
         assert [found async for found in events] == []
     assert server.requests[0].query == {
         "watch": "true",
         "allowWatchBookmarks": "true",
         "resourceVersion": "7",
         "timeoutSeconds": "300",
-        "labelSelector": "a",
         "fieldSelector": "b=c",
     }
 
@@ -157,11 +154,23 @@ async def test_a_watch_that_never_begins_is_a_fault() -> None:
 
 @in_fake_time
 async def test_a_watch_that_never_ends_is_a_fault() -> None:
+    async def go_on(exchange: Exchange) -> None:
+        await exchange.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            await exchange.send(b"%x\r\n%s\r\n" % (len(TEXT), TEXT))
+            await asyncio.sleep(60)
+
     seen: list[WatchEvent[Thing]] = []
     with pytest.raises(Unreachable, match="in time"):
-        await watched(stream(TEXT, end="hold"), seen=seen)
-    assert seen == ABC
+        await watched(go_on, seen=seen)
+    assert seen == ABC * 6
     assert asyncio.get_running_loop().time() == pytest.approx(330.0)
+
+
+@in_fake_time
+async def test_a_watch_that_says_nothing_for_longer_than_bookmarks_take_ends() -> None:
+    assert await watched(stream(TEXT, end="hold")) == ABC
+    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_SECONDS)
 
 
 @in_fake_time

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from tessera.kube.errors import KubeError
+from tessera.kube.errors import ApiError, KubeError
 from tessera.scheduler.takeover import AT_ONCE, Takeover
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
 from tessera.wire import keys
@@ -79,6 +79,24 @@ async def test_a_pod_that_is_gone_meanwhile_needs_no_fence() -> None:
 
 
 @in_fake_time
+async def test_a_pod_whose_annotations_are_full_is_fenced_by_a_label() -> None:
+    """A tenant can fill them, and a Binding would land all the same."""
+    here = Replica("p", "q")
+    here.api.full.add("default/p")
+    before = here.versions()
+    fence = await here.takeover.run(1)
+    assert all(old != new for old, new in zip(before, here.versions(), strict=True))
+    assert (here.fences(), here.api.pods["default/p"].metadata.labels) == (["", fence], {keys.FENCE: fence})
+
+
+@in_fake_time
+async def test_a_pod_as_large_as_pods_may_be_needs_no_fence() -> None:
+    here = Replica("p")
+    here.api.always("annotate_pod", ApiError(status=500, message="etcdserver: request is too large"))
+    assert await here.takeover.run(1) is not None
+
+
+@in_fake_time
 async def test_many_pods_are_touched_a_few_at_a_time() -> None:
     here = Replica(*(f"p{number}" for number in range(3 * AT_ONCE)))
     here.api.always("annotate_pod", Step(delay=1.0))
@@ -87,7 +105,7 @@ async def test_many_pods_are_touched_a_few_at_a_time() -> None:
     assert "" not in here.fences()
 
 
-@pytest.mark.parametrize("fault", [refused(403, "Forbidden"), refused(422), refused(500), lost_answer(), never_sent()])
+@pytest.mark.parametrize("fault", [refused(403, "Forbidden"), refused(409), refused(500), lost_answer(), never_sent()])
 def test_a_pod_that_cannot_be_touched_keeps_the_replica_from_deciding_and_is_tried_again(fault: KubeError) -> None:
     @in_fake_time
     async def case() -> None:
@@ -110,7 +128,7 @@ def test_a_pod_that_cannot_be_touched_keeps_the_replica_from_deciding_and_is_tri
 @in_fake_time
 async def test_one_pod_that_cannot_be_touched_does_not_keep_the_others_from_it() -> None:
     here = Replica("p", "q")
-    here.api.script("annotate_pod", refused(422))
+    here.api.script("annotate_pod", refused(403))
     assert await here.takeover.run(1) is not None
     assert here.api.calls == ["unbound_pods", *["annotate_pod"] * 3]
 

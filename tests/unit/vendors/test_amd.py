@@ -13,7 +13,7 @@ from tessera.vendors.amd import CHART, FAMILY, Amd, compute_units
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.wire.pod_devices import decode_pod_devices
-from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import VendorNode, devices, mutated, node, taken, warnings
 
 GPU, MEM, CORES = "amd.com/gpu", "amd.com/gpumem", "amd.com/gpucores"
 REGISTER = "hami.io/node-amd-register"
@@ -124,7 +124,7 @@ def test_compute_units(total: int, percent: int, expected: int) -> None:
 def test_the_model_and_compute_units_are_written_down(
     vendor: Amd, limits: dict[str, Any], model: str, expected: str
 ) -> None:
-    world = World(vendor, [card(0, model=model)])
+    world = VendorNode(vendor, [card(0, model=model)])
     grants = world.grants(**limits)
     written = world.written(grants)
     assert written == {"hami.io/amd-devices-to-allocate": expected, "hami.io/amd-devices-allocated": expected}
@@ -134,7 +134,7 @@ def test_the_model_and_compute_units_are_written_down(
 
 def test_a_replay_charges_what_was_granted(vendor: Amd) -> None:
     cards = [card(0)]
-    (after,) = taken(vendor, cards, World(vendor, cards).grants(**{GPU: 1, MEM: 1000, CORES: 50}))
+    (after,) = taken(vendor, cards, VendorNode(vendor, cards).grants(**{GPU: 1, MEM: 1000, CORES: 50}))
     assert (after.used, after.used_memory, after.used_cores) == (1, 1000, 152)
 
 
@@ -150,19 +150,19 @@ def test_a_replay_charges_what_was_granted(vendor: Amd) -> None:
     ],
 )
 def test_refusals(vendor: Amd, cards: list[Card], limits: dict[str, Any], expected: str) -> None:
-    assert World(vendor, cards).refusal(**limits) == expected
+    assert VendorNode(vendor, cards).refusal(**limits) == expected
 
 
 def test_lists_of_models_and_uuids(vendor: Amd) -> None:
     cards = [card(0), card(1, model="Radeon"), card(2)]
     wishes = {"amd.com/use-gputype": "mi300", "amd.com/nouse-gpu-uuid": "G2"}
-    assert World(vendor, cards, annotations=wishes).refusal(**{GPU: 2}) == (
+    assert VendorNode(vendor, cards, annotations=wishes).refusal(**{GPU: 2}) == (
         "1/3 AllocatedCardsInsufficientRequest, 1/3 CardTypeMismatch, 1/3 CardUuidMismatch"
     )
 
 
 def test_the_mutex_policy_wants_unused_cards(vendor: Amd) -> None:
-    world = World(vendor, [card(0, used=1, used_cores=1)], "mutex")
+    world = VendorNode(vendor, [card(0, used=1, used_cores=1)], "mutex")
     assert world.refusal(**{GPU: 1, MEM: 1, CORES: 1}) == "1/1 ExclusiveDeviceAllocateConflict"
 
 
@@ -175,13 +175,13 @@ def test_the_mutex_policy_wants_unused_cards(vendor: Amd) -> None:
     ],
 )
 def test_quotas(vendor: Amd, room: QuotaRoom, numa_bind: bool, count: int, expected: str) -> None:
-    world = World(vendor, [card(0), card(1)], numa_bind=numa_bind, room=room)
+    world = VendorNode(vendor, [card(0), card(1)], numa_bind=numa_bind, room=room)
     assert world.refusal(**{GPU: count, MEM: 1000, CORES: 5}) == expected
 
 
 def test_a_quota_for_one_card_is_used_on_a_card_that_it_pays(vendor: Amd) -> None:
     large, small = card(0), Card(Device("G1", "AMD", 1, 4, 1000, 304))
-    assert World(vendor, [large, small], room=QuotaRoom(memory=2000)).indexes(**{GPU: 1}) == [1]
+    assert VendorNode(vendor, [large, small], room=QuotaRoom(memory=2000)).indexes(**{GPU: 1}) == [1]
 
 
 def test_names_for_quotas(vendor: Amd) -> None:

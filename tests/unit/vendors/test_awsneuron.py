@@ -14,7 +14,7 @@ from tessera.vendors.awsneuron import CHART, FAMILY, Neuron, NeuronRequest
 from tessera.vendors.base import NodeProblem, ResourceNames, Switches
 from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tests.support import builders
-from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
 
 DEVICE, CORE = "aws.amazon.com/neuron", "aws.amazon.com/neuroncore"
 LABEL = "node.kubernetes.io/instance-type"
@@ -126,7 +126,7 @@ def test_without_a_name_for_cores_a_device_is_one_thing() -> None:
     vendor = Neuron(ResourceNames(count=DEVICE))
     (found,) = devices(vendor, node(capacity={DEVICE: 1, CORE: 2}))
     assert (found.slots, found.cores) == (1, 1)
-    world = World(vendor, [Card(found)])
+    world = VendorNode(vendor, [Card(found)])
     assert world.written(world.grants(**{DEVICE: 1}))["AWS_NEURON_IDS"] == "0"
 
 
@@ -141,7 +141,7 @@ def test_a_missing_section_leaves_a_vendor_that_no_pod_can_name() -> None:
 
 
 def test_one_core_is_written_down_with_its_mask_and_its_id_on_the_node(vendor: Neuron) -> None:
-    world = World(vendor, cards(2)[::-1])
+    world = VendorNode(vendor, cards(2)[::-1])
     assert world.written(world.grants(**{CORE: 1})) == {
         "hami.io/aws-neuron-devices-allocated": "n1-AWSNeuron-1,AWSNeuron,0,1:;",
         "AWS_NEURON_IDS": "2",
@@ -171,7 +171,7 @@ def test_one_core_is_written_down_with_its_mask_and_its_id_on_the_node(vendor: N
 def test_cores_that_are_given(
     vendor: Neuron, world_cards: list[Card], limits: dict[str, Any], masks: list[int], ids: str
 ) -> None:
-    world = World(vendor, world_cards)
+    world = VendorNode(vendor, world_cards)
     grants = world.grants(**limits)
     assert [grant.cores for grant in grants] == masks
     written = world.written((), grants)
@@ -181,20 +181,20 @@ def test_cores_that_are_given(
 
 def test_ids_of_all_containers_are_listed(vendor: Neuron) -> None:
     before = cards(2)
-    first = World(vendor, before).grants(**{CORE: 1})
+    first = VendorNode(vendor, before).grants(**{CORE: 1})
     after = taken(vendor, before, first)
-    second = World(vendor, after).grants(**{CORE: 1})
-    assert World(vendor, before).written(first, (), second)["AWS_NEURON_IDS"] == "0,1"
+    second = VendorNode(vendor, after).grants(**{CORE: 1})
+    assert VendorNode(vendor, before).written(first, (), second)["AWS_NEURON_IDS"] == "0,1"
     assert [card.used_cores for card in taken(vendor, after, second)] == [3, 0]
 
 
 def test_a_binding_without_devices_says_nothing_about_them(vendor: Neuron) -> None:
-    assert World(vendor, []).written(()) == {"hami.io/aws-neuron-devices-allocated": ";"}
+    assert VendorNode(vendor, []).written(()) == {"hami.io/aws-neuron-devices-allocated": ";"}
 
 
 def test_a_large_mask_is_charged_as_it_is(vendor: Neuron) -> None:
     before = cards(1, 16)
-    (after,) = taken(vendor, before, World(vendor, before).grants(**{DEVICE: 1}))
+    (after,) = taken(vendor, before, VendorNode(vendor, before).grants(**{DEVICE: 1}))
     assert (after.used, after.used_cores) == (1, 65535)
 
 
@@ -213,7 +213,7 @@ def test_several_devices_are_unused_neighbours(
     vendor: Neuron, instance: str, count: int, masks: dict[str, int], expected: list[int]
 ) -> None:
     shuffled = sorted(cards(16, instance=instance, **masks), key=lambda card: card.device.index * 7 % 16)
-    assert World(vendor, shuffled).indexes(**{DEVICE: count}) == expected
+    assert VendorNode(vendor, shuffled).indexes(**{DEVICE: count}) == expected
 
 
 @pytest.mark.parametrize(
@@ -230,28 +230,28 @@ def test_several_devices_are_unused_neighbours(
     ],
 )
 def test_refusals(vendor: Neuron, world_cards: list[Card], limits: dict[str, Any], expected: str) -> None:
-    assert World(vendor, world_cards).refusal(**limits) == expected
+    assert VendorNode(vendor, world_cards).refusal(**limits) == expected
 
 
 def test_the_mutex_policy_wants_an_unused_device(vendor: Neuron) -> None:
-    assert World(vendor, cards(2, d0=1), "mutex").indexes(**{CORE: 1}) == [1]
+    assert VendorNode(vendor, cards(2, d0=1), "mutex").indexes(**{CORE: 1}) == [1]
 
 
 def test_lists_of_uuids(vendor: Neuron) -> None:
     wishes = {"aws.amazon.com/nouse-neuron-uuid": "n1-AWSNeuron-0"}
-    assert World(vendor, cards(2), annotations=wishes).indexes(**{CORE: 1}) == [1]
-    assert World(vendor, cards(3), annotations=wishes).indexes(**{DEVICE: 2}) == [1, 2]
+    assert VendorNode(vendor, cards(2), annotations=wishes).indexes(**{CORE: 1}) == [1]
+    assert VendorNode(vendor, cards(3), annotations=wishes).indexes(**{DEVICE: 2}) == [1, 2]
 
 
 def test_quotas(vendor: Neuron) -> None:
     assert vendor.quota_cores == CORE
-    assert World(vendor, cards(2), room=QuotaRoom(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=QuotaRoom(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
-    assert World(vendor, cards(2), room=QuotaRoom(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
+    assert VendorNode(vendor, cards(2), room=QuotaRoom(cores=0)).refusal(**{CORE: 1}) == "2/2 ResourceQuotaNotFit"
+    assert VendorNode(vendor, cards(2), room=QuotaRoom(cores=5)).refusal(**{DEVICE: 2}) == "2/2 ResourceQuotaNotFit"
+    assert VendorNode(vendor, cards(2), room=QuotaRoom(cores=6)).indexes(**{DEVICE: 2}) == [0, 1]
 
 
 def test_a_plain_request_means_cores(vendor: Neuron) -> None:
-    answer = World(vendor, cards(1)).fit(Request("AWSNeuron", 1))
+    answer = VendorNode(vendor, cards(1)).fit(Request("AWSNeuron", 1))
     assert not isinstance(answer, Misfit)
     assert [grant.cores for grant in answer] == [1]
 

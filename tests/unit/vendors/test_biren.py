@@ -11,7 +11,7 @@ from tessera.core.requests import Constraint, Request
 from tessera.vendors.base import NodeProblem, Switches
 from tessera.vendors.biren import FAMILY, Biren
 from tessera.vendors.drafts import BadRequest, Resources
-from tests.support.vendor_cases import World, devices, mutated, node, taken
+from tests.support.vendor_cases import VendorNode, devices, mutated, node, taken
 
 GPU = "birentech.com/gpu"
 
@@ -87,15 +87,15 @@ def test_lists_of_uuids(vendor: Biren) -> None:
     annotations = {"birentech.com/use-gpuuuid": "B1, B0", "birentech.com/nouse-gpuuuid": "B0"}
     assert vendor.constraint(annotations) == Constraint(use_uuids=("B0", "B1"), avoid_uuids=("B0",))
     cards = [card("B0"), card("B1"), card("B2")]
-    assert World(vendor, cards, annotations=annotations).indexes(**{GPU: 1}) == [1]
-    assert World(vendor, cards, annotations=annotations).refusal(**{GPU: 2}) == (
+    assert VendorNode(vendor, cards, annotations=annotations).indexes(**{GPU: 1}) == [1]
+    assert VendorNode(vendor, cards, annotations=annotations).refusal(**{GPU: 2}) == (
         "1/3 AllocatedCardsInsufficientRequest, 2/3 CardUuidMismatch"
     )
 
 
 def test_the_first_cards_win_and_nothing_but_a_slot_is_taken(vendor: Biren) -> None:
     cards = [card("B2"), card("B0"), card("B1")]
-    world = World(vendor, cards)
+    world = VendorNode(vendor, cards)
     grants = world.grants(**{GPU: 2})
     text = "B2,Biren,0,0:B0,Biren,0,0:;"
     assert world.written(grants) == {
@@ -119,14 +119,14 @@ def test_the_first_cards_win_and_nothing_but_a_slot_is_taken(vendor: Biren) -> N
     ],
 )
 def test_refusals(vendor: Biren, cards: list[Card], policy: str, count: int, expected: str) -> None:
-    assert World(vendor, cards, policy).refusal(**{GPU: count}) == expected
+    assert VendorNode(vendor, cards, policy).refusal(**{GPU: count}) == expected
 
 
 def test_numa_binding_takes_the_first_numa_node_that_has_enough(vendor: Biren) -> None:
     cards = [card("B0", numa=0), card("B1", numa=1), card("B2", numa=1)]
-    assert World(vendor, cards).indexes(**{GPU: 2}) == [0, 1]
-    assert World(vendor, cards, numa_bind=True).indexes(**{GPU: 2}) == [1, 2]
-    assert World(vendor, cards, numa_bind=True).refusal(**{GPU: 3}) == (
+    assert VendorNode(vendor, cards).indexes(**{GPU: 2}) == [0, 1]
+    assert VendorNode(vendor, cards, numa_bind=True).indexes(**{GPU: 2}) == [1, 2]
+    assert VendorNode(vendor, cards, numa_bind=True).refusal(**{GPU: 3}) == (
         "1/3 NumaNotFit, 2/3 AllocatedCardsInsufficientRequest"
     )
 

@@ -17,7 +17,7 @@ from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME
 from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
 from tessera.vendors.enflame.gcu import Gcu
-from tests.support.vendor_cases import NOW_NS, World, devices, mutated, node, taken
+from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
 PROFILES = {"1g.8gb": "0", "3g.24gb": "2", "6g.48gb": "5"}
@@ -99,7 +99,7 @@ def test_whole_cards_follow_from_the_capacity(gcu: Gcu) -> None:
 
 def test_only_unused_cards_are_given_whole(gcu: Gcu) -> None:
     found = devices(gcu, node(capacity={GCU: 3}))
-    world = World(gcu, [Card(found[0], used=1), Card(found[1]), Card(found[2])])
+    world = VendorNode(gcu, [Card(found[0], used=1), Card(found[1]), Card(found[2])])
     text = "n1-GCU-1,GCU,100,100:n1-GCU-2,GCU,100,100:;"
     assert world.written(world.grants(**{GCU: 2})) == {
         "hami.io/enflame-gcu-devices-to-allocate": text,
@@ -238,7 +238,7 @@ def test_an_offer_that_cannot_be_read_is_a_problem(drs: Drs, text: str) -> None:
     ],
 )
 def test_the_smallest_profile_that_does(drs: Drs, limits: dict[str, Any], slots: int, memory: int, cores: int) -> None:
-    world = World(drs, cards())
+    world = VendorNode(drs, cards())
     (grant,) = world.grants(**limits)
     assert (grant.slots, grant.memory, grant.cores) == (slots, memory, cores)
     (after,) = taken(drs, world.cards, (grant,))
@@ -247,7 +247,7 @@ def test_the_smallest_profile_that_does(drs: Drs, limits: dict[str, Any], slots:
 
 @pytest.mark.parametrize("limits", [{DRS: 2}, {MEM: 49}, {MEM: 49153}, {DRS: 2**31 - 1}])
 def test_no_profile_does(drs: Drs, limits: dict[str, Any]) -> None:
-    assert World(drs, cards(2)).refusal(**limits) == "2/2 ModeNotFit"
+    assert VendorNode(drs, cards(2)).refusal(**limits) == "2/2 ModeNotFit"
 
 
 @pytest.mark.parametrize(
@@ -260,21 +260,21 @@ def test_no_profile_does(drs: Drs, limits: dict[str, Any]) -> None:
     ],
 )
 def test_refusals(drs: Drs, use: dict[str, int], policy: str, limits: dict[str, Any], expected: str) -> None:
-    assert World(drs, cards(**use), policy).refusal(**limits) == expected
+    assert VendorNode(drs, cards(**use), policy).refusal(**limits) == expected
 
 
 def test_two_halves_fill_a_card(drs: Drs) -> None:
-    world = World(drs, cards())
+    world = VendorNode(drs, cards())
     half = taken(drs, world.cards, world.grants(**{DRS: 3}))
-    full = taken(drs, half, World(drs, half).grants(**{DRS: 3}))
+    full = taken(drs, half, VendorNode(drs, half).grants(**{DRS: 3}))
     assert [card.used for card in full] == [6]
-    assert World(drs, full).refusal(**{DRS: 1}) == "1/1 CardTimeSlicingExhausted"
+    assert VendorNode(drs, full).refusal(**{DRS: 1}) == "1/1 CardTimeSlicingExhausted"
 
 
 def test_lists_of_uuids_and_quotas(drs: Drs) -> None:
     wishes = {"enflame.com/nouse-gpuuuid": "n1-enflame-drs-0"}
-    assert World(drs, cards(2), annotations=wishes).indexes(**{DRS: 1}) == [1]
-    assert World(drs, cards(), room=QuotaRoom(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
+    assert VendorNode(drs, cards(2), annotations=wishes).indexes(**{DRS: 1}) == [1]
+    assert VendorNode(drs, cards(), room=QuotaRoom(memory=8191)).refusal(**{DRS: 1}) == "1/1 ResourceQuotaNotFit"
     assert (drs.quota_memory, drs.quota_cores) == (MEM, CORES)
 
 
@@ -303,7 +303,7 @@ def test_the_most_that_a_request_can_take_is_the_card(drs: Drs) -> None:
 
 
 def test_a_plain_request_names_memory_and_cores(drs: Drs) -> None:
-    answer = World(drs, cards()).fit(Request("Enflame", 1, memory=8, cores=20))
+    answer = VendorNode(drs, cards()).fit(Request("Enflame", 1, memory=8, cores=20))
     assert not isinstance(answer, Misfit)
     assert [grant.slots for grant in answer] == [3]
 
@@ -312,7 +312,7 @@ def test_a_plain_request_names_memory_and_cores(drs: Drs) -> None:
 
 
 def test_a_partition_is_written_down_for_the_plugin(drs: Drs) -> None:
-    world = World(drs, cards())
+    world = VendorNode(drs, cards())
     small, half = world.grants(**{DRS: 1}), world.grants(**{DRS: 3})
     assert world.written((), half, small) == {
         "hami.io/enflame-vgpu-devices-allocated": (
@@ -333,11 +333,11 @@ def test_a_partition_is_written_down_for_the_plugin(drs: Drs) -> None:
 
 def test_a_profile_without_an_id_is_written_without_one(drs: Drs) -> None:
     (device,) = devices(drs, offering(profiles={"1g.8gb": ""}))
-    world = World(drs, [Card(device)])
+    world = VendorNode(drs, [Card(device)])
     assert world.written(world.grants(**{DRS: 1}))["assigned-containers"] == (
         '{"c0":{"allocated":false,"request":1,"profileName":"1g.8gb"}}'
     )
 
 
 def test_a_binding_without_partitions_says_nothing_about_them(drs: Drs) -> None:
-    assert World(drs, []).written(()) == {"hami.io/enflame-vgpu-devices-allocated": ";"}
+    assert VendorNode(drs, []).written(()) == {"hami.io/enflame-vgpu-devices-allocated": ";"}

@@ -18,7 +18,7 @@ from tessera.vendors.kunlun import CHART, FAMILY
 from tessera.vendors.kunlun.layout import CARD_MEMORY
 from tessera.vendors.kunlun.vxpu import Vxpu
 from tessera.vendors.kunlun.whole import Kunlun
-from tests.support.vendor_cases import World, devices, mutated, node, taken, warnings
+from tests.support.vendor_cases import VendorNode, devices, mutated, node, taken, warnings
 
 XPU, VXPU, MEM = "kunlunxin.com/xpu", "kunlunxin.com/vxpu", "kunlunxin.com/vxpu-memory"
 QUARTER, HALF = 24576, 49152
@@ -86,7 +86,7 @@ def test_a_number_that_never_fits_is_pointed_out_at_admission(whole: Kunlun, sli
     assert warnings(whole, {XPU: 3}) == [f"{XPU}: 3 will never be placed: {text}"]
     assert warnings(sliced, {VXPU: 5}) == [f"{VXPU}: 5 will never be placed: {text}"]
     assert warnings(whole, {XPU: 4}) == warnings(whole, {XPU: "x"}) == warnings(whole, {XPU: 0}) == []
-    answer = World(whole, whole_cards()).fit(Request("kunlun", 3))
+    answer = VendorNode(whole, whole_cards()).fit(Request("kunlun", 3))
     assert isinstance(answer, Misfit)
     assert (answer.text, answer.detail) == ("8/8 NumaNotFit", text)
 
@@ -121,8 +121,8 @@ def test_whole_cards_follow_from_the_capacity(whole: Kunlun) -> None:
     ],
 )
 def test_cards_are_chosen_by_index(whole: Kunlun, used: tuple[int, ...], count: int, expected: list[int]) -> None:
-    assert World(whole, whole_cards(used=used)).indexes(**{XPU: count}) == expected
-    assert World(whole, whole_cards(used=used)[::-1], "binpack").indexes(**{XPU: count}) == expected
+    assert VendorNode(whole, whole_cards(used=used)).indexes(**{XPU: count}) == expected
+    assert VendorNode(whole, whole_cards(used=used)[::-1], "binpack").indexes(**{XPU: count}) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,23 +135,23 @@ def test_cards_are_chosen_by_index(whole: Kunlun, used: tuple[int, ...], count: 
     ],
 )
 def test_cards_that_do_not_go_together(whole: Kunlun, used: tuple[int, ...], count: int, expected: str) -> None:
-    assert World(whole, whole_cards(used=used)).refusal(**{XPU: count}) == expected
+    assert VendorNode(whole, whole_cards(used=used)).refusal(**{XPU: count}) == expected
 
 
 def test_unhealthy_and_unwanted_cards_are_not_free(whole: Kunlun) -> None:
     cards = [replace(card, device=replace(card.device, healthy=card.device.index != 0)) for card in whole_cards(2)]
     wishes = {"hami.io/no-use-xpu-uuid": "n1-kunlun-1"}
-    assert World(whole, cards, annotations=wishes).refusal(**{XPU: 1}) == "1/2 CardNotHealth, 1/2 CardUuidMismatch"
+    assert VendorNode(whole, cards, annotations=wishes).refusal(**{XPU: 1}) == "1/2 CardNotHealth, 1/2 CardUuidMismatch"
 
 
 def test_a_node_with_sixteen_cards_has_two_boards(whole: Kunlun) -> None:
-    world = World(whole, whole_cards(16, used=(0,)))
+    world = VendorNode(whole, whole_cards(16, used=(0,)))
     assert world.indexes(**{XPU: 8}) == list(range(8, 16))
 
 
 def test_whole_cards_are_written_down_for_the_last_container_with_cards(whole: Kunlun) -> None:
     cards = whole_cards()
-    world = World(whole, cards)
+    world = VendorNode(whole, cards)
     first, second = world.grants(**{XPU: 1}), world.grants(**{XPU: 2})
     assert world.written(first, second, ()) == {
         "hami.io/kunlun-allocated": (
@@ -185,16 +185,16 @@ def test_a_node_scores_by_how_ragged_its_use_becomes(
     whole: Kunlun, used: tuple[int, ...], containers: list[tuple[Grant, ...]], expected: float
 ) -> None:
     assert whole.scores_nodes
-    assert World(whole, whole_cards(used=used)).score(*containers) == expected
+    assert VendorNode(whole, whole_cards(used=used)).score(*containers) == expected
 
 
 def test_other_boards_do_not_count_in_the_score(whole: Kunlun) -> None:
-    assert World(whole, whole_cards(16, used=(8,))).score(granted(0, 1, 2, 3)) == 2000.0
+    assert VendorNode(whole, whole_cards(16, used=(8,))).score(granted(0, 1, 2, 3)) == 2000.0
 
 
 def test_a_node_with_other_cards_scores_nothing(whole: Kunlun) -> None:
     cards = [*whole_cards(), Card(Device("G", "NVIDIA"))]
-    assert World(whole, cards).score(granted(0, 1, 2, 3)) == 0.0
+    assert VendorNode(whole, cards).score(granted(0, 1, 2, 3)) == 0.0
 
 
 # -- slices
@@ -259,11 +259,11 @@ def test_registered_cards(sliced: Vxpu) -> None:
 def test_slices_are_placed_by_the_layout(
     sliced: Vxpu, used: dict[int, tuple[int, int]] | None, limits: dict[str, Any], expected: list[int]
 ) -> None:
-    assert World(sliced, sliced_cards(used=used)).indexes(**limits) == expected
+    assert VendorNode(sliced, sliced_cards(used=used)).indexes(**limits) == expected
 
 
 def test_the_device_policy_decides_inside_a_wing(sliced: Vxpu) -> None:
-    assert World(sliced, sliced_cards()[::-1]).indexes(**{VXPU: 1, MEM: HALF}) == [3]
+    assert VendorNode(sliced, sliced_cards()[::-1]).indexes(**{VXPU: 1, MEM: HALF}) == [3]
 
 
 @pytest.mark.parametrize(
@@ -281,20 +281,20 @@ def test_slices_that_do_not_fit_beside_halves(
     sliced: Vxpu, used: int, card: dict[str, int], policy: str, limits: dict[str, Any], expected: str
 ) -> None:
     cards = sliced_cards(used={0: (used, HALF)}, **card)[:1]
-    assert World(sliced, cards, policy).refusal(**limits) == f"1/1 {expected}"
+    assert VendorNode(sliced, cards, policy).refusal(**limits) == f"1/1 {expected}"
 
 
 def test_a_card_that_registers_neither_slots_nor_cores_is_limited_by_memory(sliced: Vxpu) -> None:
     cards = sliced_cards(used={0: (3, QUARTER)}, slots=0, cores=0)[:1]
-    world = World(sliced, cards)
+    world = VendorNode(sliced, cards)
     grants = world.grants(**{VXPU: 1, MEM: QUARTER})
-    assert World(sliced, taken(sliced, cards, grants)).refusal(**{VXPU: 1, MEM: QUARTER}) == (
+    assert VendorNode(sliced, taken(sliced, cards, grants)).refusal(**{VXPU: 1, MEM: QUARTER}) == (
         "1/1 CardInsufficientMemory"
     )
 
 
 def test_slices_are_written_down(sliced: Vxpu) -> None:
-    world = World(sliced, sliced_cards())
+    world = VendorNode(sliced, sliced_cards())
     text = "X0,XPU,49152,50:X1,XPU,49152,50:;"
     assert world.written(world.grants(**{VXPU: 2, MEM: HALF})) == {
         "hami.io/xpu-devices-to-allocate": text,
@@ -305,9 +305,12 @@ def test_slices_are_written_down(sliced: Vxpu) -> None:
 def test_quotas_on_slices(sliced: Vxpu) -> None:
     assert sliced.quota_memory == MEM
     limits = {VXPU: 2, MEM: HALF}
-    assert World(sliced, sliced_cards(), room=QuotaRoom(memory=HALF - 1)).refusal(**limits) == "8/8 ResourceQuotaNotFit"
     assert (
-        World(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF - 1)).refusal(**limits)
+        VendorNode(sliced, sliced_cards(), room=QuotaRoom(memory=HALF - 1)).refusal(**limits)
         == "8/8 ResourceQuotaNotFit"
     )
-    assert World(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF)).indexes(**limits) == [0, 1]
+    assert (
+        VendorNode(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF - 1)).refusal(**limits)
+        == "8/8 ResourceQuotaNotFit"
+    )
+    assert VendorNode(sliced, sliced_cards(), room=QuotaRoom(memory=2 * HALF)).indexes(**limits) == [0, 1]

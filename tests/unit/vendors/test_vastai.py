@@ -11,7 +11,7 @@ from tessera.core.requests import Request
 from tessera.vendors.base import Switches
 from tessera.vendors.drafts import Resources
 from tessera.vendors.vastai import FAMILY, Vastai
-from tests.support.vendor_cases import World, devices, node
+from tests.support.vendor_cases import VendorNode, devices, node
 
 VA = "vastaitech.com/va"
 
@@ -44,7 +44,7 @@ def test_registered_dies_keep_what_they_say_about_themselves(vendor: Vastai) -> 
 
 
 def test_two_dies_of_four_are_on_one_card(vendor: Vastai) -> None:
-    world = World(vendor, two_by_two())
+    world = VendorNode(vendor, two_by_two())
     text = "U3,Vastai,0,0:U2,Vastai,0,0:;"
     assert world.written(world.grants(**{VA: 2})) == {
         "hami.io/Vastai-devices-to-allocate": text,
@@ -68,24 +68,24 @@ def test_two_dies_of_four_are_on_one_card(vendor: Vastai) -> None:
 def test_dies_of_the_card_with_most_of_them_come_first(
     vendor: Vastai, cards: list[Card], count: int, expected: list[int]
 ) -> None:
-    assert World(vendor, cards).indexes(**{VA: count}) == expected
+    assert VendorNode(vendor, cards).indexes(**{VA: count}) == expected
 
 
 def test_under_mutex_a_card_with_one_die_in_use_is_taken(vendor: Vastai) -> None:
-    assert World(vendor, two_by_two(U3=1), "mutex").indexes(**{VA: 2}) == [1, 0]
-    assert World(vendor, [die(0, "A", used=1, slots=2), die(1, "A", slots=2)], "mutex").refusal(**{VA: 1}) == (
+    assert VendorNode(vendor, two_by_two(U3=1), "mutex").indexes(**{VA: 2}) == [1, 0]
+    assert VendorNode(vendor, [die(0, "A", used=1, slots=2), die(1, "A", slots=2)], "mutex").refusal(**{VA: 1}) == (
         "2/2 ExclusiveDeviceAllocateConflict"
     )
 
 
 def test_numa_binding_holds_for_dies_too(vendor: Vastai) -> None:
     dies = [die(0, "A", numa=0), die(1, "A", numa=1), die(2, "B", numa=1)]
-    assert World(vendor, dies).indexes(**{VA: 2}) == [0, 1]
-    assert World(vendor, dies, numa_bind=True).indexes(**{VA: 2}) == [1, 2]
+    assert VendorNode(vendor, dies).indexes(**{VA: 2}) == [0, 1]
+    assert VendorNode(vendor, dies, numa_bind=True).indexes(**{VA: 2}) == [1, 2]
 
 
 def test_too_few_dies(vendor: Vastai) -> None:
-    assert World(vendor, two_by_two(U3=1, U1=1, U0=1)).refusal(**{VA: 2}) == (
+    assert VendorNode(vendor, two_by_two(U3=1, U1=1, U0=1)).refusal(**{VA: 2}) == (
         "1/4 AllocatedCardsInsufficientRequest, 3/4 CardTimeSlicingExhausted"
     )
 
@@ -107,9 +107,9 @@ def grants(*indexes: int) -> tuple[Grant, ...]:
 def test_a_node_scores_by_dies_that_are_together(
     vendor: Vastai, containers: list[tuple[Grant, ...]], expected: float
 ) -> None:
-    assert World(vendor, two_by_two()).score(*containers) == pytest.approx(expected)
+    assert VendorNode(vendor, two_by_two()).score(*containers) == pytest.approx(expected)
 
 
 def test_cards_that_are_not_dies_score_nothing(vendor: Vastai) -> None:
     assert vendor.scores_nodes
-    assert World(vendor, [die(0, "A", strategy="card")]).score(grants(0)) == 0.0
+    assert VendorNode(vendor, [die(0, "A", strategy="card")]).score(grants(0)) == 0.0

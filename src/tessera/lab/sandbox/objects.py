@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import cast
 
+from tessera.kube.reflector import Accessor
 from tessera.lab.sandbox.api.kinds import Json
 
 ENDED = ("Succeeded", "Failed")
@@ -31,6 +32,10 @@ def uid_of(thing: Json) -> str:
 
 def version_of(thing: Json) -> str:
     return cast(str, thing["metadata"].get("resourceVersion", ""))
+
+
+JSON_ACCESSOR: Accessor[Json] = Accessor(key_of, uid_of, version_of)
+"""for reflectors of plain JSON"""
 
 
 def annotations_of(thing: Json) -> dict[str, str]:

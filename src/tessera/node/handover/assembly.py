@@ -7,10 +7,12 @@ what was answered so far stays known.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter
 
 from tessera.kube.client import KubeClient
+from tessera.kube.reflector import Reflector
 from tessera.node.handover.allocation_state import Allocation, AllocationState
 from tessera.node.handover.allocator import SliceAllocator
 from tessera.node.handover.checkpoint import Checkpoint
@@ -61,11 +63,17 @@ class NodeHandover:
             checkpoint=self.checkpoint,
             registry=registry,
         )
+        self._watches: dict[str, Reflector[Any]] = {}
         self._repairs = Counter(
             "tessera_agent_repairs", "Leftovers of a crash that were cleaned up", ["what"], registry=registry
         )
         for what in ("handover", "lock"):
             self._repairs.labels(what)
+
+    @property
+    def watch_ages(self) -> dict[str, float]:
+        """By resource, seconds since its watch last said something."""
+        return {resource: watch.age for resource, watch in self._watches.items()}
 
     def use(self, settings: AgentSettings, mode: SharingMode) -> None:
         """From the next call on."""
@@ -88,8 +96,12 @@ class NodeHandover:
         try:
             async with asyncio.TaskGroup() as tasks:
                 if client is not None:
-                    tasks.create_task(pod_reflector(client, self.pods).run())
-                    tasks.create_task(lock_reflector(client, self.pods).run())
+                    self._watches = {
+                        "pods": pod_reflector(client, self.pods),
+                        "nodes": lock_reflector(client, self.pods),
+                    }
+                    for watch in self._watches.values():
+                        tasks.create_task(watch.run())
                 tasks.create_task(self._writer.run())
                 tasks.create_task(self._verifier.run())
                 tasks.create_task(self._sweep_regularly())

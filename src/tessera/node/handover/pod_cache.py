@@ -12,8 +12,9 @@ from math import inf
 
 import structlog
 
+from tessera.kube.client import KubeClient
 from tessera.kube.errors import KubeError
-from tessera.kube.reflector import ListerWatcher, Reflector
+from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, PODS
 from tessera.node.handover.bound_pod import BoundPod, read_pod
 from tessera.node.handover.claims import Claim, PodKey
@@ -209,29 +210,23 @@ def _owner(text: str | None) -> Owner | None:
         return None
 
 
-def pod_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Pod]:
+def pod_reflector(client: KubeClient, pods: PodCache) -> Reflector[Pod]:
     """Keeps `pods` true to the API while it runs."""
     return Reflector(
         client,
         PODS.path(),
         Pod,
         pods,
-        key=lambda pod: f"{pod.metadata.namespace}/{pod.metadata.name}",
-        uid=lambda pod: pod.metadata.uid,
-        version=lambda pod: pod.metadata.resource_version,
         field_selector=f"spec.nodeName={pods.node}",
     )
 
 
-def lock_reflector(client: ListerWatcher, pods: PodCache) -> Reflector[Node]:
+def lock_reflector(client: KubeClient, pods: PodCache) -> Reflector[Node]:
     """Keeps the view of the node's lock true to the API while it runs."""
     return Reflector(
         client,
         NODES.path(),
         Node,
         pods.lock,
-        key=lambda node: node.name,
-        uid=lambda node: node.metadata.uid,
-        version=lambda node: node.metadata.resource_version,
         field_selector=f"metadata.name={pods.node}",
     )

@@ -41,8 +41,6 @@ class Exposition:
         self._quotas = QUOTAS + (LEGACY_QUOTAS if legacy else ())
         self._blocks: dict[str, Blocks] = {}
         self._stale: set[str] = set()
-        self._order: list[str] | None = None
-        """names of `_blocks`, sorted; None where it has to be worked out again"""
         self._position = -1
         """place in the log of the arrays; before its start at first, so that everything is new"""
         self._epoch = -1
@@ -63,7 +61,7 @@ class Exposition:
     async def stream(self) -> AsyncIterator[bytes]:
         """The whole text in pieces, with a turn of the loop between them."""
         await self._refresh()
-        nodes = self._snapshot()
+        nodes = [self._blocks[name] for name in self._ledger.arrays.order.names if name in self._blocks]
         families: tuple[Series[Any], ...] = (*self._cards, *self._mig, *self._slices)
         quotas = [
             (series, series.lines(quota_samples(self._ledger.quotas, self._ledger.rules))) for series in self._quotas
@@ -97,7 +95,6 @@ class Exposition:
                 del self._blocks[gone]
                 self._stale.discard(gone)
             self._stale |= names - self._blocks.keys()
-            self._order = None
         rows = arrays.changed_since(self._position)
         changed: Iterable[str] = arrays.names if rows is None else (arrays.names[row] for row in rows)
         self._stale.update(name for name in changed if name)
@@ -107,25 +104,17 @@ class Exposition:
         """One node's text; how long it is."""
         view = self._ledger.node(name)
         if view is None:
-            if self._blocks.pop(name, None) is not None:
-                self._order = None
+            self._blocks.pop(name, None)
             return 0
         cards = card_series.card_samples(view)
         slices = card_series.slice_samples(view, (entry.facts for entry in self._ledger.pods_on(name)))
         instances = card_series.instance_samples(cards, self.instances.on(name))
-        if name not in self._blocks:
-            self._order = None
         self._blocks[name] = blocks = (
             *(series.lines(cards) for series in self._cards),
             *(series.lines(instances) for series in self._mig),
             *(series.lines(slices) for series in self._slices),
         )
         return sum(map(len, blocks))
-
-    def _snapshot(self) -> list[Blocks]:
-        if self._order is None:
-            self._order = sorted(self._blocks)
-        return [self._blocks[name] for name in self._order]
 
 
 def _chunks(blocks: Iterable[bytes]) -> Iterable[bytes]:

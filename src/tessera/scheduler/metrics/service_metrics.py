@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
@@ -111,6 +111,12 @@ class Metrics:
             "When the serving certificate ends; 0 where none is served.",
             registry=registry,
         )
+        self._watches = Gauge(
+            "tessera_watch_age_seconds",
+            "Seconds since the watch of a resource last said something.",
+            ["resource"],
+            registry=registry,
+        )
         known = build or BuildInfo()
         labels = {one.name: str(getattr(known, one.name)) for one in fields(BuildInfo)}
         Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(labels)
@@ -176,6 +182,10 @@ class Metrics:
     def set_certificate_expiry(self, timestamp: float) -> None:
         """Unix time in seconds."""
         self._expiry.set(timestamp)
+
+    def set_watch_ages(self, ages: Mapping[str, float]) -> None:
+        for resource, age in ages.items():
+            self._watches.labels(resource).set(age)
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""

@@ -14,7 +14,7 @@ from tessera.node.handover.allocator import OVERDUE_S
 from tessera.node.modes.base import AllocationRefused
 from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
-from tests.unit.node.handover.world import World, bound
+from tests.unit.node.handover.world import HandoverNode, bound
 
 A, B, C = "a/3000/50", "b/4000/60", "b/1000/10"
 
@@ -32,7 +32,7 @@ def passing(*containers: str, inits: int = 0) -> Pod:
 def test_a_dependent_pod_of_one_container_and_one_that_passed_it_are_both_served(first: str, speaks: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A), passing(B), resources=speaks)
+        world = HandoverNode(bound("p", A), passing(B), resources=speaks)
         async with world.running():
             second = "p" if first == "d" else "d"
             assert (await world.gets(first, "c0", "GPU-a-0"))["pod"] == "p"
@@ -49,7 +49,7 @@ def test_a_dependent_pod_of_one_container_and_one_that_passed_it_are_both_served
 
 @in_fake_time
 async def test_both_end_through_a_kubelet_that_says_only_later_which_of_them_got_which_answer() -> None:
-    async with World().running() as world:
+    async with HandoverNode().running() as world:
         world.api.put(bound("p", A), passing(B))
         world.resources.error = OSError("no such socket")
         await world.gets("d", "c0", "GPU-a-0")
@@ -61,7 +61,7 @@ async def test_both_end_through_a_kubelet_that_says_only_later_which_of_them_got
 
 @in_fake_time
 async def test_kubelet_shows_which_container_of_a_dependent_pod_comes_next() -> None:
-    async with World(bound("p", A, B), passing(C)).running() as world:
+    async with HandoverNode(bound("p", A, B), passing(C)).running() as world:
         assert (await world.gets("d", "c0", "GPU-a-0"))["container"] == "c0"
         assert (await world.gets("p", "c0", "GPU-a-1"))["container"] == "c0"
         assert (await world.gets("p", "c1", "GPU-b-0"))["container"] == "c1"
@@ -71,7 +71,7 @@ async def test_kubelet_shows_which_container_of_a_dependent_pod_comes_next() -> 
 
 @in_fake_time
 async def test_if_kubelet_does_not_show_it_the_second_container_is_refused() -> None:
-    async with World(bound("p", A, B), passing(C), resources=False).running() as world:
+    async with HandoverNode(bound("p", A, B), passing(C), resources=False).running() as world:
         await world.ask("GPU-a-0")
         with pytest.raises(AllocationRefused, match=r"1 devices could be .* different slices on node n1: default/p"):
             await world.ask("GPU-b-1")
@@ -81,7 +81,7 @@ async def test_if_kubelet_does_not_show_it_the_second_container_is_refused() -> 
 
 @in_fake_time
 async def test_an_answer_of_the_same_call_is_not_taken_for_lost() -> None:
-    async with World(bound("p", A, B), passing(C)).running() as world:
+    async with HandoverNode(bound("p", A, B), passing(C)).running() as world:
         with pytest.raises(AllocationRefused, match="different slices"):
             await world.agent.allocator.allocate([["GPU-a-0"], ["GPU-b-1"]])
 
@@ -92,7 +92,7 @@ def test_devices_that_come_again_show_what_follows_an_init_container(first: str)
 
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", A, B, inits=1), passing(C, C, inits=1)).running() as world:
+        async with HandoverNode(bound("p", A, B, inits=1), passing(C, C, inits=1)).running() as world:
             second = "p" if first == "d" else "d"
             got = {}
             for name in (first, second):
@@ -107,7 +107,7 @@ def test_devices_that_come_again_show_what_follows_an_init_container(first: str)
 
 @in_fake_time
 async def test_a_pod_that_passed_unseen_takes_nothing_from_the_dependent_one() -> None:
-    world = World()
+    world = HandoverNode()
     async with world.running():
         world.api.put(bound("p", A, B))
         await asyncio.sleep(OVERDUE_S)
@@ -120,7 +120,7 @@ async def test_a_pod_that_passed_unseen_takes_nothing_from_the_dependent_one() -
 
 @in_fake_time
 async def test_a_pod_that_passed_and_is_gone_takes_nothing_from_the_dependent_one() -> None:
-    async with World(bound("p", A, B, inits=1), passing(C)).running() as world:
+    async with HandoverNode(bound("p", A, B, inits=1), passing(C)).running() as world:
         await world.ask("GPU-a-0")
         world.api.delete("d")
         world.prefer("GPU-a-1", "GPU-a-2")
@@ -130,7 +130,7 @@ async def test_a_pod_that_passed_and_is_gone_takes_nothing_from_the_dependent_on
 
 @in_fake_time
 async def test_a_refusal_where_another_pod_may_be_asking_fails_none() -> None:
-    async with World(bound("p", A), passing(B)).running() as world:
+    async with HandoverNode(bound("p", A), passing(B)).running() as world:
         world.mode.refusals["p"] = "no such card"
         with pytest.raises(AllocationRefused, match="no such card"):
             await world.ask("GPU-a-0")
@@ -147,7 +147,7 @@ async def test_a_refusal_where_another_pod_may_be_asking_fails_none() -> None:
 def test_dependent_pods_of_equal_slices_share_no_folder_and_end_on_their_own(speaks: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A), bound("q", A, at=1), resources=speaks)
+        world = HandoverNode(bound("p", A), bound("q", A, at=1), resources=speaks)
         async with world.running():
             first, second = await world.gets("q", "c0", "GPU-a-0"), await world.gets("p", "c0", "GPU-a-1")
             assert first["what"] == second["what"]
@@ -165,7 +165,7 @@ def test_dependent_pods_of_equal_slices_share_no_folder_and_end_on_their_own(spe
 
 @in_fake_time
 async def test_a_handover_does_not_end_because_an_equal_pod_asked() -> None:
-    async with World(bound("p", A), bound("q", A, at=1)).running() as world:
+    async with HandoverNode(bound("p", A), bound("q", A, at=1)).running() as world:
         await world.gets("q", "c0", "GPU-a-0")
         await world.at_rest()
         assert (world.api.phase("p"), world.api.phase("q")) == ("allocating", "success")
@@ -174,7 +174,7 @@ async def test_a_handover_does_not_end_because_an_equal_pod_asked() -> None:
 
 @in_fake_time
 async def test_once_the_other_pod_is_known_to_be_over_the_remaining_one_is_served() -> None:
-    async with World(bound("p", A), bound("q", B)).running() as world:
+    async with HandoverNode(bound("p", A), bound("q", B)).running() as world:
         with pytest.raises(AllocationRefused, match=r"default/p, default/q"):
             await world.ask("GPU-a-0")
         world.api.behind = True

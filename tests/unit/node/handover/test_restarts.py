@@ -8,7 +8,7 @@ from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import refused
-from tests.unit.node.handover.world import World, bound, claims
+from tests.unit.node.handover.world import HandoverNode, bound, claims
 
 A, B, C = "a/1/1", "a/2/1", "b/3/1"
 INIT = bound("p", A, B, inits=1)
@@ -19,9 +19,9 @@ def answered(ids: str, position: int = 0) -> list[Record]:
     return [Record((ids,), claim, (claim.key,))]
 
 
-async def restarted(world: World) -> World:
+async def restarted(world: HandoverNode) -> HandoverNode:
     """A new agent beside the same kubelet, whose predecessor could write nothing to the API."""
-    return World(api=world.api, kubelet=world.resources, earlier=list(world.checkpoint))
+    return HandoverNode(api=world.api, kubelet=world.resources, earlier=list(world.checkpoint))
 
 
 # -- the agent
@@ -31,7 +31,7 @@ async def restarted(world: World) -> World:
 def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        first = World(bound("p", A, B, C))
+        first = HandoverNode(bound("p", A, B, C))
         first.api.fake.always("annotate_pod", refused(503))
         async with first.running():
             await first.gets("p", "c0", "GPU-a-0")
@@ -55,7 +55,7 @@ def test_a_restarted_agent_goes_on_where_kubelet_is(speaks: bool) -> None:
 
 @in_fake_time
 async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_does_not_say() -> None:
-    world = World(bound("p", A, B), inherited=True)
+    world = HandoverNode(bound("p", A, B), inherited=True)
     world.resources.holds("p", "c0", "GPU-a-0")
     world.resources.delay = 0.5
     async with world.running():
@@ -64,20 +64,20 @@ async def test_a_restarted_agent_learns_from_kubelet_what_its_lost_checkpoint_do
 
 @in_fake_time
 async def test_an_init_container_that_an_earlier_process_answered_is_not_asked_for_again() -> None:
-    async with World(INIT, earlier=answered("i")).running() as world:
+    async with HandoverNode(INIT, earlier=answered("i")).running() as world:
         assert (await world.ask("i"))["container"] == "c1"
 
 
 @in_fake_time
 async def test_an_init_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
-    async with World(INIT, earlier=answered("i")).running() as world:
+    async with HandoverNode(INIT, earlier=answered("i")).running() as world:
         assert (await world.ask("j"))["container"] == "c0"
         assert (await world.ask("j"))["container"] == "c1"
 
 
 @in_fake_time
 async def test_an_app_container_whose_answer_kubelet_lost_gets_it_again_after_both_restarted() -> None:
-    async with World(INIT, earlier=answered("i") + answered("i", 1)).running() as world:
+    async with HandoverNode(INIT, earlier=answered("i") + answered("i", 1)).running() as world:
         assert (await world.ask("i"))["container"] == "c1"
 
 
@@ -88,7 +88,7 @@ def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_f
         pod = bound("p", A, B, inits=inits)
         claim = claims(pod)[0]
         twice = [Record((ids,), claim, (claim.key,)) for ids in ("i", "j")]
-        async with World(pod, earlier=twice).running() as world:
+        async with HandoverNode(pod, earlier=twice).running() as world:
             assert (await world.ask("k"))["container"] == "c0"
 
     check()
@@ -96,7 +96,7 @@ def test_a_container_whose_second_answer_was_lost_too_is_not_taken_to_have_the_f
 
 @in_fake_time
 async def test_answers_for_pods_that_went_while_no_agent_was_there_are_forgotten() -> None:
-    async with World(bound("q", C), earlier=answered("i")).running() as world:
+    async with HandoverNode(bound("q", C), earlier=answered("i")).running() as world:
         await world.at_rest()
         assert (list(world.checkpoint), list(world.agent._state)) == ([], [])
         assert (await world.ask("i"))["pod"] == "q"
@@ -105,20 +105,20 @@ async def test_answers_for_pods_that_went_while_no_agent_was_there_are_forgotten
 # -- the agent, and no record of what an earlier process answered
 
 
-def ask_first(world: World) -> str:
+def ask_first(world: HandoverNode) -> str:
     """kubelet asks which device it should take, because it cannot reuse as many as it needs."""
     (chosen,) = world.prefer("GPU-a::0", "GPU-a::1", "GPU-b::0") or ["GPU-a::1"]
     return chosen
 
 
-async def without_record(world: World) -> World:
+async def without_record(world: HandoverNode) -> HandoverNode:
     """A new agent whose predecessor could write neither to the API nor to its disk."""
-    return World(api=world.api, kubelet=world.resources)
+    return HandoverNode(api=world.api, kubelet=world.resources)
 
 
 @in_fake_time
 async def test_an_app_container_does_not_get_the_slice_of_an_init_container_whose_answer_no_record_shows() -> None:
-    first = World(INIT)
+    first = HandoverNode(INIT)
     first.api.fake.always("annotate_pod", refused(503))
     async with first.running():
         ids = ask_first(first)
@@ -135,7 +135,7 @@ async def test_an_app_container_does_not_get_the_slice_of_an_init_container_whos
 
 @in_fake_time
 async def test_an_init_container_that_was_never_answered_is_known_by_the_question() -> None:
-    async with World(INIT, inherited=True).running() as world:
+    async with HandoverNode(INIT, inherited=True).running() as world:
         ids = ask_first(world)
         assert (await world.ask(ids))["container"] == "c0"
         assert (await world.ask(ids))["container"] == "c1"
@@ -148,7 +148,7 @@ async def test_an_init_container_that_was_never_answered_is_known_by_the_questio
 async def test_devices_that_kubelet_must_include_need_not_be_those_of_an_init_container() -> None:
     """With NUMA nodes, kubelet takes the near ones first and asks about the others."""
     pod = bound("p", "a/1/1 b/1/1", "a/2/1 b/2/1", inits=1)
-    async with World(pod, inherited=True).running() as world:
+    async with HandoverNode(pod, inherited=True).running() as world:
         world.prefer("GPU-a::0", "GPU-a::1", count=2, must=["GPU-a::0"])
         with pytest.raises(AllocationRefused, match="no record shows"):
             await world.ask("GPU-a::0", "GPU-a::1")
@@ -157,7 +157,7 @@ async def test_devices_that_kubelet_must_include_need_not_be_those_of_an_init_co
 @in_fake_time
 async def test_a_sidecar_that_kubelet_shows_is_followed_by_the_next_container() -> None:
     pod = bound("p", A, B, C, inits=1, sidecars=1)
-    world = World(pod, inherited=True)
+    world = HandoverNode(pod, inherited=True)
     world.resources.holds("p", "c0", "GPU-a::0")
     async with world.running():
         assert (await world.ask("GPU-a::1"))["container"] == "c1"
@@ -180,7 +180,7 @@ def test_a_pod_without_record_is_served_where_only_one_slice_can_be_meant(
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", *containers, inits=inits), inherited=True).running() as world:
+        async with HandoverNode(bound("p", *containers, inits=inits), inherited=True).running() as world:
             assert (await world.ask(*ids))["container"] == container
 
     check()
@@ -188,7 +188,7 @@ def test_a_pod_without_record_is_served_where_only_one_slice_can_be_meant(
 
 @in_fake_time
 async def test_a_pod_of_equal_slices_goes_on_to_another_slice_only_when_kubelet_shows_where_it_is() -> None:
-    async with World(bound("p", A, A, B, inits=1), inherited=True).running() as world:
+    async with HandoverNode(bound("p", A, A, B, inits=1), inherited=True).running() as world:
         # The earlier process answered the init container, whose device the first app container reuses.
         await world.gets("p", "c1", "i")
         assert (await world.gets("p", "c2", "j"))["container"] == "c2"
@@ -198,7 +198,7 @@ async def test_a_pod_of_equal_slices_goes_on_to_another_slice_only_when_kubelet_
 
 @in_fake_time
 async def test_an_equal_slice_does_not_tell_which_container_comes_next_once_kubelet_is_silent() -> None:
-    async with World(bound("p", A, A, B, inits=1), inherited=True).running() as world:
+    async with HandoverNode(bound("p", A, A, B, inits=1), inherited=True).running() as world:
         assert (await world.ask("GPU-a::0"))["what"] == repr(claims(INIT)[0].what)
         world.resources.error = OSError("no such socket")
         ids = ask_first(world)
@@ -209,7 +209,7 @@ async def test_an_equal_slice_does_not_tell_which_container_comes_next_once_kube
 @in_fake_time
 async def test_devices_of_an_answer_that_another_pod_may_have_got_still_show_what_follows_it() -> None:
     other = bound("d", C, downward_api=[0], at=1)
-    async with World(INIT, other, inherited=True, resources=False).running() as world:
+    async with HandoverNode(INIT, other, inherited=True, resources=False).running() as world:
         ids = ask_first(world)
         assert (await world.ask(ids))["container"] == "c0"
         assert (await world.ask(ids))["container"] == "c1"
@@ -218,7 +218,7 @@ async def test_devices_of_an_answer_that_another_pod_may_have_got_still_show_wha
 @in_fake_time
 async def test_an_answer_that_another_pod_may_have_got_is_no_record() -> None:
     other = bound("d", C, downward_api=[0], at=1)
-    async with World(INIT, other, inherited=True, resources=False).running() as world:
+    async with HandoverNode(INIT, other, inherited=True, resources=False).running() as world:
         assert (await world.ask(ask_first(world)))["container"] == "c0"
         with pytest.raises(AllocationRefused, match="no record shows"):
             await world.ask("i")
@@ -235,7 +235,7 @@ async def test_an_answer_that_another_pod_may_have_got_is_no_record() -> None:
 def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(inits: int, ids: str, container: str) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", A, B, inits=inits)).running() as world:
+        async with HandoverNode(bound("p", A, B, inits=inits)).running() as world:
             assert (await world.ask("i"))["container"] == "c0"
             world.agent.on_new_kubelet()
             assert (await world.ask(ids))["container"] == container
@@ -247,7 +247,7 @@ def test_a_restarted_kubelet_is_answered_again_what_it_lost_and_only_that(inits:
 def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", A, B)).running() as world:
+        async with HandoverNode(bound("p", A, B)).running() as world:
             await world.gets("p", "c0", "i")
             await world.at_rest(seconds)
             world.agent.on_new_kubelet()
@@ -258,7 +258,7 @@ def test_a_restarted_kubelet_that_shows_the_last_answer_goes_on(seconds: int) ->
 
 @in_fake_time
 async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same_devices() -> None:
-    async with World(INIT).running() as world:
+    async with HandoverNode(INIT).running() as world:
         (chosen,) = world.prefer("GPU-a::0", "GPU-a::1")
         assert (await world.ask(chosen))["container"] == "c0"
         world.agent.on_new_kubelet()
@@ -272,7 +272,7 @@ async def test_a_lost_init_container_is_known_by_the_question_even_with_the_same
 def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(ids: str, container: str) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", A, B, C, inits=1), resources=False).running() as world:
+        async with HandoverNode(bound("p", A, B, C, inits=1), resources=False).running() as world:
             assert (await world.ask("i"))["container"] == "c0"
             assert (await world.ask("i"))["container"] == "c1"
             world.agent.on_new_kubelet()
@@ -283,7 +283,7 @@ def test_devices_of_an_init_container_that_were_given_on_are_not_expected_again(
 
 @in_fake_time
 async def test_an_answer_that_kubelet_has_shown_is_not_doubted_after_its_restart() -> None:
-    async with World(bound("p", A, B)).running() as world:
+    async with HandoverNode(bound("p", A, B)).running() as world:
         await world.gets("p", "c0", "i")
         await world.at_rest(3)
         world.agent.on_new_kubelet()
@@ -294,7 +294,7 @@ async def test_an_answer_that_kubelet_has_shown_is_not_doubted_after_its_restart
 
 @in_fake_time
 async def test_a_container_that_got_again_what_was_lost_waits_no_more() -> None:
-    async with World(bound("p", A)).running() as world:
+    async with HandoverNode(bound("p", A)).running() as world:
         await world.ask("i")
         world.agent.on_new_kubelet()
         await world.gets("p", "c0", "j")
@@ -308,7 +308,7 @@ async def test_a_container_that_got_again_what_was_lost_waits_no_more() -> None:
 
 @in_fake_time
 async def test_a_question_about_other_devices_says_nothing() -> None:
-    async with World(INIT).running() as world:
+    async with HandoverNode(INIT).running() as world:
         await world.ask("i")
         world.agent.on_new_kubelet()
         world.prefer("x", "y")
@@ -317,7 +317,7 @@ async def test_a_question_about_other_devices_says_nothing() -> None:
 
 @in_fake_time
 async def test_kubelet_gets_again_what_it_lost_though_the_handover_has_ended() -> None:
-    async with World(bound("p", A)).running() as world:
+    async with HandoverNode(bound("p", A)).running() as world:
         await world.ask("GPU-a-0")
         await world.at_rest()
         assert world.api.phase("p") == "success"
@@ -328,7 +328,7 @@ async def test_kubelet_gets_again_what_it_lost_though_the_handover_has_ended() -
 def test_a_pod_past_every_scheduler_does_not_get_the_slice_of_the_last_one(speaks: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        async with World(bound("p", A), resources=speaks).running() as world:
+        async with HandoverNode(bound("p", A), resources=speaks).running() as world:
             await world.gets("p", "c0", "GPU-a-0")
             with pytest.raises(AllocationRefused, match="no binding pod"):
                 await world.ask("GPU-a-3")

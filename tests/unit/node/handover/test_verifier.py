@@ -15,7 +15,7 @@ from tessera.wire.objects import Pod
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
 from tests.support.logs import captured
-from tests.unit.node.handover.world import NODE, Mode, World, bound, entry
+from tests.unit.node.handover.world import NODE, HandoverNode, Mode, bound, entry
 
 A, B = "a/3000/50", "b/4000/60"
 
@@ -33,7 +33,7 @@ def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources)
+        world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]), resources=resources)
         async with world.running():
             await world.ask("GPU-a-0")
             world.api.status("p", status)
@@ -46,7 +46,7 @@ def test_a_pod_that_uses_the_downward_api_ends_its_handover_through_its_status(
 
 @in_fake_time
 async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_asked() -> None:
-    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         await world.ask("GPU-a-0")
         await world.at_rest()
@@ -55,7 +55,7 @@ async def test_an_answer_ends_no_handover_while_either_of_two_pods_may_have_aske
 
 @in_fake_time
 async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_through_kubelet() -> None:
-    world = World()
+    world = HandoverNode()
     async with world.running():
         names = ("p", "q", "r")
         world.api.put(*(bound(name, A, downward_api=[0]) for name in names))
@@ -68,7 +68,7 @@ async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_
 @in_fake_time
 async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_ones() -> None:
     pods = [bound(name, A, B, inits=1, downward_api=[0, 1]) for name in ("p", "q")]
-    world = World(*pods, inherited=True)
+    world = HandoverNode(*pods, inherited=True)
     async with world.running():
         for name in ("q", "p"):
             await world.ask(f"GPU-a-{name}")
@@ -79,7 +79,7 @@ async def test_a_pod_whose_init_containers_kubelet_hides_ends_through_the_later_
 
 @in_fake_time
 async def test_a_pod_that_vanishes_is_written_no_more_and_its_successor_is_not_touched() -> None:
-    world = World(bound("p", A))
+    world = HandoverNode(bound("p", A))
     world.api.fake.script("annotate_pod", refused(503))
     async with world.running():
         await world.ask("GPU-a-0")
@@ -97,7 +97,7 @@ async def test_a_pod_that_vanishes_is_written_no_more_and_its_successor_is_not_t
 
 @in_fake_time
 async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> None:
-    world = World(bound("p", A, B))
+    world = HandoverNode(bound("p", A, B))
     world.api.fake.script("annotate_pod", Step(delay=3))
     async with world.running():
         await world.gets("p", "c0", "GPU-a-0")
@@ -111,7 +111,7 @@ async def test_answers_while_a_patch_is_on_its_way_are_written_by_the_next() -> 
 def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(bound("p", A), inherited=True)
+        world = HandoverNode(bound("p", A), inherited=True)
         async with world.running():
             if locked:
                 world.api.lock_for("p")
@@ -125,7 +125,7 @@ def test_what_is_written_is_not_written_again_while_the_watch_is_behind(locked: 
 
 @in_fake_time
 async def test_a_pod_that_loses_its_annotations_while_it_is_written_is_no_fault() -> None:
-    world = World(bound("p", A))
+    world = HandoverNode(bound("p", A))
     bare = {TO_ALLOCATE: None, ALLOCATED: None, keys.ASSIGNED_NODE: None}
 
     async def stripped(*_: object) -> object:
@@ -140,7 +140,7 @@ async def test_a_pod_that_loses_its_annotations_while_it_is_written_is_no_fault(
 
 @in_fake_time
 async def test_a_lock_that_is_seen_late_is_released_behind_the_answer() -> None:
-    world = World(bound("p", A))
+    world = HandoverNode(bound("p", A))
     world.api.behind = True
     world.api.lock_for("p")
     world.api.fake.script("annotate_pod", Step(meanwhile=lambda: setattr(world.api, "behind", False)))
@@ -170,7 +170,7 @@ def test_a_container_that_holds_something_else_is_reported(
 ) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(*pods)
+        world = HandoverNode(*pods)
         async with world.running():
             await world.gets(*holder, *(f"GPU-a-{n}" for n in range(ids)))
             await world.at_rest()
@@ -184,7 +184,7 @@ def test_a_container_that_holds_something_else_is_reported(
 
 @in_fake_time
 async def test_a_holder_whose_own_claims_cannot_be_read_is_not_judged() -> None:
-    world = World(bound("p", A), bound("q", B, phase="success", annotations={ALLOCATED: "a,b:;"}))
+    world = HandoverNode(bound("p", A), bound("q", B, phase="success", annotations={ALLOCATED: "a,b:;"}))
     async with world.running():
         await world.gets("q", "c0", "GPU-a-0")
         await world.at_rest()
@@ -194,7 +194,7 @@ async def test_a_holder_whose_own_claims_cannot_be_read_is_not_judged() -> None:
 
 @in_fake_time
 async def test_a_kubelet_that_cannot_be_asked_is_logged_once_and_when_it_is_back() -> None:
-    world = World(bound("p", A))
+    world = HandoverNode(bound("p", A))
     world.resources.error = OSError("no such socket")
     with captured() as logs:
         async with world.running():
@@ -210,7 +210,7 @@ async def test_a_kubelet_that_cannot_be_asked_is_logged_once_and_when_it_is_back
 
 @in_fake_time
 async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None:
-    world = World(bound("p", A, "", inits=1))
+    world = HandoverNode(bound("p", A, "", inits=1))
     async with world.running():
         await world.ask("GPU-a-0")
         await world.at_rest(100)
@@ -236,7 +236,7 @@ async def test_kubelet_is_not_asked_for_ever_about_what_it_never_shows() -> None
 def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase: str) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(pod, inherited=True)
+        world = HandoverNode(pod, inherited=True)
         if holds:
             world.resources.holds("p", "c0", "GPU-a-0")
             world.resources.holds("p", "unknown", "GPU-a-1")
@@ -250,7 +250,7 @@ def test_a_handover_that_a_crash_left_open_is_ended(pod: Pod, holds: bool, phase
 
 @in_fake_time
 async def test_devices_of_an_older_pod_of_the_same_name_are_not_the_new_ones() -> None:
-    world = World()
+    world = HandoverNode()
     world.resources.holds("p", "c0", "GPU-a-0")
     async with world.running():
         await world.at_rest()
@@ -274,7 +274,7 @@ async def test_devices_of_an_older_pod_of_the_same_name_are_not_the_new_ones() -
 def test_a_lock_whose_owner_needs_it_no_more_is_released(owner: Pod | None, stays: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World(*([owner] if owner is not None else []))
+        world = HandoverNode(*([owner] if owner is not None else []))
         world.api.lock_for("p")
         async with world.running():
             await world.at_rest()
@@ -291,7 +291,7 @@ def test_a_lock_whose_owner_needs_it_no_more_is_released(owner: Pod | None, stay
 def test_a_lock_is_taken_before_its_pod_is_bound(node: str, stays: bool) -> None:
     @in_fake_time
     async def check() -> None:
-        world = World()
+        world = HandoverNode()
         world.api.fake.pods["default/p"] = on_node(bound("p", A, phase="failed"), node)
         world.api.lock_for("p")
         async with world.running():
@@ -307,7 +307,7 @@ def on_node(pod: Pod, node: str) -> Pod:
 
 @in_fake_time
 async def test_a_lock_whose_owner_cannot_be_looked_up_is_left() -> None:
-    world = World()
+    world = HandoverNode()
     world.api.lock_for("p")
     world.api.fake.always("get_pod", lost_answer())
     async with world.running():
@@ -321,7 +321,7 @@ async def test_a_lock_whose_owner_cannot_be_looked_up_is_left() -> None:
 
 @in_fake_time
 async def test_settings_and_mode_may_change_between_calls() -> None:
-    world = World(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
+    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", A, downward_api=[0]))
     async with world.running():
         assert await world.gets("p", "c0", "GPU-a-0") == {"welcome": "yes"}
         await world.at_rest()
@@ -331,7 +331,7 @@ async def test_settings_and_mode_may_change_between_calls() -> None:
 
 @in_fake_time
 async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
-    world = World(bound("p", A))
+    world = HandoverNode(bound("p", A))
     world.api.fake.always("annotate_pod", refused(503))
     async with world.running():
         await world.ask("GPU-a-0")
@@ -343,7 +343,7 @@ async def test_what_cannot_be_written_in_time_is_counted_at_the_end() -> None:
 
 @in_fake_time
 async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_next() -> None:
-    world = World(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
+    world = HandoverNode(bound("p", A, downward_api=[0]), bound("q", B, downward_api=[0]))
     async with world.running():
         await world.ask("GPU-a-0")
         # kubelet gave that pod up; its devices are free and its status is not known yet.
@@ -358,7 +358,7 @@ async def test_a_pod_that_kubelet_gave_up_after_its_answer_does_not_refuse_the_n
 
 @in_fake_time
 async def test_answers_of_pods_that_run_are_not_kept() -> None:
-    world = World()
+    world = HandoverNode()
     async with world.running():
         for number in range(20):
             world.api.put(bound(f"p{number}", A, "", B, inits=1, downward_api=[0, 2] if number % 2 else []))

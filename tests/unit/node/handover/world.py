@@ -244,7 +244,7 @@ class MemoryCheckpoint(Checkpoint):
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None: ...
 
 
-class World:
+class HandoverNode:
     """One node with its agent."""
 
     def __init__(
@@ -286,7 +286,7 @@ class World:
         self.api.put(*pods)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[World]:
+    async def running(self) -> AsyncIterator[HandoverNode]:
         task = asyncio.create_task(self.agent.run())
         try:
             yield self

@@ -16,7 +16,7 @@ from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.node import SimulatedNode
-from tessera.lab.sandbox.objects import key_of, node_of, uid_of, version_of
+from tessera.lab.sandbox.objects import JSON_ACCESSOR, node_of, uid_of
 
 REGISTERED_AT_ONCE = 16
 
@@ -63,9 +63,7 @@ class SimulatedFleet:
             PODS.path(),
             dict[str, Any],
             self,
-            key=key_of,
-            uid=uid_of,
-            version=version_of,
+            accessor=JSON_ACCESSOR,
             field_selector="spec.nodeName!=",
             rng=random.Random(0),
         )

@@ -20,7 +20,7 @@ from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import NODES, PODS
 from tessera.lab.sandbox.api.kinds import Json
-from tessera.lab.sandbox.objects import key_of, name_of, namespace_of, uid_of, version_of
+from tessera.lab.sandbox.objects import JSON_ACCESSOR, key_of, name_of, namespace_of, uid_of
 from tessera.lab.sandbox.scheduling.attempts import Attempt, Attempts, Reasons, fit_error
 from tessera.lab.sandbox.scheduling.conditions import ConditionWriter, UnscheduledReason
 from tessera.lab.sandbox.scheduling.extender_client import Extender, ExtenderError, Filtered
@@ -96,9 +96,7 @@ class SchedulingLoop:
                 resource.path(),
                 dict[str, Any],
                 sink,
-                key=key_of,
-                uid=uid_of,
-                version=version_of,
+                accessor=JSON_ACCESSOR,
                 rng=random.Random(self.profile.seed),
             )
             self._watches.append(self._tasks.create_task(reflector.run()))
