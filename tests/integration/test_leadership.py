@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tessera.kube.resources import LEASES
+from tessera.kube.resources import LEASES, PODS
+from tessera.lab.sandbox.api.faults import Hold
 from tessera.lab.sandbox.api.kinds import LEASES as LEASE_KIND
 from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -135,3 +137,27 @@ async def test_a_bind_that_waited_is_not_written_by_a_replica_that_no_longer_lea
         await cluster.start_scheduling()
         await cluster.running_pods("p", "q")
         await cluster.at_rest()
+
+
+async def test_a_write_of_the_old_leader_that_lands_late_has_no_effect(tmp_path: Path) -> None:
+    held = Hold(asyncio.Event(), asyncio.Event())
+    async with product([node()], tmp_path, scheduling=False, leadership=LEASE) as cluster:
+        plane, first, second = cluster.plane, cluster.scheduler, await cluster.add_replica("host-2")
+        early, late = [await plane.create_pod(gpu_pod(name, gpu=1)) for name in ("early", "late")]
+        await lease_to(cluster, "host-1_x")
+        await cluster.until(lambda: not first.process.service.missing(), what="the first leader to decide")
+        plane.server.faults.next(held, method="POST", path="/binding$")
+        async with ExtenderClient(ExtenderAccess(first.extender_url)) as extender:
+            await extender.filter(await plane.client.get(PODS.path("default", "early"), dict), ["n1"])
+            binding = asyncio.create_task(extender.bind(early, "n1"))
+            await held.reached.wait()
+            await lease_to(cluster, "host-2_x")
+            await cluster.until(lambda: not second.process.service.missing(), what="the second leader to decide")
+            async with ExtenderClient(ExtenderAccess(second.extender_url)) as other:
+                await other.filter(late, ["n1"])
+                await other.bind(late, "n1")
+            held.release.set()
+            with pytest.raises(ExtenderError, match="another replica has taken over"):
+                await binding
+        await cluster.running_pods("late")
+        assert plane.phase("default", "early") == "Pending"

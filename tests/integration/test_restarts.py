@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from tessera.lab.sandbox.api.faults import Hold
+from tessera.lab.sandbox.api.faults import Fail, Hold
 from tessera.lab.sandbox.api.kinds import PODS
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED
 from tessera.lab.sandbox.nodes.cards import gpu_cards
@@ -70,6 +71,29 @@ async def test_a_scheduler_killed_in_the_middle_of_a_bind_loses_nothing(tmp_path
         await cluster.at_rest()
         # A request whose caller is gone is not in the server's journal.
         assert len(bindings(cluster)) == (0 if after_effect else 1)
+
+
+async def test_a_scheduler_that_cannot_touch_a_pending_pod_decides_nothing_and_says_why(tmp_path: Path) -> None:
+    async with product([node()], tmp_path, scheduling=False) as cluster:
+        await cluster.plane.create_pod(gpu_pod("p", gpu=1))
+        await cluster.kill_scheduler()
+        cluster.plane.server.faults.next(Fail(403), method="PATCH", path="/pods/p$", times=1000)
+        starting = asyncio.create_task(cluster.start_scheduler())
+        await cluster.until(lambda: cluster.scheduler.is_running)
+        takeover = cluster.service.engine.takeover
+        await cluster.until(lambda: takeover.problem and not cluster.service.unsynced(), what="a take-over held up")
+        why = "1 pods cannot be touched, such as default/p: 403"
+        assert cluster.service.missing().startswith(f"this replica is taking over, but {why}")
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{cluster.running.listeners['metrics'].address}/readyz") as answer:
+                assert (answer.status, (await answer.text())[: len(why)]) == (503, why)
+            async with session.get(f"http://{cluster.running.listeners['metrics'].address}/metrics") as answer:
+                assert "\ntessera_pods_unfenced 1.0\n" in await answer.text()
+        cluster.plane.server.faults.clear()
+        await starting
+        await cluster.start_scheduling()
+        await cluster.running_pods("p")
+        await cluster.at_rest()
 
 
 async def test_a_scheduler_killed_under_load_loses_nothing_and_grants_nothing_twice(tmp_path: Path) -> None:
