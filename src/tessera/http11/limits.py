@@ -18,7 +18,7 @@ MAX_BUFFERED_BYTES = 16 * 2**20
 """of bodies that no handler has seen yet, per listener: two of the largest, and hundreds of usual ones"""
 
 SMALL_SHARE = 0.5
-"""of the event loop's time, per listener, for requests: more than 1000 usual reviews a second, each with a new connection"""
+"""of the event loop's time, per listener, for requests: more than 1000 usual reviews a second"""
 LARGE_SHARE = 0.005
 """for requests with a large body: one pod of 1.5 MB a second. The worst takes 100 ms; with a share of one hundredth it
 would be one filter in a hundred that meets such a request"""
