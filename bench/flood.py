@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,15 +42,17 @@ from bench.webhook import issue
 SIZE = Size(5_000, 8, 0)
 ROUNDS = 2
 """of a quiet time and a flooded one"""
-QUIET_SECONDS, FLOOD_SECONDS = 5.0, 8.0
-SETTLE_SECONDS = 2.0
+QUIET_SECONDS, FLOOD_SECONDS = 4.0, 6.0
+SETTLE_SECONDS = 4.0
 """from the start of the clients to the first call that counts: by then all their connections are open"""
 SPACING_SECONDS = 0.005
 """between two filters: more than kube-scheduler sends"""
 LIMIT_SECONDS = 120
 MOST_RATIO = 2.0
 MOST_GROWTH_MB = 100.0
-ATTEMPTS = 2
+PRIORITY = -15
+"""of the service and of its caller, where root runs this"""
+ATTEMPTS = 3
 """a busy machine may spoil one of them"""
 
 Figures = dict[str, float]
@@ -124,6 +127,10 @@ def best(limit: int, attempts: int) -> Figures:
     ):
         certificates, _ = issue(Path(folder))
         service = processes.service(processes.canned_api(SIZE), certificates=certificates)
+        with suppress(PermissionError):
+            # What waits for a processor is not what is measured: then all that came meanwhile is done at once.
+            for pid in (service.pid, os.getpid()):
+                os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
         found: list[Figures] = []
         while len(found) < attempts and (not found or found[-1]["p99_ratio"] > MOST_RATIO):
             found.append(measure(service, stack, run=f"{len(found):x}"))

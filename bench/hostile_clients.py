@@ -24,7 +24,7 @@ import uvloop
 from bench.measurement import HOST
 
 MIB = 2**20
-PAUSE_SECONDS = 0.1
+PAUSE_SECONDS = 0.5
 """after a connection that was refused"""
 CONTAINER = b'{"name":"c","resources":{"limits":{"nvidia.com/gpu":1}}}'
 
@@ -128,11 +128,11 @@ def clients(webhook: int, metrics: int) -> list[Coroutine[Any, Any, None]]:
     usual = post(containers(1))
     many_values = post(review(b'{"volumes":[%s]}' % b",".join([b"{}"] * 2_200_000)))
     plans: list[tuple[str, int, Session]] = [
-        ("webhook", 200, drip),
-        ("webhook", 120, stop_half_way),
+        ("webhook", 60, drip),
+        ("webhook", 60, stop_half_way),
         ("webhook", 2, repeat(post(containers(100_000, b'{"name":"c"}')), post(containers(80_000)))),
         ("webhook", 2, repeat(many_values, post(b" " * 7 * MIB))),
-        ("webhook", 400, idle),
+        ("webhook", 280, idle),
         ("metrics", 20, talk_nonsense),
         ("webhook", 16, repeat(usual, usual, usual, post(containers(20)))),
         ("metrics", 16, repeat(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")),
@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--metrics", type=int, required=True, help="port")
     parser.add_argument("--seconds", type=float, default=15.0, help="default %(default)s")
     options = parser.parse_args(arguments)
-    os.nice(10)
+    os.setpriority(os.PRIO_PROCESS, 0, 5)
     uvloop.run(attack(options.webhook, options.metrics, min(options.seconds, 600.0)))
     return 0
 

@@ -29,9 +29,9 @@ def one_input(data: bytes) -> None:
         pass
     else:
         assert all(_held(answer, "nvidia.com/gpu").values())
-    # A region is longer than what a fuzzer makes, so the input repeats; the sizes are those of all layouts.
-    for size in (V0.end, V1.end, V1_TWO_LOCKS.end, len(data)):
-        decode_region(size, repeated(data, size))
+    # A region is longer than what a fuzzer makes, so the input repeats. The first byte chooses among the layouts.
+    size = (V0.end, V1.end, V1_TWO_LOCKS.end, len(data))[data[0] % 4 if data else 0]
+    decode_region(size, repeated(data, size))
 
 
 def repeated(data: bytes, size: int) -> Callable[[int, int], bytes]:

@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 MAX_BUFFERED_BYTES = 16 * 2**20
 """of bodies that no handler has seen yet, per listener: two of the largest, and hundreds of usual ones"""
 
-SMALL_SHARE = 0.25
+SMALL_SHARE = 0.5
 """of the event loop's time, per listener, for requests: more than 1000 usual reviews a second"""
 LARGE_SHARE = 0.005
 """for requests with a large body: one pod of 1.5 MB a second. The worst takes 100 ms; with a share of one hundredth it
@@ -25,7 +25,7 @@ would be one filter in a hundred that meets such a request"""
 LARGE_BODY_BYTES = 64 * 2**10
 PIECES_SHARE = 0.05
 """for responses that are made while they are sent: the metrics of 40,000 cards, 50 MB, in about a second"""
-BURST_SECONDS = 0.002
+BURST_SECONDS = 0.005
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
 TURN_SECONDS = 0.001

@@ -69,7 +69,7 @@ RECEIVE_BYTES = 16 * 2**10
 EXPIRED_PER_TURN = 16
 """ending a connection with TLS takes some 50 µs"""
 
-ACCEPT_COST, HANDSHAKE_COST, READ_COST, BYTE_COST = 1e-4, 1e-3, 5e-5, 1e-9
+ACCEPT_COST, HANDSHAKE_COST, READ_COST, BYTE_COST = 1e-4, 5e-4, 5e-5, 1e-9
 """seconds of the event loop that are spent before this module is called, and so cannot be measured by it"""
 
 NOT_HTTP = Response(400, b"this is not HTTP/1.1\n")
@@ -114,9 +114,9 @@ class ServerState:
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
-        timer: Callable[[], float] = time.perf_counter,
+        timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`timer` measures what requests cost."""
+        """`timer` measures what requests cost, in processor time: a clock would count other programs too."""
         self.router = router
         self.guard = guard
         self.tls = tls
@@ -207,7 +207,8 @@ class ServerConnection(HttpConnection):
         self._deadline = self._loop.time() + KEEP_ALIVE_SECONDS
         self._write_deadline = float("inf")
         self._is_large = False
-        self._body: bytes | bytearray = b""
+        self._body: list[bytes] = []
+        """in pieces: a buffer that grows would leave holes of megabytes in the heap"""
         self._url: list[bytes] = []
         self.on_url = self._url.append
         self._parser = httptools.HttpRequestParser(self)
@@ -537,7 +538,7 @@ class ServerConnection(HttpConnection):
         self._has_head = self._is_large = False
         self._url.clear()
         self._header_fields.clear()
-        self._body = b""
+        self._body = []
         self._body_bytes = 0
 
     def on_headers_complete(self) -> None:
@@ -582,13 +583,7 @@ class ServerConnection(HttpConnection):
             self._is_large = self._is_large or self._body_bytes > LARGE_BODY_BYTES
             if not self._state.peers.hold(self, len(piece)):
                 raise self._refuse(OVERLOADED)
-        if not self._body:
-            # Most bodies come in one piece, which is not copied.
-            self._body = piece
-            return
-        if isinstance(self._body, bytes):
-            self._body = bytearray(self._body)
-        self._body += piece
+        self._body.append(piece)
 
     def on_message_complete(self) -> None:
         self._stalled_bytes = 0
@@ -596,17 +591,19 @@ class ServerConnection(HttpConnection):
         if len(self.requests) == MAX_REQUESTS_AHEAD:
             raise self._refuse(TOO_MANY_AHEAD)
         parser = self._parser
+        # Most bodies come in one piece, which is not copied.
+        body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self.requests.append(
             IncomingRequest(
                 self._route_handler,
-                Request(self._target, bytes(self._body), self._content_type),
+                Request(self._target, body, self._content_type),
                 keeps_connection=parser.should_keep_alive(),
                 confirms_keep_alive=self._confirms_keep_alive,
                 is_head=self._method == b"HEAD",
                 is_chunkable=parser.get_http_version() != "1.0",
             )
         )
-        self._body = b""
+        self._body = []
 
     def _refuse(self, response: Response) -> _Refused:
         self._state.refusals.note(response.body.decode().strip(), self.peer)
@@ -616,8 +613,9 @@ class ServerConnection(HttpConnection):
 
     def _stop_parsing(self) -> None:
         self.is_over, self.is_reading, self.expects_continue = True, False, False
-        self._state.peers.release(self, len(self._body))
-        self._body = b""
+        if self._body:
+            self._state.peers.release(self, sum(map(len, self._body)))
+            self._body = []
 
 
 @lru_cache(maxsize=1)

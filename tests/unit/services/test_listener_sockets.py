@@ -570,7 +570,7 @@ async def test_clients_that_stop_in_the_middle_of_large_bodies_hold_a_bounded_nu
             client.send(post("/echo", b"x" * MAX_BODY_BYTES)[: -MAX_BODY_BYTES + MIB])
         await asyncio.sleep(BODY_SECONDS / 2)
         connections = served.listener._state.connections
-        assert 0 < sum(len(each._body) for each in connections) <= MAX_BUFFERED_BYTES
+        assert 0 < sum(len(piece) for each in connections for piece in each._body) <= MAX_BUFFERED_BYTES
         assert len(connections) < len(clients)
         other = await served.connect()
         other.send(post("/echo", b"abc"))
@@ -618,7 +618,7 @@ async def test_a_peer_that_uses_much_of_the_event_loop_waits_for_its_share(admit
             client.send(post("/echo", b"abc"))
         for client in clients:
             assert await client.answer() == (200, b"abc")
-        assert (time() - began > 1.0) is not admitted
+        assert (time() - began > 0.5) is not admitted
 
 
 # -- responses in pieces

@@ -50,6 +50,7 @@ async def test_pods_that_use_the_downward_api_get_the_same_answer_whatever_they_
         assert world.api.phase("p") == world.api.phase("q") == "success"
         assert (world.api.left("p"), world.api.left("q")) == (";", ";")
         assert world.events == []
+        assert world.count("allocations", result="welcomed") == 2
 
 
 @in_fake_time
@@ -303,6 +304,14 @@ async def test_without_the_api_pods_that_use_the_downward_api_are_still_answered
 
 
 @in_fake_time
+async def test_a_pod_that_was_just_bound_is_answered_without_a_list_of_all_pods() -> None:
+    world = HandoverNode(bound("p", A))
+    async with world.running():
+        assert (await world.ask("GPU-a-0"))["pod"] == "p"
+        assert "list_pods" not in world.api.fake.calls
+
+
+@in_fake_time
 async def test_a_pod_that_uses_the_downward_api_is_answered_without_a_list_of_all_pods() -> None:
     async with HandoverNode(bound("d", A, downward_api=[0])).running() as world:
         world.api.fake.always("list_pods", refused(503))
@@ -362,3 +371,4 @@ async def test_a_call_before_the_pods_are_known_is_refused_in_the_end() -> None:
     async with world.running():
         with pytest.raises(AllocationRefused, match="not known yet"):
             await world.ask("GPU-a-0")
+        assert world.count("allocations", result="refused") == 1
