@@ -146,6 +146,7 @@ class Binder:
         if isinstance(prepared, BadPod):
             return Outcome(WriteResult.VOID, prepared.text)
         if self._is_taken_over(prepared, known=""):
+            await self._fence_again(args)
             return Outcome(WriteResult.VOID, f"{pod_name}: {TAKEN_OVER}")
         if not prepared.request.asks_for_devices:
             return await self._write(cycle, args, prepared, {}, {})
@@ -306,6 +307,19 @@ class Binder:
     def _is_taken_over(self, prepared: PreparedRequest, *, known: str) -> bool:
         """Whether another replica has fenced the pod, even if the lease looks valid here: what shows it may be late."""
         return prepared.fence not in ("", known) and not self._tenure.wrote(prepared.fence)
+
+    async def _fence_again(self, args: BindingArgs) -> None:
+        """Replace a foreign fence, so that the next bind succeeds if this replica still decides by then.
+
+        It may be a late touch of an earlier decider, or a copy from another manifest. Filter accepts what it has seen; a
+        pod without devices may reach bind only.
+        """
+        if not self._tenure.is_held():
+            return
+        try:
+            await touch(self._api, args.pod_namespace, args.pod_name, self._tenure.next_touch())
+        except KubeError as error:
+            log.warning("pod not fenced again", pod=f"{args.pod_namespace}/{args.pod_name}", error=str(error))
 
     # -- after the write
 

@@ -425,6 +425,7 @@ async def test_a_pod_that_another_replica_has_fenced_is_not_bound_here() -> None
     assert (node_of(world), world.cards()) == ("", FREE)
     assert await world.bound(POD) == "pod default/p: another replica has taken over", "without a reservation"
     assert node_of(world) == ""
+    assert await world.bound(POD) == "", "the other one's touch was late: this replica has fenced the pod again"
 
 
 @in_fake_time
@@ -1134,6 +1135,16 @@ async def test_a_fence_that_filter_has_seen_already_is_no_reason_to_refuse() -> 
     change(world, note="x")
     assert await world.bound(copied) == ""
     assert world.agrees()
+
+
+@in_fake_time
+async def test_a_pod_with_a_foreign_fence_is_left_alone_by_a_replica_that_no_longer_leads() -> None:
+    world = ready()
+    world.restart()
+    change(world, **{keys.FENCE: "another-replica"})
+    world.api.script("get_pod", Step(meanwhile=world.stop_leading))
+    await world.bound(POD)
+    assert world.api.pods[KEY].annotations[keys.FENCE] == "another-replica"
 
 
 @in_fake_time
