@@ -31,6 +31,9 @@ BURST_SECONDS = 0.005
 TURN_SECONDS = 0.001
 """between two turns of one peer; also the resolution of uvloop's timers"""
 
+TURN_COST = 1e-4
+"""seconds"""
+
 LOG_EVERY_SECONDS = 60.0
 
 
@@ -144,7 +147,7 @@ class LoopShare:
         self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
 
     def must_wait(self, peer: str) -> bool:
-        return peer in self._waiting or self._debts.get(peer, 0.0) > self._loop.time() + self._burst
+        return self._debts.get(peer, 0.0) > self._loop.time() + self._burst
 
     def wait(self, connection: LimitedConnection) -> None:
         """Call `take_turn` of the connection when it is its turn."""
@@ -169,11 +172,12 @@ class LoopShare:
 
     def _give_turn(self, peer: str) -> None:
         waiting = self._waiting[peer]
-        if waiting and self._debts.get(peer, 0.0) <= self._loop.time() + self._burst:
+        while waiting and not self.must_wait(peer):
             connection = next(iter(waiting))
             del waiting[connection]
-            # It may begin to wait again, behind the others. The next one has its turn when this one has paid: what it
-            # reads is only known in a later turn of the loop.
+            # What it reads is only known in a later turn of the loop, so that the turn itself has a price.
+            self.charge(peer, TURN_COST)
+            # It may begin to wait again, behind the others.
             connection.take_turn()
         if waiting:
             self._schedule(peer)
