@@ -25,6 +25,8 @@ would be one filter in a hundred that meets such a request"""
 LARGE_BODY_BYTES = 64 * 2**10
 PIECES_SHARE = 0.05
 """for responses that are made while they are sent: the metrics of 40,000 cards, 50 MB, in about a second"""
+SMALL_BURST_SECONDS = 0.2
+"""an apiserver may open a connection for each of 200 requests at once"""
 BURST_SECONDS = 0.005
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
@@ -132,9 +134,10 @@ class LoopShare:
 
     A peer runs up a debt with what it uses. While the debt is too large its connections wait, in order."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, burst: float = BURST_SECONDS) -> None:
+        """`burst` is what a peer may use at once, in seconds."""
         self._share = share
-        self._burst = BURST_SECONDS / share
+        self._burst = burst / share
         self._debts: dict[str, float] = {}
         """by peer, when the debt will be paid"""
         self._waiting: dict[str, dict[LimitedConnection, None]] = {}
