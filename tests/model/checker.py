@@ -147,6 +147,8 @@ class Checker:
                 continue
             if uuid not in device_usage.capacities(node) or bindings.excesses(name):
                 continue
+            if any(not entry.observed for entry in engine.ledger.pods_on(name)):
+                continue  # Perhaps it was chosen before the change.
             view = engine.ledger.node(name)
             known = view is not None and any(card.device.uuid == uuid for card in view.cards)
             if known and not audit_nodes(engine.ledger, [name]):
