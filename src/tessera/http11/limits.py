@@ -25,11 +25,16 @@ would be one filter in a hundred that meets such a request"""
 LARGE_BODY_BYTES = 64 * 2**10
 PIECES_SHARE = 0.05
 """for responses that are made while they are sent: the metrics of 40,000 cards, 50 MB, in about a second"""
+SMALL_BURST_SECONDS = 0.2
+"""an apiserver may open a connection for each of 200 requests at once"""
 BURST_SECONDS = 0.005
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
 TURN_SECONDS = 0.001
 """between two turns of one peer; also the resolution of uvloop's timers"""
+
+TURN_COST = 1e-4
+"""seconds"""
 
 LOG_EVERY_SECONDS = 60.0
 
@@ -129,9 +134,10 @@ class LoopShare:
 
     A peer runs up a debt with what it uses. While the debt is too large its connections wait, in order."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, burst: float = BURST_SECONDS) -> None:
+        """`burst` is what a peer may use at once, in seconds."""
         self._share = share
-        self._burst = BURST_SECONDS / share
+        self._burst = burst / share
         self._debts: dict[str, float] = {}
         """by peer, when the debt will be paid"""
         self._waiting: dict[str, dict[LimitedConnection, None]] = {}
@@ -144,7 +150,7 @@ class LoopShare:
         self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
 
     def must_wait(self, peer: str) -> bool:
-        return peer in self._waiting or self._debts.get(peer, 0.0) > self._loop.time() + self._burst
+        return self._debts.get(peer, 0.0) > self._loop.time() + self._burst
 
     def wait(self, connection: LimitedConnection) -> None:
         """Call `take_turn` of the connection when it is its turn."""
@@ -169,11 +175,12 @@ class LoopShare:
 
     def _give_turn(self, peer: str) -> None:
         waiting = self._waiting[peer]
-        if waiting and self._debts.get(peer, 0.0) <= self._loop.time() + self._burst:
+        while waiting and not self.must_wait(peer):
             connection = next(iter(waiting))
             del waiting[connection]
-            # It may begin to wait again, behind the others. The next one has its turn when this one has paid: what it
-            # reads is only known in a later turn of the loop.
+            # What it reads is only known in a later turn of the loop, so that the turn itself has a price.
+            self.charge(peer, TURN_COST)
+            # It may begin to wait again, behind the others.
             connection.take_turn()
         if waiting:
             self._schedule(peer)

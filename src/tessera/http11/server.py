@@ -30,6 +30,7 @@ from tessera.http11.limits import (
     LARGE_BODY_BYTES,
     LARGE_SHARE,
     PIECES_SHARE,
+    SMALL_BURST_SECONDS,
     SMALL_SHARE,
     ConnectionLimits,
     LoopShare,
@@ -122,7 +123,11 @@ class ServerState:
         self.tls = tls
         self.timer = timer
         self.peers = PeerTable(limits)
-        self.small, self.large, self.pieces = LoopShare(SMALL_SHARE), LoopShare(LARGE_SHARE), LoopShare(PIECES_SHARE)
+        self.small, self.large, self.pieces = (
+            LoopShare(SMALL_SHARE, SMALL_BURST_SECONDS),
+            LoopShare(LARGE_SHARE),
+            LoopShare(PIECES_SHARE),
+        )
         self.shares = (self.small, self.large, self.pieces)
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()

@@ -608,8 +608,8 @@ async def test_a_peer_that_uses_much_of_the_event_loop_waits_for_its_share(admit
     async with serving(limits=ListenerLimits()) as served:
         if admitted:
             served.refusal = None
-        # Every look at the clock is 50 ms later: that is what a request seems to cost.
-        ticks = count(step=0.05)
+        # Every look at the clock is half a second later: that is what a request seems to cost.
+        ticks = count(step=0.5)
         served.listener._state.timer = lambda: next(ticks)
         time = asyncio.get_running_loop().time
         began = time()
