@@ -233,7 +233,8 @@ async def test_a_backlog_that_does_not_fit_costs_few_writes(tmp_path: Path) -> N
         await cluster.at_rest()
         await cluster.until(lambda: asleep(cluster) == count - 1)
         assert len(wakings(cluster)) <= 8
-        assert len([seen for seen in cluster.writes() if "binding" in seen.path]) == 1
+        # The wake-up changes the pod; a Binding for the version before it is refused and sent again.
+        assert [seen.status for seen in cluster.writes() if "binding" in seen.path] in ([201], [409, 201])
 
 
 async def test_no_pod_is_woken_for_room_that_is_too_small(tmp_path: Path) -> None:

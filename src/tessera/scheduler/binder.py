@@ -311,8 +311,8 @@ class Binder:
     async def _fence_again(self, args: BindingArgs) -> None:
         """Replace a foreign fence, so that the next bind succeeds if this replica still decides by then.
 
-        It may be a late touch of an earlier decider, or a copy from another manifest. Filter accepts what it has seen; a
-        pod without devices may reach bind only.
+        It may be a late touch of an earlier decider, or copied from another manifest. Filter accepts what it has seen,
+        but a pod without devices may reach bind only.
         """
         if not self._tenure.is_held():
             return
