@@ -287,6 +287,7 @@ class AllocationState:
             if known is not None and known.holder is None:
                 known.holder, known.doubted = (pod.key.uid, position), False
                 known.askers = frozenset({known.holder})
+                self._settle_inits(known, pod)
             if (known is not None and known.holder == (pod.key.uid, position)) or pod.key.uid in inherited:
                 # Another pod of the same name may have held them, if this one came after the agent.
                 self._held[pod.key.uid] = max(position, self._held.get(pod.key.uid, -1))
@@ -294,6 +295,13 @@ class AllocationState:
             each.looks += each.holder is None
             if undelivered is not None and not each.is_settled and each not in undelivered and each.ids not in shown:
                 self._narrow(each, {pod.key.uid: pod.unlisted for pod in pods})
+
+    def _settle_inits(self, held: Allocation, pod: BoundPod) -> None:
+        """kubelet gives devices of init containers on within a pod only, so the answers for those were this pod's."""
+        for each in self._allocations[: self._allocations.index(held)]:
+            inits = frozenset((uid, at) for uid, at in each.askers if uid == pod.key.uid and at in pod.unlisted)
+            if inits and not each.is_settled and not each.ids.isdisjoint(held.ids):
+                each.askers, each.doubted = inits, False
 
     def _answer_for(self, ids: frozenset[str], pod: BoundPod, position: int) -> Allocation | None:
         """The latest answer for these devices, unless an init container of the same pod got it and gave them on."""

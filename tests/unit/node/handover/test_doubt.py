@@ -106,6 +106,22 @@ def test_devices_that_come_again_show_what_follows_an_init_container(first: str)
 
 
 @in_fake_time
+async def test_devices_that_an_init_container_of_another_pod_has_given_on_are_not_expected_again() -> None:
+    """Otherwise the last container would have to come with devices that went to pod `d`, and would get no slice."""
+    shape = (A, f"{A} {B}", A)
+    waiting = bound("e", *shape, inits=1, downward_api=range(3), at=2)
+    async with HandoverNode(bound("p", *shape, inits=1), passing(*shape, inits=1), waiting).running() as world:
+        for name in ("d", "p"):
+            await world.ask(f"i-{name}")
+            await world.gets(name, "c1", f"i-{name}", f"n-{name}")
+            answer = await world.gets(name, "c2", f"m-{name}")
+            world.api.status("d", "Running")
+        assert answer["container"] == "c2"
+        await world.at_rest()
+        assert (world.api.phase("p"), world.events) == ("success", [])
+
+
+@in_fake_time
 async def test_a_pod_that_passed_unseen_takes_nothing_from_the_dependent_one() -> None:
     world = HandoverNode()
     async with world.running():
