@@ -232,11 +232,12 @@ class Bench:
         manifests = waiting_pods(count, shared=side.name != BARE)
         await several((self.api.create(PODS.path(MEASURED), each) for each in manifests), what="pods")
         await self.bound.until(lambda: len(self.bound.known) == count, what="pods to be there", watcher=watcher)
-        audited = sum(1 for _ in self.plane.audited())
         try:
             await side.start_extender()
             await self._collect()
             await self._settle(side)
+            # What an extender writes when it starts (Tessera fences every pod that waits) is measured by bench.takeover.
+            audited = sum(1 for _ in self.plane.audited())
             side.kube_scheduler.start()
             await self.bound.until(lambda: bool(self.bound.at), what="the first bound pod", watcher=watcher)
             programs = {**self.plane.programs, **side.programs()}

@@ -181,7 +181,17 @@ class AllocationState:
             asked, others = (mine, []) if mine else (asked, others)
         if asked:
             return _same_slice(asked, others)
-        return DownwardApi(others[0]) if others else NotFound()
+        if not others:
+            return NotFound()
+        unsure = tuple(pod.key for pod in dependent if self._may_be_further(pod, count))
+        return Ambiguous(unsure) if unsure else DownwardApi(others[0])
+
+    def _may_be_further(self, pod: BoundPod, count: int) -> bool:
+        """Whether a container of a dependent pod wants so many devices, and an earlier answer may have been for this pod:
+        then that container cannot be ruled out."""
+        after = self._held.get(pod.key.uid, -1)
+        wants = any(len(claim.slices) == count and claim.position > after for claim in pod.every_claim())
+        return wants and bool(self._unsettled(pod))
 
     def _is_waiting(self, pod: BoundPod) -> bool:
         if pod.problem or pod.started or pod.terminal or pod.key.uid in self.failed or not pod.every_claim():
@@ -200,8 +210,7 @@ class AllocationState:
         for claim in pod.every_claim():
             if claim.position <= last:
                 continue
-            pool = self._reusable(pod, claim.position)
-            if not unsettled or (not pool.isdisjoint(reused) if pool else not reused):
+            if not unsettled or self._fits(pod, claim.position, reused):
                 yield claim
             if claim.position not in unsettled:
                 return
@@ -229,13 +238,20 @@ class AllocationState:
         askers = (key for each in self._allocations if not each.is_settled for key in each.askers)
         return {at for uid, at in askers if uid == pod.key.uid}
 
-    def _reusable(self, pod: BoundPod, position: int) -> set[str]:
-        """Devices that init containers before this container have had, as far as no other container has them."""
-        pool: set[str] = set()
+    def _fits(self, pod: BoundPod, position: int, reused: Collection[str]) -> bool:
+        """Whether kubelet can have chosen devices for this container that reuse these: some that init containers before
+        it may have had, or none unless they have certainly left some."""
+        possible: set[str] = set()
+        certain: set[str] = set()
         for each in self._allocations:
             mine = {at for uid, at in each.askers if uid == pod.key.uid and at < position}
-            pool = pool | each.ids if mine & pod.unlisted else pool - each.ids if mine else pool
-        return pool
+            if mine & pod.unlisted:
+                possible |= each.ids
+                certain = certain | each.ids if len(each.askers) == 1 else certain - each.ids
+            elif mine:
+                possible -= each.ids if len(each.askers) == 1 else frozenset()
+                certain -= each.ids
+        return not possible.isdisjoint(reused) if reused else not certain
 
     def _init_ids(self, pods: Iterable[BoundPod]) -> set[str]:
         inits = {(pod.key.uid, at) for pod in pods for at in pod.unlisted}
@@ -285,8 +301,8 @@ class AllocationState:
             shown.add(frozenset(ids))
             known = self._answer_for(frozenset(ids), pod, position)
             if known is not None and known.holder is None:
-                known.holder, known.doubted = (pod.key.uid, position), False
-                known.askers = frozenset({known.holder})
+                known.holder = (pod.key.uid, position)
+                self._settle(known, frozenset({known.holder}))
                 self._settle_inits(known, pod)
             if (known is not None and known.holder == (pod.key.uid, position)) or pod.key.uid in inherited:
                 # Another pod of the same name may have held them, if this one came after the agent.
@@ -301,13 +317,22 @@ class AllocationState:
         for each in self._allocations[: self._allocations.index(held)]:
             inits = frozenset((uid, at) for uid, at in each.askers if uid == pod.key.uid and at in pod.unlisted)
             if inits and not each.is_settled and not each.ids.isdisjoint(held.ids):
-                each.askers, each.doubted = inits, False
+                self._settle(each, inits)
+
+    def _settle(self, allocation: Allocation, askers: frozenset[ContainerKey]) -> None:
+        """One of these containers has got the answer, so no other answer was for it."""
+        allocation.askers, allocation.doubted = askers, False
+        if len(askers) == 1:
+            for each in self:
+                if each is not allocation and not each.is_settled and askers < each.askers:
+                    self._keep_askers(each, each.askers - askers)
 
     def _answer_for(self, ids: frozenset[str], pod: BoundPod, position: int) -> Allocation | None:
-        """The latest answer for these devices, unless an init container of the same pod got it and gave them on."""
-        inits = {(pod.key.uid, at) for at in pod.unlisted if at < position}
-        found = (each for each in reversed(self._allocations) if each.ids == ids and inits.isdisjoint(each.askers))
-        return next(found, None)
+        """The latest answer for these devices, unless only an init container of the same pod can have got it, and gave
+        them on."""
+        key, inits = (pod.key.uid, position), {(pod.key.uid, at) for at in pod.unlisted if at < position}
+        known = [each for each in reversed(self._allocations) if each.ids == ids]
+        return next((each for each in known if key in each.askers or inits.isdisjoint(each.askers)), None)
 
     def _narrow(self, allocation: Allocation, unlisted: Mapping[str, Collection[int]]) -> None:
         """kubelet does not show the devices, so no container that it would show has got them."""
