@@ -236,7 +236,7 @@ class Bench:
             await side.start_extender()
             await self._collect()
             await self._settle(side)
-            # What an extender writes when it starts (Tessera fences every pod that waits) is measured by bench.takeover.
+            # What an extender writes as it starts is not counted: Tessera fences the pods that wait (bench.takeover).
             audited = sum(1 for _ in self.plane.audited())
             side.kube_scheduler.start()
             await self.bound.until(lambda: bool(self.bound.at), what="the first bound pod", watcher=watcher)
