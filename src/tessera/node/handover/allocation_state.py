@@ -187,8 +187,10 @@ class AllocationState:
         return Ambiguous(unsure) if unsure else DownwardApi(others[0])
 
     def _may_be_further(self, pod: BoundPod, count: int) -> bool:
-        """Whether a container of a dependent pod wants so many devices, and an earlier answer may have been for this pod:
-        then that container cannot be ruled out."""
+        """Whether a container of a dependent pod wants so many devices and cannot be ruled out.
+
+        Unless it is known which container every answer was for, an earlier one may have been for this pod.
+        """
         after = self._held.get(pod.key.uid, -1)
         wants = any(len(claim.slices) == count and claim.position > after for claim in pod.every_claim())
         return wants and bool(self._unsettled(pod))
