@@ -126,6 +126,7 @@ class Engine:
             # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
             catch_up()
             self.tenure.begin(number, fence)
+            self.nodes.tick()
         else:
             self.tenure.end()
 

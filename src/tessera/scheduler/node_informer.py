@@ -77,7 +77,7 @@ class NodeInformer:
         self._clock = clock
         self._listener = listener
         self._asked: dict[str, Node] = {}
-        """nodes with a handshake that waits for an answer: only time changes what they mean"""
+        """nodes whose handshake waits for an answer, the plugin's or ours: only time changes what they mean"""
         self._registered: dict[str, NodeFacts] = {}
         """as the nodes themselves say; the ledger's view also knows what their pods make of it"""
         self.has_synced = False
@@ -100,7 +100,7 @@ class NodeInformer:
             self._listener.on_synced()
 
     def tick(self) -> None:
-        """Look again at nodes whose handshake runs; called every 15 s."""
+        """Look again at nodes whose handshake runs; called every 15 s, and when this replica begins to decide."""
         for node in list(self._asked.values()):
             self._register(node)
 
@@ -154,6 +154,7 @@ class NodeInformer:
             if isinstance(decode_handshake(said, zone=self._clock.zone), Reported):
                 stamps[handshake] = encode_requesting(self._time(), zone=self._clock.zone)
         if stamps:
+            self._asked[node.name] = node
             self._listener.on_handshake(node, stamps)
 
     def _time(self) -> datetime:

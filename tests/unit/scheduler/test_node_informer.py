@@ -198,9 +198,21 @@ def test_a_plugin_that_answers_in_time_keeps_its_cards() -> None:
     world = World().put(gpus(asked(0), allocatable=0))
     world.at = 30.0
     world.put(gpus(f"Reported {stamp(30)}", allocatable=0))
+    assert world.patches == [("n1", {HANDSHAKE: asked(30)})]
+    world.put(gpus(asked(30), allocatable=0))
     world.tick(75.0)
     assert world.cards() == ["n1-0", "n1-1"]
     assert world.patches == [("n1", {HANDSHAKE: asked(30)})]
+
+
+def test_a_plugin_is_answered_again_until_the_answer_is_shown() -> None:
+    """The first one may have come before this replica decided, or was lost."""
+    world = World().put(gpus(f"Reported {stamp(0)}"))
+    world.tick(15.0)
+    assert world.patches == [("n1", {HANDSHAKE: asked(0)}), ("n1", {HANDSHAKE: asked(15)})]
+    world.put(gpus(asked(15)))
+    world.tick(30.0)
+    assert len(world.patches) == 2
 
 
 def test_a_tick_never_brings_back_what_a_later_update_took_away() -> None:
