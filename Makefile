@@ -115,7 +115,6 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.packing --check
 	@$(BIN)/python -m bench.webhook --check
-	@$(BIN)/python -m bench.flood --check
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
