@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.e2e.control_plane import ControlPlane
-from tests.e2e.processes import Program
 
 NODE = "gpu-node"
 ACCOUNT = "tessera-device-plugin"
@@ -16,17 +16,16 @@ RBAC = Path(__file__).with_name("rbac.yaml")
 class NodeControlPlane(ControlPlane):
     """Lets one node in, by a token of its own, and reads logs from it."""
 
+    def __init__(self, folder: Path, tools: Mapping[str, Path]) -> None:
+        # By default the apiserver looks for a node by its name first, which cannot be resolved here.
+        super().__init__(folder, tools, apiserver_flags=["--kubelet-preferred-address-types=InternalIP"])
+
     def start(self) -> None:
         super().start()
         self.kubectl("apply", "-f", str(RBAC))
 
     def kubeconfig_of_node(self) -> Path:
         return self._write_kubeconfig(NODE, f"{NODE}-secret")
-
-    def _plain(self, tool: str, *arguments: str) -> Program:
-        # By default the apiserver looks for a node by its name first, which cannot be resolved here.
-        more = ("--kubelet-preferred-address-types=InternalIP",) if tool == "kube-apiserver" else ()
-        return super()._plain(tool, *arguments, *more)
 
     def _write_files(self) -> None:
         super()._write_files()
