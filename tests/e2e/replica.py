@@ -130,7 +130,8 @@ class Replica:
             folder=plane.logs,
             environ={"PATH": os.defpath} | ({"HOSTNAME": host} if host else {}) | dict(environ or {}),
         )
-        self.configuration = self._configuration(plane, elects=bool(host))
+        self._elects = bool(host)
+        self.configuration = self._configuration(plane, elects=self._elects)
         """of kube-scheduler"""
         file = self._file = plane.folder / f"kube-scheduler-{label}.yaml"
         file.write_text(yaml.safe_dump(self.configuration))
@@ -149,7 +150,7 @@ class Replica:
         self._file.write_text(yaml.safe_dump(self.configuration))
 
     async def ready(self) -> None:
-        """Waits until Tessera has synced."""
+        """Waits until Tessera has synced, and decides if no lease decides about that."""
         await until(self._is_ready, what=f"{self.tessera.name} to be ready")
 
     async def scrape(self) -> Scrape:
@@ -169,6 +170,8 @@ class Replica:
     async def _is_ready(self) -> bool:
         assert self.tessera.is_running, f"{self.tessera.name} ended:\n{self.tessera.words()}"
         try:
+            if not self._elects and (await self.scrape()).value("tessera_leader") != 1:
+                return False
             async with aiohttp.ClientSession() as session, session.get(f"{self.metrics_url}/readyz") as answer:
                 return answer.status == 200
         except aiohttp.ClientError:
