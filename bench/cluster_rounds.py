@@ -230,13 +230,13 @@ class Bench:
 
     async def round(self, side: Side, count: int, watcher: asyncio.Task[None]) -> Round:
         manifests = waiting_pods(count, shared=side.name != BARE)
-        await several((self.api.create(PODS.path(MEASURED), each) for each in manifests), what="pods")
-        await self.bound.until(lambda: len(self.bound.known) == count, what="pods to be there", watcher=watcher)
         try:
+            # Before the pods: what a take-over does to pods that wait already is measured by bench.takeover.
             await side.start_extender()
+            await several((self.api.create(PODS.path(MEASURED), each) for each in manifests), what="pods")
+            await self.bound.until(lambda: len(self.bound.known) == count, what="pods to be there", watcher=watcher)
             await self._collect()
             await self._settle(side)
-            # What an extender writes as it starts is not counted: Tessera fences the pods that wait (bench.takeover).
             audited = sum(1 for _ in self.plane.audited())
             side.kube_scheduler.start()
             await self.bound.until(lambda: bool(self.bound.at), what="the first bound pod", watcher=watcher)
