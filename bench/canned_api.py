@@ -97,6 +97,8 @@ class CannedApi:
             return _status(400, "BadRequest", str(error))
         if request.query.get("watch") == "true":
             return await self._watch(request, collection, seconds)
+        if request.query.get("fieldSelector") == "spec.nodeName=":
+            collection = Collection(collection.kind, ())  # All pods here are bound.
         return web.Response(body=collection.page(max(start, 0), max(limit, 0)), content_type="application/json")
 
     async def _watch(self, request: web.Request, collection: Collection, seconds: int) -> web.StreamResponse:
