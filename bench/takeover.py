@@ -107,7 +107,9 @@ async def run(plane: ControlPlane, counts: list[int]) -> list[Budget]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.takeover", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pods", type=int, action="append", help="how many wait; may be repeated")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a budget is broken")
     given = parser.parse_args()

@@ -267,10 +267,16 @@ def survivors(name: str, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Changes one thing at a time and looks whether a test notices.")
-    parser.add_argument("modules", nargs="*", help=f"some of {', '.join(GUARDED_BY)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutation", description="Changes one thing at a time and looks whether a test notices."
+    )
+    parser.add_argument("modules", nargs="*", help=f"some of {', '.join(GUARDED_BY)}; MODULE:LINE for one line")
     parser.add_argument("--sample", type=int, default=0, help="mutants per module, evenly spread; 0 = all")
     arguments = parser.parse_args()
+    for chosen in arguments.modules:
+        name, _, line = chosen.partition(":")
+        if name not in GUARDED_BY or not (line.isdecimal() or chosen == name):
+            parser.error(f"{chosen} is not MODULE or MODULE:LINE; modules are {', '.join(GUARDED_BY)}")
     for each in PRELOADED:
         importlib.import_module(each)
     equivalent, failed = listed_as_equivalent(), False
@@ -279,6 +285,8 @@ def main() -> int:
         mutants = Mutation((SOURCES / f"{name}.py").read_text(encoding="utf-8")).found
         mutants = [each for each in mutants if not line or each.line == int(line)]
         mutants = [each for each in mutants if (name, str(each)) not in equivalent]
+        if not mutants:
+            parser.error(f"{chosen} has nothing to change, or only what is listed in {EQUIVALENT.name}")
         if 0 < arguments.sample < len(mutants):
             mutants = [mutants[number * len(mutants) // arguments.sample] for number in range(arguments.sample)]
         start, alive = time.monotonic(), 0

@@ -263,7 +263,9 @@ async def run(plane: ControlPlane, kind: str, runs: int, *, source: str = "", wi
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.e2e.fencing", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--within", type=float, default=1e9, help="seconds after which no further run begins")

@@ -17,7 +17,7 @@ from tests.model.test_model import LIFE, live
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", choices=PROFILES, action="append", help="only this one; may be repeated")

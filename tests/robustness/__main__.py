@@ -10,6 +10,7 @@ a violation, 77 where this machine cannot run the suite.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import os
@@ -39,12 +40,25 @@ TOLD = 3
 
 
 def main(arguments: list[str]) -> int:
-    if arguments:
-        with Path(arguments[0]).open("rb") as lines:
-            events = list(read(lines))
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.robustness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("history", nargs="?", type=Path, help="judge this one, and run nothing")
+    given = parser.parse_args(arguments)
+    if given.history is not None:
+        try:
+            with given.history.open("rb") as lines:
+                events = list(read(lines))
+        except OSError as error:
+            parser.error(str(error))
         return tell_verdict(events, check(events))
-    seconds = float(os.environ.get("ROBUSTNESS_S") or DEFAULT_S)
-    seed = int(os.environ.get("ROBUSTNESS_SEED") or secrets.randbelow(10**6))
+    has_clocks = find_libfaketime() is not None
+    try:
+        seconds = float(os.environ.get("ROBUSTNESS_S") or DEFAULT_S)
+        seed = int(os.environ.get("ROBUSTNESS_SEED") or secrets.randbelow(10**6))
+        kinds = choose_kinds(os.environ.get("ROBUSTNESS_FAULTS", ""), seconds=seconds, has_clocks=has_clocks)
+    except ValueError as error:
+        parser.error(f"ROBUSTNESS_S, ROBUSTNESS_SEED or ROBUSTNESS_FAULTS cannot be used: {error}")
     if subprocess.run([*renamed("robustness"), "true"], capture_output=True, check=False).returncode:
         tell("the robustness suite cannot run here: two machines need two host names (unshare --uts, as root)")
         return IMPOSSIBLE
@@ -53,10 +67,8 @@ def main(arguments: list[str]) -> int:
     except build.Missing as missing:
         tell(f"the robustness suite cannot run here: {missing}")
         return IMPOSSIBLE
-    has_clocks = find_libfaketime() is not None
     if not has_clocks:
         tell("no libfaketime here (apt install libfaketime): clocks are not moved")
-    kinds = choose_kinds(os.environ.get("ROBUSTNESS_FAULTS", ""), seconds=seconds, has_clocks=has_clocks)
     plan = Plan(seed, seconds, kinds)
     folder = Path(tempfile.mkdtemp(prefix="tessera-robustness-"))
     plane = folder / "plane"
@@ -94,7 +106,10 @@ def tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
+    try:
+        code = main(sys.argv[1:])
+    except SystemExit as usage:
+        code = int(usage.code or 0)
     sys.stdout.flush()
     # Not sys.exit: connections that a run leaves behind outlive uvloop's loop, and may crash the interpreter's end.
     os._exit(code)

@@ -1,8 +1,8 @@
 """Variables that decide which cards a container sees, or whether its limits are enforced.
 
-The container runtime and the enforcing library read them from the container's environment, whoever wrote them there. So
-a tenant may give them only values that change nothing; the granted slice sets the others. The webhook removes what a
-tenant wrote, and the chart's policies refuse what the webhook did not see; both use these lists.
+The container runtime and the enforcing library read them from the container's environment, and cannot see where they
+came from. So a tenant may give them only values that change nothing; the granted slice sets the others. The webhook
+removes what a tenant wrote, and the chart's policies refuse what the webhook did not see; both use these lists.
 """
 
 from __future__ import annotations
