@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,21 +218,24 @@ def import_from(name: str, source: str) -> None:
     setattr(sys.modules[package], leaf, module)
 
 
-def tests_fail(name: str, source: str, tests: Sequence[str], limit_s: float) -> bool:
-    """Runs the tests in a fork, with this text as the module."""
+def run_tests(name: str, source: str, tests: Sequence[str]) -> int:
+    """Starts the tests in a fork, with this text as the module, and answers its process id."""
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
         _run_tests(name, source, tests)
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status != 0
-        time.sleep(0.01)
+    return child
+
+
+def tests_fail(child: int) -> bool | None:
+    """None while they run."""
+    done, status = os.waitpid(child, os.WNOHANG)
+    return status != 0 if done else None
+
+
+def end(child: int) -> None:
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return True
 
 
 def _run_tests(name: str, source: str, tests: Sequence[str]) -> None:
@@ -253,17 +257,34 @@ def listed_as_equivalent() -> dict[tuple[str, str], str]:
     return {(row[0], " | ".join(row[1:-1])): row[-1] for row in rows}
 
 
-def survivors(name: str, mutants: Sequence[Mutant]) -> Iterator[Mutant]:
-    """The mutants of a module that its tests do not notice."""
+def survivors(name: str, mutants: Sequence[Mutant], jobs: int) -> Iterator[Mutant]:
+    """The mutants of a module that its tests do not notice; several are tried at a time."""
     tests = [str(ROOT / "tests" / each) for each in GUARDED_BY[name]]
     source = (SOURCES / f"{name}.py").read_text(encoding="utf-8")
+    limit_s = max(LEAST_PATIENCE_S, PATIENCE * usual_duration(name, source, tests))
+    waiting, running = deque(mutants), dict[int, tuple[Mutant, float]]()
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            mutant = waiting.popleft()
+            running[run_tests(name, mutant.source, tests)] = mutant, time.monotonic() + limit_s
+        for child, (mutant, deadline) in list(running.items()):
+            failed = tests_fail(child)
+            if failed is None and time.monotonic() > deadline:
+                end(child)
+                failed = True
+            if failed is not None:
+                del running[child]
+            if failed is False:
+                yield mutant
+        time.sleep(0.01)
+
+
+def usual_duration(name: str, source: str, tests: Sequence[str]) -> float:
     start = time.monotonic()
-    if tests_fail(name, source, tests, limit_s=600.0):
+    _, status = os.waitpid(run_tests(name, source, tests), 0)
+    if status:
         raise SystemExit(f"mutation: the tests of {name} fail without a mutation")
-    limit_s = max(LEAST_PATIENCE_S, PATIENCE * (time.monotonic() - start))
-    for mutant in mutants:
-        if not tests_fail(name, mutant.source, tests, limit_s):
-            yield mutant
+    return time.monotonic() - start
 
 
 def main() -> int:
@@ -271,6 +292,7 @@ def main() -> int:
         prog="python -m tools.mutation", description="Changes one thing at a time and looks whether a test notices."
     )
     parser.add_argument("modules", nargs="*", help=f"some of {', '.join(GUARDED_BY)}; MODULE:LINE for one line")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="tried at a time (%(default)s)")
     parser.add_argument("--sample", type=int, default=0, help="mutants per module, evenly spread; 0 = all")
     arguments = parser.parse_args()
     for chosen in arguments.modules:
@@ -290,7 +312,7 @@ def main() -> int:
         if 0 < arguments.sample < len(mutants):
             mutants = [mutants[number * len(mutants) // arguments.sample] for number in range(arguments.sample)]
         start, alive = time.monotonic(), 0
-        for mutant in survivors(name, mutants):
+        for mutant in survivors(name, mutants, max(arguments.jobs, 1)):
             alive += 1
             print(f"  survived: {name}.py:{mutant.line}: {mutant}", flush=True)
         share = 1 - alive / max(len(mutants), 1)
