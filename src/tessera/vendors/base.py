@@ -93,6 +93,8 @@ class AnnotationKeys:
     """node annotations that `node_score` or `fit` read (`NodeFacts.traits`)"""
     lock: str = ""
     """node annotation that serialises handover where this vendor's plugin needs it"""
+    lock_seconds: float | None = None
+    """age at which that lock has expired; None = the scheduler's --node-lock-timeout"""
 
     @cached_property
     def constraining(self) -> tuple[str, ...]:
