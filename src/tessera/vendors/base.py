@@ -201,8 +201,8 @@ class Vendor(Rules):
         wanted = self.keys.settings
         return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
 
-    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
-        """The pod's constraint without cards that its containers cannot use, given its `PodReferences`."""
+    def narrow(self, pod: PodRequest) -> Constraint | BadPod:
+        """The pod's constraint without cards that its containers cannot use."""
         return pod.constraint(self.key)
 
     # -- nodes

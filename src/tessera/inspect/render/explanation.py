@@ -75,12 +75,14 @@ def refusal_lines(
         holders = join_names([holder.text for holder in verdict.holders], HOLDERS)
         held = [StyledLine(f"that card is held by {holders}")] if holders else []
         yield from section("Closest fit", [StyledLine(verdict.near_miss, Style.WARN), *held])
+    if verdict.mode:
+        yield from section("What the pod lacks", [StyledLine(verdict.mode, Style.GOOD)])
     if verdict.changes:
         changes = [StyledLine(change.text, Style.GOOD) for change in verdict.changes]
         yield from section("Any one of these changes would make it fit", changes)
     if verdict.cards:
         yield from section("Card by card", _cards(verdict.cards, width))
-    if not verdict.near_miss and not verdict.changes and candidates:
+    if not verdict.near_miss and not verdict.changes and not verdict.mode and candidates:
         yield from section(
             "What would help", [StyledLine("no smaller request would fit either: see the reasons above")]
         )
