@@ -34,6 +34,7 @@ USER_AGENT = f"tessera-cli/{__version__}"
 COLUMNS = 100
 """assumed width of a terminal that does not tell its own"""
 BAD_NEWS = 1
+NO_ANSWER = 2
 FORMS = ("text", "json", "yaml")
 
 FILE = click.Path(exists=True, dir_okay=False, readable=True)
@@ -42,7 +43,7 @@ FILE = click.Path(exists=True, dir_okay=False, readable=True)
 class CommandError(click.ClickException):
     """The command cannot answer; exit code 2."""
 
-    exit_code = 2
+    exit_code = NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +154,9 @@ def _be_quiet() -> None:
     )
 
 
-async def read_state(source: ClusterSource) -> ClusterState:
-    """Reads the cluster, the snapshot or the description that the command line names."""
+async def read_state(source: ClusterSource, *, namespace: str | None = None) -> ClusterState:
+    """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
+    with, if the user may not read all of a cluster; None if all is needed."""
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
@@ -170,7 +172,8 @@ async def read_state(source: ClusterSource) -> ClusterState:
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
     return await with_client(
-        source, lambda client, name: collect(client, source=name, now=time.time, override=source.override)
+        source,
+        lambda client, name: collect(client, source=name, now=time.time, override=source.override, namespace=namespace),
     )
 
 

@@ -86,7 +86,9 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
     """Places the requested copies, then goes on counting until one does not fit or `most` have been placed.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
+    Raises ListForbidden if nodes could not be listed.
     """
+    cluster.state.require_nodes()
     result = Simulation(manifest.namespace, manifest.name, manifest.count)
     limit = max(manifest.count, most)
     placed: list[SimulatedPlacement] = []
