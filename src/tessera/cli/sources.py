@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tessera import __version__
+from tessera.cli.lazy import NamedEpilog
 
 if TYPE_CHECKING:
     from tessera.inspect.render.lines import StyledLine
@@ -84,7 +85,8 @@ def cluster_command(
     as one of `forms`, if there are any."""
 
     def make(run: Callable[..., Any]) -> click.Command:
-        made = click.command(name, context_settings=CONTEXT, epilog=help_epilog(examples, codes, more))(run)
+        epilog = help_epilog(examples, codes, more)
+        made = click.command(name, cls=NamedEpilog, context_settings=CONTEXT, epilog=epilog)(run)
         if forms:
             choice = click.Choice(forms)
             made.params.append(click.Option(
