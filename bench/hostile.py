@@ -219,7 +219,7 @@ class Bench:
             "application/json",
             vendors=self.engine.vendors,
             settings=settings,
-            quotas=self.engine.ledger.quotas,
+            ledger=self.engine.ledger,
         )
         return (thread_time() - began) * 1_000
 
