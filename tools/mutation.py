@@ -40,10 +40,14 @@ PRELOADED = ("aiohttp", "msgspec", "numpy", "structlog")
 
 GUARDED_BY: Mapping[str, Sequence[str]] = {
     "core/ledger": ("unit/core/test_ledger.py", "unit/core/test_audit.py", "unit/core/test_holdings.py",
-                    "unit/core/test_quota.py"),
+                    "unit/core/test_quota.py", "unit/core/test_mig_selection.py", "unit/core/test_sharing_rules.py"),
     "core/fit": ("unit/core/test_check_order.py", "unit/core/test_effective_use.py", "unit/core/test_numa_binding.py",
                  "unit/core/test_sharing_rules.py", "unit/core/test_selection.py", "unit/core/test_quota.py"),
-    "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_selection.py"),
+    "core/arrays": ("unit/core/test_arrays.py", "unit/core/test_audit.py", "unit/core/test_ledger.py",
+                    "unit/core/test_holdings.py", "unit/core/test_quota.py", "unit/core/test_mig_selection.py",
+                    "unit/core/test_check_order.py", "unit/core/test_fragmentation.py",
+                    "unit/core/test_fragmentation_mig.py", "unit/scheduler/test_host_resources.py",
+                    "unit/core/test_selection.py"),
     "scheduler/binder": ("unit/scheduler/test_binder.py", "unit/scheduler/test_binder_lost_answers.py",
                          "unit/scheduler/test_binder_turns.py", "unit/scheduler/test_binder_versions.py",
                          "unit/scheduler/test_takeover.py"),
