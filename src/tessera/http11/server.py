@@ -33,6 +33,7 @@ from tessera.http11.limits import (
     SMALL_BURST_SECONDS,
     SMALL_SHARE,
     ConnectionLimits,
+    LoopIteration,
     LoopShare,
     PeerTable,
     RefusalLog,
@@ -115,19 +116,20 @@ class ServerState:
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
+        iteration: LoopIteration | None = None,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`timer` measures what requests cost, in processor time: a clock would count other programs too."""
+        """`iteration` is that of all listeners of a process. `timer` measures what requests cost, in processor time: a
+        clock would count other programs too."""
         self.router = router
         self.guard = guard
         self.tls = tls
         self.timer = timer
         self.peers = PeerTable(limits)
-        self.small, self.large, self.pieces = (
-            LoopShare(SMALL_SHARE, SMALL_BURST_SECONDS),
-            LoopShare(LARGE_SHARE),
-            LoopShare(PIECES_SHARE),
-        )
+        iteration = iteration or LoopIteration()
+        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_SECONDS)
+        self.large = LoopShare(LARGE_SHARE, iteration)
+        self.pieces = LoopShare(PIECES_SHARE, iteration)
         self.shares = (self.small, self.large, self.pieces)
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
