@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -118,7 +120,7 @@ def test_unknown_nodes_have_no_column() -> None:
 
 
 def test_cards_in_mig_mode_are_of_one_kind_if_they_offer_the_same_instances() -> None:
-    mig = {"memory": 40960, "mode": "mig", "slots": 7}
+    mig: dict[str, Any] = {"memory": 40960, "mode": "mig", "slots": 7}
     few = A100_40GB[:2]
     nodes = [node("a").gpus(2, profiles=A100_40GB, **mig), node("b").gpus(3, profiles=few, **mig)]
     plain = node("c").gpu("small", memory=40960, profiles=few).gpu("large", memory=81920)
