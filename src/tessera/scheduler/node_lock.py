@@ -157,7 +157,7 @@ class NodeLocks:
     async def _wait_for_change(self, change: asyncio.Event, lock: NodeLock) -> None:
         left = (lock.time + self._expire_after - self._time()).total_seconds()
         try:
-            async with asyncio.timeout(min(max(left, 0.0) + 1.0, LOOK_AGAIN)):
+            async with asyncio.timeout(min(left + 1.0, LOOK_AGAIN)):
                 await change.wait()
         except TimeoutError:
             return
