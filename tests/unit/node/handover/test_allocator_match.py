@@ -258,6 +258,20 @@ def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_slice_of_th
     check()
 
 
+@in_fake_time
+async def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_answer_of_one_that_needs_no_lock() -> None:
+    world = HandoverNode()
+    async with world.running():
+        world.api.put(bound("stuck", f"{A} {B}"))
+        world.api.lock_for("stuck")
+        await asyncio.sleep(OVERDUE_S)
+        world.api.put(bound("unlocked", A, downward_api=[0]))
+        world.api.behind = True
+        world.api.lock_for("next")
+        world.api.put(bound("next", B, at=300))
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
 @pytest.mark.parametrize("delay", [0, 60], ids=["refused", "hangs"])
 def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> None:
     @in_fake_time
