@@ -1,6 +1,6 @@
 # One image for all roles: `tessera scheduler`, `tessera device-plugin`, `tessera monitor`. The wheel leaves the lab out.
 # Build it from the root of the repository:
-#   docker build --tag tessera:0.1.0 .
+#   docker build --tag tessera:0.2.0 .
 ARG PYTHON=3.13
 
 # -- Everything that is installed, in one folder.

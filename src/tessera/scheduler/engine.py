@@ -71,11 +71,11 @@ class Engine:
         self.selector = Selector(self.ledger)
         self.unschedulable = UnschedulablePods()
         self.queue = AllocationQueue(
-            NodeLocks(api, expire_after=settings.node_lock_seconds, now=clock.now),
+            NodeLocks(api, now=clock.now),
             self.vendors,
             mode=settings.node_lock,
             turn_seconds=settings.turn_seconds,
-            overdue_seconds=settings.node_lock_seconds,
+            lock_seconds=settings.node_lock_seconds,
             time=clock.monotonic,
         )
         self.cycles = PodCycles(

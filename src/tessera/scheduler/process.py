@@ -19,6 +19,7 @@ import structlog
 import uvloop
 
 from tessera.core.audit import AuditFinding
+from tessera.http11.limits import LoopIteration
 from tessera.http11.router import Route
 from tessera.http11.server import Guard
 from tessera.kube.access import load_access
@@ -88,6 +89,7 @@ class Process(SchedulerObserver):
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
         self.listeners: dict[str, Listener] = {}
+        self._iteration = LoopIteration()
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
@@ -173,6 +175,7 @@ class Process(SchedulerObserver):
                 guard=guard,
                 tls=tls,
                 limits=self.settings.listeners.limits,
+                iteration=self._iteration,
                 grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
             )
 

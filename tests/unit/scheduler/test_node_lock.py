@@ -34,10 +34,11 @@ class World:
         self.api.add_node(node("n1") if lock is None else node("n1").annotate((key, lock)))
         self.api.add_pod(gpu_pod("other"))
         loop = asyncio.get_running_loop()
-        self.locks = NodeLocks(self.api, expire_after=expire_after, now=lambda: NOW + loop.time())
+        self.locks = NodeLocks(self.api, now=lambda: NOW + loop.time())
+        self.expire_after = expire_after
 
     async def acquire(self, key: str = NODE_LOCK) -> HeldLock | LockRefusal:
-        return await self.locks.acquire("n1", key, OWN, timeout=TIMEOUT)
+        return await self.locks.acquire("n1", key, OWN, expire_after=self.expire_after, timeout=TIMEOUT)
 
     def waiting(self, key: str = NODE_LOCK) -> asyncio.Task[HeldLock | LockRefusal]:
         return asyncio.create_task(self.acquire(key))
@@ -186,7 +187,8 @@ async def test_two_who_want_one_lock_get_it_one_after_the_other() -> None:
     world.api.add_pod(gpu_pod("p"))
     first = await world.acquire()
     assert isinstance(first, HeldLock)
-    second = asyncio.create_task(world.locks.acquire("n1", NODE_LOCK, ("default", "other"), timeout=TIMEOUT))
+    other = ("default", "other")
+    second = asyncio.create_task(world.locks.acquire("n1", NODE_LOCK, other, expire_after=EXPIRE, timeout=TIMEOUT))
     await asyncio.sleep(1)
     assert not second.done()
     await world.locks.release(first)
@@ -308,6 +310,13 @@ async def test_cambricons_lock_is_waited_for_although_it_names_no_owner() -> Non
     await asyncio.sleep(2)
     world.change(None, CAMBRICON)
     assert await waiting == HeldLock("n1", CAMBRICON, at(2))
+
+
+@in_fake_time
+async def test_a_refusal_of_another_lock_than_the_common_one_names_its_key() -> None:
+    world = World(at(0), key=CAMBRICON, expire_after=120.0)
+    text = "node n1 has been locked within 2 minutes (cambricon.com/dsmlu.lock): node lock contention"
+    assert await world.acquire(CAMBRICON) == LockRefusal(text)
 
 
 # -- releasing

@@ -49,6 +49,7 @@ class Nvidia(Vendor):
         mode="nvidia.com/vgpu-mode",
         lock=NODE_LOCK,
     )
+    mode_annotation = keys.mode
     protected = PROTECTED
 
     def __init__(self, section: NvidiaSection) -> None:
@@ -130,8 +131,8 @@ class Nvidia(Vendor):
         memory = 0 if percent else self.section.default_memory
         return replace(found, memory=memory, percent=0 if memory else min(percent or WHOLE_MEMORY, WHOLE_MEMORY))
 
-    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
-        return narrow_modes(pod, self.key, has_references=has_references)
+    def narrow(self, pod: PodRequest) -> Constraint | BadPod:
+        return narrow_modes(pod, self.key)
 
     def devices(self, node: Node) -> tuple[Device, ...] | NodeProblem:
         cards = super().devices(node)
