@@ -247,7 +247,7 @@ def values(text: str) -> str:
         pattern = re.compile(rf"(    # )one of [^\n]*(\n    {key}: )")
         text = replaced(pattern, text, comment, what=f"the comment of {key}")
     vendors = [name for name in chart_vendors() if name not in OWN_VALUES]
-    lines = "".join(f"  {name}: {{enabled: true, config: {{}}, customresources: []}}\n" for name in vendors)
+    lines = "".join(f"  {name}: {{enabled: false, config: {{}}, customresources: []}}\n" for name in vendors)
     pattern = re.compile(r"(  # generated: vendors\n).*?(  # end\n)", re.DOTALL)
     return replaced(pattern, text, lines, what="# generated: vendors")
 

@@ -9,6 +9,7 @@ from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
@@ -35,7 +36,7 @@ async def diagnose(
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
     )
-    found = list(webhook.check_registration(installation, now=now))
+    found = [*check_scheduler(installation), *webhook.check_registration(installation, now=now)]
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name
         answers = webhook.check_dry_run(client, vendors, namespace=namespace, scheduler=scheduler)

@@ -221,6 +221,8 @@ class AgentSettings:
     register_every_s: float = 30.0
     paths: Paths = nested(Paths)
     environ: Mapping[str, str] = field(default_factory=dict)
+    has_real_cards: bool = True
+    """false with --simulate: nothing runs on the cards, so nothing has to be limited"""
 
     @property
     def uses_downward_api(self) -> bool:

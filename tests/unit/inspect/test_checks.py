@@ -12,6 +12,7 @@ from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.checks.webhook import DAY, check_registration
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
@@ -72,6 +73,49 @@ def test_an_authority_that_ends_soon_is_a_warning_and_one_that_has_ended_is_brok
     [over] = bad(registration(webhook(), now=end + DAY))
     assert (soon.severity, over.severity) == (Severity.WARNING, Severity.BROKEN)
     assert "in 3 days" in soon.what
+
+
+# -- the scheduler
+
+
+def scheduler(ready: int | None, *, wanted: int = 2, policy: str = "Fail", seen: bool = True) -> list[Finding]:
+    containers = [{"name": "tessera", "image": "example.com/tessera:1"}, {"name": "b", "image": "example.com/other:2"}]
+    template = {"spec": {"containers": containers}}
+    status = {} if ready is None else {"readyReplicas": ready}
+    deployment = {"spec": {"replicas": wanted, "template": template}, "status": status}
+    found = Installation(
+        namespace="system",
+        name="tessera-scheduler",
+        webhooks=(webhook(failurePolicy=policy),),
+        deployment=deployment if seen else None,
+    )
+    return list(check_scheduler(found))
+
+
+@pytest.mark.parametrize(
+    ("found", "severity", "words"),
+    [
+        (scheduler(2), Severity.FINE, "has 2 ready replica(s)"),
+        (scheduler(1, wanted=1, policy="Ignore"), Severity.FINE, "has 1 ready replica(s)"),
+        (scheduler(None), Severity.BROKEN, "has no ready replica, of 2"),
+        (scheduler(1), Severity.WARNING, "has 1 ready replica(s), of 2"),
+        (scheduler(1, wanted=1), Severity.WARNING, "has one replica, and failurePolicy is Fail"),
+        (scheduler(2, seen=False), Severity.UNSEEN, "no readable Deployment"),
+    ],
+)
+def test_ready_replicas_are_held_against_the_failure_policy(
+    found: list[Finding], severity: Severity, words: str
+) -> None:
+    [one] = found
+    assert one.severity is severity
+    assert words in one.what
+
+
+def test_a_scheduler_that_does_not_start_names_the_images_that_its_nodes_must_pull() -> None:
+    [refused], [bypassed] = scheduler(0), scheduler(0, policy="Ignore")
+    assert refused.fix.endswith("must be able to pull example.com/tessera:1 and example.com/other:2")
+    assert "is refused (failurePolicy Fail)" in refused.why
+    assert "are not completed" in bypassed.why
 
 
 # -- kube-scheduler

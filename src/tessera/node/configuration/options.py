@@ -56,6 +56,7 @@ def build_configuration(flags: Flags, environ: Mapping[str, str], read_file: Rea
     health = read_rules(disable=environ.get(DISABLE, ""), enable=environ.get(ENABLE, ""))
     settings = _complete(settings, sources, device_file, node_file.override, health)
     inventory, simulated = _read_inventory(sources)
+    settings = replace(settings, has_real_cards=inventory is not InventoryKind.SIMULATED)
     configuration = sources.load(
         Configuration,
         settings=settings,
