@@ -74,8 +74,8 @@ def test_a_reservation_without_a_grant_still_occupies_its_place() -> None:
     view = world.ledger.node("n1")
     assert view is not None
     assert [slot.placement.start for slot in view.cards[1].mig] == [0, 2]
-    assert world.chosen(gpu_pod(gpu=2, mem=8000)).placement.node == "n1"
-    assert world.refused(gpu_pod(gpu=3, mem=8000)) == {
+    assert world.chosen(gpu_pod(mem=8000).annotate(("nvidia.com/vgpu-mode", "mig"))).placement.node == "n1"
+    assert world.refused(gpu_pod(gpu=2, mem=8000)) == {
         "n1": "1/2 CardMigTopologyInfeasible, 2/2 AllocatedCardsInsufficientRequest"
     }
 
