@@ -157,6 +157,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
 

@@ -185,10 +185,15 @@ def replaced(pattern: re.Pattern[str], text: str, content: str, *, what: str) ->
 
 VERSION = re.compile(
     r"(?<=\btessera:)\d+\.\d+\.\d+|(?<=\btessera_gpu-)\d+\.\d+\.\d+|(?<=VERSION=)\d+\.\d+\.\d+"
+    r"|(?<=--version )\d+\.\d+\.\d+|(?<=/download/v)\d+\.\d+\.\d+|(?<=refs/tags/v)\d+\.\d+\.\d+"
     r"|(?<=^version: )\S+|(?<=^appVersion: )\S+",
     re.MULTILINE,
 )
-"""where a file names the version: tags of the image, names of wheels, build arguments, the chart"""
+"""where a file names the version: tags of image and chart, names of wheels, build arguments, the chart itself"""
+OWNER = re.compile(
+    r"(?<=ghcr\.io/)[\w-]+(?=/(?:charts/)?tessera)|(?<=imageRegistry=ghcr\.io/)[\w-]+|(?<=@)[\w-]+(?=/tessera-)"
+)
+"""where it names the organisation alone: images, charts, teams"""
 ADDRESS = re.compile(r"https://github\.com/[\w.-]+/tessera(?![\w-])")
 
 
@@ -202,7 +207,8 @@ def release(text: str) -> str:
     """A file that names the version, the address or both."""
     text, versions = VERSION.subn(__version__, text)
     text, addresses = ADDRESS.subn(address(), text)
-    if not versions and not addresses:
+    text, owners = OWNER.subn(address().split("/")[-2], text)
+    if not versions and not addresses and not owners:
         raise GenerateError("names neither the version nor the address of the project any more")
     return text
 
@@ -301,11 +307,16 @@ FILES: Mapping[str, Callable[[str], str]] = {
     f"{CHART}/templates/_devices.tpl": device_template,
     f"{CHART}/files/protected-variables.yaml": protected_variables,
     f"{CHART}/Chart.yaml": release,
+    ".github/CODEOWNERS": release,
+    ".github/ISSUE_TEMPLATE/config.yml": release,
     "CHANGELOG.md": release,
     "Dockerfile": release,
+    "MAINTAINERS.md": release,
     "README.md": in_turn(release, with_blocks(policies=policy_table(), resources=resource_table())),
     "docs/explain.md": release,
     "docs/install.md": release,
+    "SECURITY.md": release,
+    "packaging/krew/tessera.yaml": release,
     "pyproject.toml": release,
     "docs/concepts.md": with_blocks(policies=policy_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),

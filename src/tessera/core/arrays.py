@@ -225,7 +225,6 @@ class CardArrays:
             self.names[column.row] = ""
             self._free.append(column.row)
             self.epoch += 1
-            self._record(column.row)
 
     # -- inside
 

@@ -130,8 +130,11 @@ def test_what_is_readable_of_a_bad_allocation_counts() -> None:
 
 
 def test_a_node_is_held_until_the_last_unreadable_pod_is_gone() -> None:
-    bad = [gpu_pod(name).on("n1", "G,NVIDIA:;") for name in ("a", "b")]
+    bad = [gpu_pod(name).on("n1", "G,NVIDIA:;") for name in ("b", "a")]
     world = cluster(mixed()).observe(*bad)
+    view = world.ledger.node("n1")
+    assert view is not None
+    assert "pod default/a cannot be read" in view.facts.problem, "the first by uid, whichever came first"
     world.observe(bad[0].ended())
     assert world.refused(gpu_pod(mem=1)) == {"n1": "node usage unavailable"}
     world.observe(bad[1].ended())
