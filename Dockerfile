@@ -1,6 +1,6 @@
 # One image for all roles: `tessera scheduler`, `tessera device-plugin`, `tessera monitor`. The wheel leaves the lab out.
 # Build it from the root of the repository:
-#   docker build --tag tessera:0.1.0 --build-arg REVISION=$(git rev-parse HEAD) .
+#   docker build --tag tessera:0.2.0 --build-arg REVISION=$(git rev-parse HEAD) .
 # `make image` builds the same from the same wheels, on the packages of Debian or Ubuntu, without a container engine.
 ARG PYTHON=3.13
 
@@ -26,7 +26,7 @@ RUN /opt/tessera/bin/python -m compileall -q /opt/tessera/lib
 
 # -- The image.
 FROM python:${PYTHON}-slim
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=
 ARG SOURCE=
 LABEL org.opencontainers.image.title="Tessera" \

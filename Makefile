@@ -106,7 +106,7 @@ fuzz: $(FUZZ_READY) ## feed random bytes to every decoder and listener, FUZZ_SEC
 mutation: $(READY) ## change one thing at a time in what keeps promises; fails if tests miss it (MODULES=core/ledger, ARGS='--sample 50')
 	@$(BIN)/python -m tools.mutation $(MODULES) $(ARGS)
 
-bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about four minutes)
+bench: $(READY) ## measure the decision core and the running scheduler; fails when a budget is broken (about six minutes)
 	@$(BIN)/python -m bench.core --check
 	@$(BIN)/python -m bench.metrics
 	@$(BIN)/python -m bench.handover --check
@@ -115,6 +115,8 @@ bench: $(READY) ## measure the decision core and the running scheduler; fails wh
 	@$(BIN)/python -m bench.filter --check
 	@$(BIN)/python -m bench.packing --check
 	@$(BIN)/python -m bench.webhook --check
+	@$(BIN)/python -m bench.hostile --check
+	@$(BIN)/python -m bench.flood --check
 
 e2e: $(READY) ## run the product on a real Kubernetes, built once where Go is here; with a kubelet where the machine allows it
 	@$(BIN)/python -m pytest tests/e2e -q -rsx
@@ -155,6 +157,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
 

@@ -8,7 +8,7 @@ import atheris
 import msgspec
 
 with atheris.instrument_imports(include=["tessera.scheduler.admission", "tessera.vendors", "tessera.wire"]):
-    from tessera.core.quota import QuotaBook
+    from tessera.core.ledger import Ledger
     from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
     from tessera.scheduler.admission.webhook import review
     from tessera.vendors.base import Switches
@@ -17,18 +17,18 @@ with atheris.instrument_imports(include=["tessera.scheduler.admission", "tessera
 
 VENDORS = build_vendors(None, Switches(ascend=True, iluvatar=True))
 SETTINGS = AdmissionSettings()
-QUOTAS = QuotaBook()
+LEDGER = Ledger(VENDORS)
 
 
 def one_input(data: bytes) -> None:
     decided: list[Verdict] = []
-    review(data, "application/json", vendors=VENDORS, settings=SETTINGS, quotas=QUOTAS, observe=decided.append)
+    review(data, "application/json", vendors=VENDORS, settings=SETTINGS, ledger=LEDGER, observe=decided.append)
     assert [each.code for each in decided if each.code == FAULT] == []
     try:
         document = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return
-    admit(document, namespace="n", vendors=VENDORS, settings=SETTINGS, quotas=QUOTAS)
+    admit(document, namespace="n", vendors=VENDORS, settings=SETTINGS, ledger=LEDGER)
 
 
 if __name__ == "__main__":

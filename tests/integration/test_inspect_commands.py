@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from click.testing import CliRunner
 
+from tessera.cli import main
 from tessera.inspect.anonymize import anonymize
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.collector import collect
@@ -27,7 +30,7 @@ from tessera.inspect.state import ClusterState, InspectionError
 from tessera.inspect.verdicts import FitsNowhere
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, RESOURCE_QUOTAS
+from tessera.kube.resources import CONFIG_MAPS, MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS
 from tessera.lab.sandbox.api.faults import Fail
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
@@ -166,6 +169,66 @@ async def test_who_may_not_read_quotas_and_configuration_is_told_what_is_missing
         cluster.plane.server.faults.next(Fail(403), method="GET", path="/nodes", agent=US)
         with pytest.raises(InspectionError, match="you may not list nodes"):
             await state_of(cluster)
+
+
+async def answered(cluster: Product, *arguments: str) -> tuple[int, str]:
+    """A command in a thread of this process, which is much cheaper than a process of its own."""
+    before = structlog.get_config()
+    given = [*arguments, "--kubeconfig", str(cluster.plane.kubeconfig)]
+    try:
+        found = await asyncio.to_thread(CliRunner().invoke, main, given, catch_exceptions=False)
+    finally:
+        structlog.configure(**before)
+    return found.exit_code, found.output
+
+
+@asynccontextmanager
+async def as_tenant(cluster: Product, *, may_list_nodes: bool) -> AsyncIterator[None]:
+    """The commands may read the namespace default only, and nodes perhaps."""
+    everywhere = ("/v1/pods$", "/v1/resourcequotas$", "/configmaps", "/mutatingwebhookconfigurations", "/deployments")
+    for path in (*everywhere, *(() if may_list_nodes else ("/nodes",))):
+        cluster.plane.server.faults.next(Fail(403), method="GET", path=path, agent="^tessera-cli/", times=99)
+    yield
+    cluster.plane.server.faults.clear()
+
+
+async def test_a_tenant_gets_answers_from_the_own_namespace_and_is_told_what_is_left_out(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        await cluster.plane.client.create(NAMESPACES.path(), {"metadata": {"name": "other"}})
+        await cluster.plane.create_pod(gpu_pod("mine", gpu=1, mem=20000))
+        await cluster.plane.create_pod(gpu_pod("theirs", gpu=1, mem=30000, namespace="other"))
+        await cluster.plane.create_pod(gpu_pod("greedy", gpu=1, mem=81921))
+        await cluster.running_pods("mine")
+        await cluster.refused("greedy")
+        file = tmp_path / "p.yaml"
+        file.write_text(json.dumps(gpu_pod("q", gpu=1, mem=3000)))
+        left_out = "not readable: pods outside namespace default (you may not list them): cards that they hold look"
+        async with as_tenant(cluster, may_list_nodes=True):
+            for arguments, expected, says in (
+                (("explain", "mine"), 0, "default/mine: placed on"),
+                (("explain", "default/greedy"), 1, "you may not list the pods of other namespaces"),
+                (("top", "pods"), 0, "mine"),
+                (("simulate", "pod", "-f", str(file)), 0, "default/q: would go to"),
+            ):
+                code, text = await answered(cluster, *arguments)
+                assert code == expected, text
+                assert says in text
+                assert left_out in text
+                assert "theirs" not in text
+        async with as_tenant(cluster, may_list_nodes=False):
+            code, text = await answered(cluster, "explain", "mine")
+            assert (code, "container main: card" in text) == (0, True), text
+            code, text = await answered(cluster, "explain", "greedy")
+            assert code == 2, text
+            assert "you may not list nodes, so nothing says where it would fit" in text
+            assert "CardInsufficientMemory" in text, "kube-scheduler's last message is there"
+            code, text = await answered(cluster, "top", "pods", "-o", "json")
+            [held] = json.loads(text)["items"]
+            assert (code, held["name"], held["memoryMib"]) == (0, "mine", 20000), text
+            for command in (["top"], ["simulate", "pod", "-f", str(file)]):
+                code, text = await answered(cluster, *command)
+                assert code == 2, text
+                assert "Ask for the ClusterRole tessera-reader" in text
 
 
 async def test_a_doctor_without_the_right_to_list_nodes_still_tries_the_webhook(tmp_path: Path) -> None:

@@ -186,6 +186,9 @@ async def test_the_services_own_metrics_count_what_happened(tmp_path: Path) -> N
         "tessera_leader": 1,
         "tessera_events_dropped_total": 0,
     }
+    granted = found.values("tessera_gpu_granted_seconds_total", "namespace", "device_type")
+    assert granted.keys() == {("default", A100)}
+    assert 0 < granted["default", A100] < found.value("tessera_gpu_idle_seconds_total", device_type=A100)
     assert found.value("tessera_certificate_expiry_timestamp_seconds") == facts_of(certificate).not_after
 
 

@@ -20,6 +20,8 @@ from tests.model.shapes import CORES, MEMORY, MIB_PER_MLU_UNIT, MLU_CORES, MLU_M
 
 SETTLED_SECONDS = 150.0
 """a handover older than this may have been forgotten: its turn began before its binding was written"""
+MLU_SETTLED_SECONDS = 60.0
+"""the same for a pod with Cambricon's lock alone, which expires after 120 s instead of 300 s"""
 MLU_LOCK = "cambricon.com/dsmlu.lock"
 
 LIMITS = {
@@ -179,7 +181,8 @@ class Bindings:
         began = self._api.first_sent[pod.metadata.uid]
         for other in list(self.handing.values()):
             if other.pod.spec.node_name == name and calm:
-                fresh = self._time() - other.since < SETTLED_SECONDS
+                only_mlu = set(device_usage.allocation(other.pod)) == {"MLU"}
+                fresh = self._time() - other.since < (MLU_SETTLED_SECONDS if only_mlu else SETTLED_SECONDS)
                 # A pod that needs no turn waits for so long, and no longer, for one whose turn it is.
                 passed = not other.depends_on_allocate and other.since >= began + DOWNWARD_API_WAIT_S
                 mixed = mine.may_be_taken_for(other) and fresh and not passed

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tessera.core.quota import QuotaBook, QuotaFacts
+from tessera.core.devices import NodeFacts
+from tessera.core.ledger import Ledger
+from tessera.core.quota import QuotaFacts
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.nvidia.section import CHART
@@ -89,21 +91,30 @@ def pod(
 
 
 def verdict(
-    document: Any, *, user: str = "", quota: Mapping[str, int] | None = None, used: Any = None, **how: Any
+    document: Any,
+    *,
+    user: str = "",
+    quota: Mapping[str, int] | None = None,
+    used: Any = None,
+    nodes: Sequence[NodeFacts] = (),
+    **how: Any,
 ) -> Verdict:
     """The webhook's verdict. `how`: `nvidia` has values of NVIDIA's section, everything else goes into the settings."""
-    book = QuotaBook()
+    makers = vendors(**how.pop("nvidia", {}))
+    ledger = Ledger(makers)
     if quota is not None:
-        book.set_quota(QuotaFacts("team-a", "devices", quota))
+        ledger.quotas.set_quota(QuotaFacts("team-a", "devices", quota))
     if used is not None:
-        book.charge("team-a", "NVIDIA", used)
+        ledger.quotas.charge("team-a", "NVIDIA", used)
+    for facts in nodes:
+        ledger.observe_node(facts)
     before = copy.deepcopy(document)
     answer = admit(
         document,
         namespace="team-a",
-        vendors=vendors(**how.pop("nvidia", {})),
+        vendors=makers,
         settings=AdmissionSettings(**how),
-        quotas=book,
+        ledger=ledger,
         user=user,
     )
     assert document == before, "the document itself must stay as it was"

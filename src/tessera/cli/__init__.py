@@ -1,4 +1,4 @@
-"""The command `tessera`.
+"""The command `tessera`, and its part for people as the kubectl plugin `kubectl tessera`.
 
 One file per command, in this package; `COMMANDS` lists them. A command's module is imported only when that command
 runs or prints its own help, so that `tessera --help` stays quick however much the services import. The commands of
@@ -27,11 +27,16 @@ COMMANDS: dict[str, LazyCommand] = {
 }
 """by name; only commands that work are listed"""
 
+PLUGIN = ("doctor", "explain", "simulate", "snapshot", "top")
+"""commands that ask a cluster: all that `kubectl tessera` has"""
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
 
 @click.group(
     cls=LazyGroup,
     lazy=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT,
     epilog="""\b
     Examples:
       tessera --version      the version of this installation
@@ -41,3 +46,23 @@ COMMANDS: dict[str, LazyCommand] = {
 @click.version_option(__version__, prog_name="tessera", message="%(prog)s %(version)s")
 def main() -> None:
     """Share GPUs and other accelerators between Kubernetes pods."""
+
+
+@click.group(
+    cls=LazyGroup,
+    lazy={name: COMMANDS[name] for name in PLUGIN},
+    context_settings=CONTEXT,
+    epilog="""\b
+    Examples:
+      tessera explain POD      why it is pending, what comes closest, what would fit
+      tessera top              every card, and the pods that hold it
+    """,
+)
+@click.version_option(__version__, prog_name="tessera", message="%(prog)s %(version)s")
+def plugin() -> None:
+    """Ask a cluster about its GPUs and other accelerators, and the pods that share them."""
+
+
+def run_plugin() -> None:
+    """The program `kubectl-tessera`, which kubectl runs as `kubectl tessera`."""
+    plugin(prog_name="kubectl tessera")

@@ -34,16 +34,20 @@ def command(source: ClusterSource, pod: str, namespace: str, cards: bool, output
     The scheduler's own engine decides, on the cluster as it is now. What only kube-scheduler looks at is not
     considered: cpu, memory, volumes and affinity between pods.
     """
-    from tessera.inspect.explanation import explain, find_pod
+    from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
     from tessera.inspect.offline_cluster import OfflineCluster
     from tessera.inspect.render.explanation import explanation_lines
 
-    async def work() -> bool:
-        cluster = OfflineCluster(await sources.read_state(source))
-        key = find_pod(cluster, pod, sources.namespace_of(source, namespace))
+    async def work() -> Explanation:
+        home = pod.rpartition("/")[0] or sources.namespace_of(source, namespace)
+        cluster = OfflineCluster(await sources.read_state(source, namespace=home))
+        key = find_pod(cluster, pod, home)
         found = explain(cluster, key, cards=cards)
         lines = explanation_lines(found, width=sources.terminal_width())
         sources.print_answer("Explanation", cluster.state, found, output=output, lines=lines)
-        return found.is_good
+        return found
 
-    sources.exit_with(sources.run_async(work))
+    found = sources.run_async(work)
+    if found.status is PodVerdict.UNJUDGED:
+        click.get_current_context().exit(sources.NO_ANSWER)
+    sources.exit_with(found.is_good)

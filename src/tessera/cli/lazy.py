@@ -5,12 +5,17 @@ The list of commands is printed from the summaries in the table; no command is i
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import click
+
+PROGRAM = "tessera"
+EXAMPLE = re.compile(rf"^( *){PROGRAM} ", re.MULTILINE)
+"""the beginning of an example in an epilog"""
 
 
 class LazyCommand(NamedTuple):
@@ -27,7 +32,21 @@ class LazyCommand(NamedTuple):
         return not self.needs or find_spec(self.needs) is not None
 
 
-class LazyGroup(click.Group):
+class NamedEpilog(click.Command):
+    """A command whose examples name the program as it was called: `tessera`, or `kubectl tessera`."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        program = ctx.find_root().info_name or ""
+        original = self.epilog
+        if original and program.endswith(f" {PROGRAM}"):
+            self.epilog = EXAMPLE.sub(rf"\1{program} ", original)
+        try:
+            super().format_epilog(ctx, formatter)
+        finally:
+            self.epilog = original
+
+
+class LazyGroup(NamedEpilog, click.Group):
     """A group of commands that are loaded on first use."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, LazyCommand], **kwargs: Any) -> None:

@@ -77,8 +77,9 @@ def command(
             text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             raise InspectionError(f"cannot read {file}: {error}") from error
-        manifests = read_manifests(text, file=file, namespace=sources.namespace_of(source, namespace), count=count)
-        cluster = OfflineCluster(await sources.read_state(source))
+        home = sources.namespace_of(source, namespace)
+        manifests = read_manifests(text, file=file, namespace=home, count=count)
+        cluster = OfflineCluster(await sources.read_state(source, namespace=home))
         found = [simulate(cluster, manifest, most=most, cards=cards) for manifest in manifests]
         width = sources.terminal_width()
         lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))]

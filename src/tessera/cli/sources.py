@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from tessera import __version__
+from tessera.cli.lazy import NamedEpilog
 
 if TYPE_CHECKING:
     from tessera.inspect.render.lines import StyledLine
@@ -34,6 +35,7 @@ USER_AGENT = f"tessera-cli/{__version__}"
 COLUMNS = 100
 """assumed width of a terminal that does not tell its own"""
 BAD_NEWS = 1
+NO_ANSWER = 2
 FORMS = ("text", "json", "yaml")
 
 FILE = click.Path(exists=True, dir_okay=False, readable=True)
@@ -42,7 +44,7 @@ FILE = click.Path(exists=True, dir_okay=False, readable=True)
 class CommandError(click.ClickException):
     """The command cannot answer; exit code 2."""
 
-    exit_code = 2
+    exit_code = NO_ANSWER
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def cluster_command(
     as one of `forms`, if there are any."""
 
     def make(run: Callable[..., Any]) -> click.Command:
-        made = click.command(name, context_settings=CONTEXT, epilog=help_epilog(examples, codes, more))(run)
+        epilog = help_epilog(examples, codes, more)
+        made = click.command(name, cls=NamedEpilog, context_settings=CONTEXT, epilog=epilog)(run)
         if forms:
             choice = click.Choice(forms)
             made.params.append(click.Option(
@@ -153,8 +156,9 @@ def _be_quiet() -> None:
     )
 
 
-async def read_state(source: ClusterSource) -> ClusterState:
-    """Reads the cluster, the snapshot or the description that the command line names."""
+async def read_state(source: ClusterSource, *, namespace: str | None = None) -> ClusterState:
+    """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
+    with, if the user may not read all of a cluster; None if all is needed."""
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
@@ -170,7 +174,8 @@ async def read_state(source: ClusterSource) -> ClusterState:
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
     return await with_client(
-        source, lambda client, name: collect(client, source=name, now=time.time, override=source.override)
+        source,
+        lambda client, name: collect(client, source=name, now=time.time, override=source.override, namespace=namespace),
     )
 
 

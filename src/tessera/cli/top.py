@@ -68,8 +68,9 @@ def command(
     async def work() -> None:
         import asyncio
 
+        home = sources.namespace_of(source, namespace)
         while True:
-            cluster = OfflineCluster(await sources.read_state(source))
+            cluster = OfflineCluster(await sources.read_state(source, namespace=home))
             if watch is not None:
                 click.clear()
             _show(cluster, wanted, what=what, order=order, output=output)
@@ -82,6 +83,7 @@ def command(
 
 def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str, output: str) -> None:
     from tessera.inspect import usage
+    from tessera.inspect.render.explanation import unseen_lines
     from tessera.inspect.render.lines import Style, StyledLine
     from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 
@@ -103,4 +105,4 @@ def _show(cluster: OfflineCluster, wanted: UsageFilter, *, what: str, order: str
     if output in ("json", "yaml"):
         sources.print_document(f"{what.capitalize()}InUse", cluster.state, found, output)
     else:
-        sources.print_lines(lines)
+        sources.print_lines([*lines, *unseen_lines(cluster.state)])

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tessera.core.devices import MIG
 from tessera.core.ledger import Ledger
 from tessera.core.near_misses import FewCards, NearMiss, near_miss
 from tessera.core.requests import PodRequest, Request
@@ -40,11 +41,31 @@ class Advice:
 
     near_miss: NearMiss | FewCards | None
     changes: tuple[RequestChange, ...]
+    mode: str
+    """see `mode_advice`"""
 
 
 def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
     """Advice for a pod that does not fit any of these nodes."""
-    return Advice(near_miss(ledger, pod, names), smallest_changes(ledger, pod, names))
+    return Advice(near_miss(ledger, pod, names), smallest_changes(ledger, pod, names), mode_advice(ledger, pod))
+
+
+def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
+    """What a pod lacks where a vendor has no card in any mode but MIG; empty if it lacks nothing. Cheap enough for
+    admission. Cards of nodes that are too wide for the arrays do not count."""
+    arrays = ledger.arrays
+    for vendor in pod.vendors:
+        rules = ledger.rules.get(vendor)
+        if rules is None or not rules.mode_annotation or MIG in (pod.constraint(vendor).mode or ""):
+            continue
+        if vendor in arrays.mig_vendors:
+            kinds = zip(arrays.kinds, arrays.kind_counts(), strict=True)
+            if {kind.sample.mode for kind, count in kinds if kind.vendor == vendor and count} == {MIG}:
+                return (
+                    f"every {vendor} card is in MIG mode, and a pod gets a MIG instance only with the annotation "
+                    f"{rules.mode_annotation}: {MIG}"
+                )
+    return ""
 
 
 def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:

@@ -79,6 +79,8 @@ class Rules:
     """True if `node_score` is not always 0"""
     core_masks: bool = False
     """True if cores are a bit mask of core ids instead of an amount"""
+    mode_annotation: str = ""
+    """by which a pod asks for cards in MIG mode; empty = the vendor has none"""
     honours_cordon: bool = False
     shares_whole_cards: bool = False
     """True if other containers may share a card of which one container has all cores"""

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tessera.core.advice import mode_advice
+from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
+from tessera.core.ledger import Ledger
 from tessera.core.misfits import NODE_REASONS, Reason
+from tessera.core.near_misses import quick_near_miss
+from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected
 
 NAMED_NODES = 16
@@ -36,6 +41,16 @@ def success_text(selected: Selected) -> str:
 def brief_success_text(placement: Placement) -> str:
     """The chosen node alone: costs nothing, for times of many decisions."""
     return f"find fit node({placement.node}), score {placement.score:.2f}"
+
+
+def refusal_texts(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refused) -> list[str]:
+    """All that is said about a refusal: the reasons, what comes nearest, and the mode that the pod did not ask for."""
+    near = quick_near_miss(ledger, pod, rows)
+    return [
+        *failure_texts(refused),
+        *([near.text] if near is not None else []),
+        *filter(None, [mode_advice(ledger, pod)]),
+    ]
 
 
 def failure_texts(refused: Refused) -> list[str]:

@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 MAX_BUFFERED_BYTES = 16 * 2**20
 """of bodies that no handler has seen yet, per listener: two of the largest, and hundreds of usual ones"""
 
-SMALL_SHARE = 0.5
-"""of the event loop's time, per listener, for requests: more than 1000 usual reviews a second"""
+SMALL_SHARE = 0.25
+"""of the event loop's time, per listener, for requests: some 800 usual reviews a second"""
 LARGE_SHARE = 0.005
 """for requests with a large body: one pod of 1.5 MB a second. The worst takes 100 ms; with a share of one hundredth it
 would be one filter in a hundred that meets such a request"""
@@ -30,11 +30,15 @@ SMALL_BURST_SECONDS = 0.2
 BURST_SECONDS = 0.005
 """of the event loop's time that a peer may use at once, before it has to wait for its share"""
 
-TURN_SECONDS = 0.001
-"""between two turns of one peer; also the resolution of uvloop's timers"""
-
 TURN_COST = 1e-4
-"""seconds"""
+"""seconds of the event loop for a connection that goes on"""
+
+ITERATION_SECONDS = 0.0001
+"""of one iteration of the event loop for limited peers, in seconds; a request that has begun is completed. So a filter
+waits for about one other request"""
+
+TIMER_SECONDS = 0.001
+"""the resolution of uvloop's timers"""
 
 LOG_EVERY_SECONDS = 60.0
 
@@ -129,37 +133,64 @@ class PeerTable:
         self._held -= released
 
 
+class LoopIteration:
+    """What limited peers have used of the current iteration of the event loop.
+
+    Many connections may be readable at once. Without a limit all of them would be served before the next filter."""
+
+    def __init__(self) -> None:
+        self._used = 0.0
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._used >= ITERATION_SECONDS
+
+    def add(self, seconds: float) -> None:
+        if not self._used:
+            self._loop.call_soon(self._end)
+        self._used += max(seconds, 0.0)
+
+    def _end(self) -> None:
+        self._used = 0.0
+
+
 class LoopShare:
     """A part of the event loop's time for limited peers, and of it the same part for each peer that waits.
 
-    A peer runs up a debt with what it uses. While the debt is too large its connections wait, in order."""
+    A peer runs up a debt with what it uses. While the debt is too large, or the iteration is used up, its connections
+    wait. Peers take turns, and connections of a peer are in order."""
 
-    def __init__(self, share: float, burst: float = BURST_SECONDS) -> None:
+    def __init__(self, share: float, iteration: LoopIteration, burst: float = BURST_SECONDS) -> None:
         """`burst` is what a peer may use at once, in seconds."""
         self._share = share
+        self._iteration = iteration
         self._burst = burst / share
         self._debts: dict[str, float] = {}
         """by peer, when the debt will be paid"""
         self._waiting: dict[str, dict[LimitedConnection, None]] = {}
-        """by peer, in order"""
+        """by peer; the peer whose turn is next is the first"""
         self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Handle | None = None
+        self._next_at = float("inf")
 
     def charge(self, peer: str, seconds: float) -> None:
         """The peer has used this much of the event loop's time."""
-        began = max(self._debts.get(peer, 0.0), self._loop.time())
-        self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
+        self._add_debt(peer, seconds)
+        self._iteration.add(seconds)
+
+    def is_in_debt(self, peer: str) -> bool:
+        """Whether its connections may not even read."""
+        return self._due(peer) > self._loop.time()
 
     def must_wait(self, peer: str) -> bool:
-        return self._debts.get(peer, 0.0) > self._loop.time() + self._burst
+        """Whether no request of it may begin."""
+        return self._iteration.is_used_up or self.is_in_debt(peer)
 
     def wait(self, connection: LimitedConnection) -> None:
         """Call `take_turn` of the connection when it is its turn."""
-        peer = connection.peer
-        if peer in self._waiting:
-            self._waiting[peer][connection] = None
-        else:
-            self._waiting[peer] = {connection: None}
-            self._schedule(peer)
+        self._waiting.setdefault(connection.peer, {})[connection] = None
+        self._schedule(self._due(connection.peer))
 
     def discard(self, connection: LimitedConnection) -> None:
         self._waiting.get(connection.peer, {}).pop(connection, None)
@@ -169,23 +200,46 @@ class LoopShare:
         now = self._loop.time()
         self._debts = {peer: paid_at for peer, paid_at in self._debts.items() if paid_at > now}
 
-    def _schedule(self, peer: str) -> None:
-        due = self._debts.get(peer, 0.0) - self._burst
-        self._loop.call_at(max(due, self._loop.time() + TURN_SECONDS), self._give_turn, peer)
+    def _add_debt(self, peer: str, seconds: float) -> None:
+        began = max(self._debts.get(peer, 0.0), self._loop.time())
+        self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
 
-    def _give_turn(self, peer: str) -> None:
-        waiting = self._waiting[peer]
-        while waiting and not self.must_wait(peer):
-            connection = next(iter(waiting))
-            del waiting[connection]
-            # What it reads is only known in a later turn of the loop, so that the turn itself has a price.
-            self.charge(peer, TURN_COST)
-            # It may begin to wait again, behind the others.
-            connection.take_turn()
-        if waiting:
-            self._schedule(peer)
+    def _due(self, peer: str) -> float:
+        """When the debt is small enough."""
+        return self._debts.get(peer, 0.0) - self._burst
+
+    def _schedule(self, due: float) -> None:
+        """Give turns at this time, or earlier if that is planned."""
+        if due >= self._next_at:
+            return
+        if self._next is not None:
+            self._next.cancel()
+        now = self._loop.time()
+        if due <= now:
+            self._next_at, self._next = float("-inf"), self._loop.call_soon(self._give_turns)
         else:
-            del self._waiting[peer]
+            self._next_at = max(due, now + TIMER_SECONDS)
+            self._next = self._loop.call_at(self._next_at, self._give_turns)
+
+    def _give_turns(self) -> None:
+        self._next, self._next_at = None, float("inf")
+        for _ in range(len(self._waiting)):
+            if self._iteration.is_used_up:
+                break
+            peer = next(iter(self._waiting))
+            connections = self._waiting.pop(peer)
+            if not connections:
+                continue
+            self._waiting[peer] = connections
+            if not self.must_wait(peer):
+                connection = next(iter(connections))
+                del connections[connection]
+                # What it reads is only known in a later iteration, so that the turn itself has a price.
+                self._add_debt(peer, TURN_COST)
+                # It may begin to wait again, behind the others.
+                connection.take_turn()
+        if self._waiting:
+            self._schedule(min(map(self._due, self._waiting)))
 
 
 class RefusalLog:

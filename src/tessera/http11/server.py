@@ -33,6 +33,7 @@ from tessera.http11.limits import (
     SMALL_BURST_SECONDS,
     SMALL_SHARE,
     ConnectionLimits,
+    LoopIteration,
     LoopShare,
     PeerTable,
     RefusalLog,
@@ -115,19 +116,20 @@ class ServerState:
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
+        iteration: LoopIteration | None = None,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`timer` measures what requests cost, in processor time: a clock would count other programs too."""
+        """`iteration` is that of all listeners of a process. `timer` measures what requests cost, in processor time: a
+        clock would count other programs too."""
         self.router = router
         self.guard = guard
         self.tls = tls
         self.timer = timer
         self.peers = PeerTable(limits)
-        self.small, self.large, self.pieces = (
-            LoopShare(SMALL_SHARE, SMALL_BURST_SECONDS),
-            LoopShare(LARGE_SHARE),
-            LoopShare(PIECES_SHARE),
-        )
+        iteration = iteration or LoopIteration()
+        self.small = LoopShare(SMALL_SHARE, iteration, SMALL_BURST_SECONDS)
+        self.large = LoopShare(LARGE_SHARE, iteration)
+        self.pieces = LoopShare(PIECES_SHARE, iteration)
         self.shares = (self.small, self.large, self.pieces)
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
@@ -394,17 +396,17 @@ class ServerConnection(HttpConnection):
         if self.expects_continue:
             self.expects_continue = False
             self._transport.write(CONTINUE)
-        if not self._defer(self._state.large if self._is_large else self._state.small):
+        if not self._defer(self._state.large if self._is_large else self._state.small, only_reads=True):
             self.resume_reading()
 
-    def _defer(self, share: LoopShare) -> bool:
+    def _defer(self, share: LoopShare, *, only_reads: bool = False) -> bool:
         """Whether the peer has to wait for this share; if so, `take_turn` is called later."""
         if self._is_waiting:
             return True
         if self._has_turn or not self._is_limited or (self._socket is None and self._transport.is_closing()):
             self._has_turn = False
             return False
-        if not share.must_wait(self.peer):
+        if not (share.is_in_debt(self.peer) if only_reads else share.must_wait(self.peer)):
             return False
         self._is_waiting = True
         if self._socket is None:

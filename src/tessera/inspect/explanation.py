@@ -38,6 +38,8 @@ class PodVerdict(Enum):
     NO_DEVICES = "NoDevices"
     ENDED = "Ended"
     UNACCOUNTED = "Unaccounted"
+    UNJUDGED = "Unjudged"
+    """it waits, and nodes could not be listed"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,9 @@ class Explanation:
     @property
     def is_good(self) -> bool:
         """Whether devices do not keep the pod from running."""
-        return self.status not in (PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNACCOUNTED)
+        return self.status not in (
+            PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNACCOUNTED, PodVerdict.UNJUDGED
+        )  # fmt: skip
 
 
 def find_pod(cluster: OfflineCluster, name: str, namespace: str) -> str:
@@ -99,6 +103,8 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
             f"it is on {pod.spec.node_name}, but no annotation says which cards it holds: another scheduler placed it"
         )
         return replace(base, status=PodVerdict.UNACCOUNTED, problem=text)
+    if not cluster.state.nodes_seen:
+        return replace(base, status=PodVerdict.UNJUDGED)
     names, kept_off = cluster.candidates(document)
     verdict = judge(cluster.engine.selector, prepared.request, names, cards=cards)
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
@@ -151,7 +157,7 @@ def _placed(
     slices = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), containers)
     names, kept_off = cluster.candidates(cluster.documents[key])
     verdict = None
-    if isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
+    if cluster.state.nodes_seen and isinstance(prepared, PreparedRequest) and prepared.request.asks_for_devices:
         with cluster.without_pod(key):
             verdict = judge(cluster.engine.selector, prepared.request, names, advice=False, cards_of=facts.node)
     return replace(
@@ -172,6 +178,11 @@ def _notes(cluster: OfflineCluster, pod: Pod) -> list[str]:
         notes.append(
             f"its schedulerName is {scheduler}, not {ours}, so Tessera is never asked about it."
             " Did it pass the webhook? Run tessera doctor"
+        )
+    if cluster.state.nodes_seen and not cluster.state.all_pods_seen:
+        notes.append(
+            "you may not list the pods of other namespaces: the cards that they hold look free, so the pod may fit on"
+            " fewer nodes than it seems"
         )
     if pod.metadata.deletion_timestamp:
         notes.append("it is being deleted; its slices stay allocated until it is gone")

@@ -86,7 +86,9 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
     """Places the requested copies, then goes on counting until one does not fit or `most` have been placed.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
+    Raises ListForbidden if nodes could not be listed.
     """
+    cluster.state.require_nodes()
     result = Simulation(manifest.namespace, manifest.name, manifest.count)
     limit = max(manifest.count, most)
     placed: list[SimulatedPlacement] = []
@@ -144,7 +146,7 @@ def _admit(cluster: OfflineCluster, manifest: Manifest, number: int) -> tuple[Js
         namespace=manifest.namespace,
         vendors=cluster.vendors,
         settings=AdmissionSettings.of(cluster.settings),
-        quotas=cluster.ledger.quotas,
+        ledger=cluster.ledger,
     )
     if not verdict.allowed:
         return None, verdict
@@ -167,5 +169,9 @@ def _host_key(uid: str) -> str:
 
 def _stop_reason(verdict: Fits | FitsNowhere, filtered_out: Mapping[str, str]) -> StopReason:
     assert isinstance(verdict, FitsNowhere)  # nothing has changed since the selector refused it
-    best = verdict.near_miss or (verdict.groups[0].reason if verdict.groups else "kube-scheduler excludes every node")
+    best = (
+        verdict.mode
+        or verdict.near_miss
+        or (verdict.groups[0].reason if verdict.groups else "kube-scheduler excludes every node")
+    )
     return StopReason(best, verdict, group_by_reason(filtered_out))

@@ -17,11 +17,20 @@ from tessera.core.requests import HostRequest
 
 Json = dict[str, Any]
 
+HOW_TO_READ = (
+    "Ask for the ClusterRole tessera-reader, which the chart installs, or for a snapshot (tessera snapshot) to read."
+)
+"""for a person who lacks rights"""
+
 CHART_DEFAULTS = "the chart's defaults"
 
 
 class InspectionError(Exception):
     """Why a question cannot be answered, in words that a person can act on."""
+
+
+class ListForbidden(InspectionError):
+    """The user may not list nodes or pods."""
 
 
 def yaml_documents(text: str, file: str) -> list[Any]:
@@ -30,10 +39,6 @@ def yaml_documents(text: str, file: str) -> list[Any]:
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except yaml.YAMLError as error:
         raise InspectionError(f"{file}: not YAML: {error}") from error
-
-
-class ListForbidden(InspectionError):
-    """The user may not list nodes or pods."""
 
 
 class Setup(msgspec.Struct, frozen=True, rename="camel"):
@@ -63,3 +68,12 @@ class ClusterState:
     """what could not be read, and what that means for the answers"""
     others: Mapping[str, HostRequest] = field(default_factory=dict)
     """by node: what pods that are not in `pods` request of the host; matters only to policies that look at hosts"""
+    nodes_seen: bool = True
+    """whether nodes could be listed"""
+    all_pods_seen: bool = True
+    """whether the pods of all namespaces could be listed"""
+
+    def require_nodes(self) -> None:
+        """Raises ListForbidden if nodes could not be listed."""
+        if not self.nodes_seen:
+            raise ListForbidden(f"you may not list nodes, and without them there is no answer.\n{HOW_TO_READ}")

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from tessera.core.grants import Placement
+from tessera.core.grants import Placement, Use, effective_use
+from tessera.core.holdings import PodFacts
 from tessera.core.ledger import Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -93,7 +94,11 @@ EVERYTHING = UsageFilter()
 
 
 def card_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[CardUsage]:
-    """Cards in the order of nodes and registration. With a namespace, only cards that its pods hold part of."""
+    """Cards in the order of nodes and registration. With a namespace, only cards that its pods hold part of.
+
+    Raises ListForbidden if nodes could not be listed.
+    """
+    cluster.state.require_nodes()
     found = [
         _card(cluster.ledger, name, card, view.facts.problem)
         for name in cluster.ledger.node_names()
@@ -114,9 +119,11 @@ def node_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> lis
 
 
 def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[PodUsage]:
-    shown = {
-        (use.node, use.card) for use in card_usage(cluster, UsageFilter(wanted.nodes, wanted.vendors, wanted.model))
-    }
+    """Pods by namespace and name. If nodes could not be listed, what the pods' own annotations say."""
+    shown: set[tuple[str, str]] = set()
+    if cluster.state.nodes_seen or wanted.vendors or wanted.model:
+        cards = card_usage(cluster, UsageFilter(wanted.nodes, wanted.vendors, wanted.model))
+        shown = {(use.node, use.card) for use in cards}
     names = {
         pod.metadata.uid: [c.name for c in (*pod.init_containers, *pod.app_containers)] for pod in cluster.pods.values()
     }
@@ -125,22 +132,38 @@ def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list
         facts = entry.facts
         if wanted.namespace and facts.namespace != wanted.namespace:
             continue
-        if not any((facts.node, uuid) in shown for uuid in entry.holdings):
+        if cluster.state.nodes_seen:
+            uses = {uuid: holding.use for uuid, holding in entry.holdings.items()}
+            is_shown = any((facts.node, uuid) in shown for uuid in uses)
+        else:
+            uses = _named_uses(facts)
+            is_shown = bool(uses) and (not wanted.nodes or facts.node in wanted.nodes)
+        if not is_shown:
             continue
-        uses = [holding.use for holding in entry.holdings.values()]
         found.append(
             PodUsage(
                 facts.namespace,
                 facts.name,
                 facts.node,
                 entry.state.value,
-                len(entry.holdings),
-                sum(use.memory for use in uses),
-                sum(use.cores for use in uses),
+                len(uses),
+                sum(use.memory for use in uses.values()),
+                sum(use.cores for use in uses.values()),
                 placement_slices(cluster.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ())),
             )
         )
     return sorted(found, key=lambda use: (use.namespace, use.name))
+
+
+def _named_uses(facts: PodFacts) -> dict[str, Use]:
+    """By card, what an allocation names; what a vendor charges for it needs the card itself."""
+    by_card: dict[str, list[tuple[int, Use, bool]]] = {}
+    for containers in facts.grants.values():
+        for position, grants in enumerate(containers):
+            for grant in grants:
+                use = Use(grant.slots, grant.memory, grant.cores)
+                by_card.setdefault(grant.uuid, []).append((position, use, grant.mig is not None))
+    return {uuid: effective_use(facts.spans, uses) for uuid, uses in by_card.items()}
 
 
 Usage = TypeVar("Usage", CardUsage, NodeUsage, PodUsage)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.core.advice import RequestChange, advise
-from tessera.core.event_text import failure_texts
+from tessera.core.event_text import refusal_texts
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import CardMisfit, Misfit, Reason
-from tessera.core.near_misses import NearMiss, quick_near_miss
+from tessera.core.near_misses import NearMiss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selected, Selector
 from tessera.inspect.choice import Fits, explain_choice
@@ -58,6 +58,8 @@ class FitsNowhere:
     holders: tuple[CardHolder, ...]
     """of the card that comes nearest"""
     changes: tuple[RequestChange, ...]
+    mode: str
+    """the mode that the pod would have to ask for"""
     event: tuple[str, ...]
     """what the scheduler's event says"""
     cards: tuple[CardRefusal, ...] = ()
@@ -91,6 +93,7 @@ def _fits_nowhere(
         near.text if near is not None else "",
         card_holders(ledger, near.node, near.card.uuid) if isinstance(near, NearMiss) else (),
         found.changes if found is not None else (),
+        found.mode if found is not None else "",
         _event(selector, request, names, refused),
         tuple(_cards(ledger, request, names)) if cards else (),
     )
@@ -98,8 +101,7 @@ def _fits_nowhere(
 
 def _event(selector: Selector, request: PodRequest, names: Sequence[str], refused: Refused) -> tuple[str, ...]:
     """The text of the scheduler's event. Filter has less time, so its near miss may be missing."""
-    near = quick_near_miss(selector.ledger, request, selector.candidates(list(names)).rows)
-    return (*failure_texts(refused), *([near.text] if near is not None else []))
+    return tuple(refusal_texts(selector.ledger, request, selector.candidates(list(names)).rows, refused))
 
 
 def _groups(ledger: Ledger, refused: Refused) -> tuple[NodeGroup, ...]:

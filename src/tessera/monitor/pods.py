@@ -14,11 +14,12 @@ from tessera.monitor.container_dirs import Owner
 from tessera.vendors.nvidia import Nvidia
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS
-from tessera.wire.objects import Pod
+from tessera.wire.objects import Pod, Workload
 from tessera.wire.pod_devices import decode_pod_devices
 
 Cards = frozenset[str]
 """uuids"""
+UNKNOWN = Workload("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class SeenPod:
     """its MIG reservations, undecoded"""
     cards: tuple[Cards, ...] | None = None
     """of each container; empty if the annotation cannot be read, None if there is none"""
+    workload: Workload = UNKNOWN
 
     @property
     def owners(self) -> tuple[Owner, ...]:
@@ -65,6 +67,7 @@ class Pods:
             containers=tuple(each.name for each in containers),
             mig=pod.annotations.get(MIG_ALLOCATIONS, ""),
             cards=_cards(pod.annotations.get(Nvidia.keys.allocated)),
+            workload=pod.workload,
         )
 
     def drop(self, key: str) -> None:

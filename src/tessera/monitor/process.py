@@ -33,6 +33,7 @@ from tessera.monitor.device_usage import CardUtilization, HostUsage
 from tessera.monitor.metrics import MonitorMetrics, ScrapeView
 from tessera.monitor.pods import Pods
 from tessera.monitor.settings import MonitorSettings
+from tessera.monitor.used_time import UsedTime
 from tessera.services import exposition
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes, metrics_route
@@ -108,6 +109,8 @@ class MonitorProcess:
         self._logged: dict[str, str] = {}
         self._registry = CollectorRegistry()
         self._registry.register(MonitorMetrics(self._view, legacy=settings.legacy_metrics))
+        self._used_time = UsedTime(settings.node_name, asyncio.get_running_loop().time)
+        self._registry.register(self._used_time)
 
     def missing(self) -> str:
         """Returns why container metrics are missing; empty if they are not."""
@@ -163,6 +166,7 @@ class MonitorProcess:
             except (OSError, CallTimeout) as error:
                 # Old values would look like current ones.
                 self._snapshot, self._missing = Snapshot(), f"regions cannot be read: {error}"
+            self._used_time.on_round(self.pods.all(), self._snapshot.regions)
             self._log_problem("regions", self._missing or "; ".join(self._snapshot.problems[:SHOWN]))
             await asyncio.sleep(ROUND_S)
 
@@ -174,6 +178,7 @@ class MonitorProcess:
             except (InventoryError, CallTimeout) as error:
                 self._cards = ()
                 self._log_problem("driver", str(error))
+            self._used_time.on_cards(self._cards)
             await asyncio.sleep(ROUND_S)
 
     def _log_problem(self, what: str, problem: str) -> None:

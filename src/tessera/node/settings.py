@@ -228,7 +228,7 @@ class AgentSettings:
     def uses_downward_api(self) -> bool:
         """Whether containers may get their slices through the downward API, whatever Allocate answers."""
         return (
-            self.node.mode == "hami-core"
+            self.node.modes == {"hami-core"}
             and self.strategies == {DeviceListStrategy.ENVVAR}
             and self.id_strategy is DeviceIdStrategy.UUID
             and not self.pass_device_specs

@@ -55,8 +55,8 @@ class Ticket:
     depends_on_allocate: bool
     device_counts: frozenset[int]
     """of its containers"""
-    lock_keys: tuple[str, ...] = ()
-    """the node locks that its plugin needs"""
+    lock_seconds: Mapping[str, float] = field(default_factory=dict)
+    """the node locks that its plugin needs, in the order of taking them, and the age at which each has expired"""
     since: float = 0.0
     """when it asked, became active, or its binding was written"""
     state: TicketState = TicketState.OUT
@@ -104,15 +104,16 @@ class AllocationQueue:
         *,
         mode: NodeLockMode,
         turn_seconds: float,
-        overdue_seconds: float,
+        lock_seconds: float,
         time: Callable[[], float],
     ) -> None:
-        """`turn_seconds`: longest wait inside bind. `overdue_seconds`: after which a pod's turn ends by itself."""
+        """`turn_seconds`: longest wait inside bind. `lock_seconds`: after which a node lock has expired, unless it has
+        a time of its own, and a pod's turn ends by itself."""
         self._locks = locks
         self._vendors = vendors
         self._mode = mode
         self._turn_seconds = turn_seconds
-        self._overdue_seconds = overdue_seconds
+        self._lock_seconds = lock_seconds
         self._time = time
         self._agents: dict[str, frozenset[str]] = {}
         """by node: what its agent, if it is ours, says about itself"""
@@ -164,8 +165,8 @@ class AllocationQueue:
         if not depends and placement.node not in self._agents:
             return None
         counts = {len(grants) for containers in placement.grants.values() for grants in containers if grants}
-        lock_keys = self._lock_keys(placement) if depends and self.needs_lock(placement) else ()
-        return Ticket(uid, owner, placement.node, depends, frozenset(counts), lock_keys)
+        locks = self._locks_of(placement) if depends and self.needs_lock(placement) else {}
+        return Ticket(uid, owner, placement.node, depends, frozenset(counts), locks)
 
     # -- entering
 
@@ -179,12 +180,14 @@ class AllocationQueue:
             return f"node {ticket.node} is still handing devices to another pod"
         if ticket.state is TicketState.OUT:
             return ""  # The pod was deleted or bound meanwhile, which the bind sees itself.
-        for key in ticket.lock_keys:
+        for key, expire_after in ticket.lock_seconds.items():
             if any(held.key == key for held in ticket.locks):
                 continue
             ticket.is_locking = key == keys.NODE_LOCK
             try:
-                answer = await self._locks.acquire(ticket.node, key, ticket.owner, timeout=deadline - self._time())
+                answer = await self._locks.acquire(
+                    ticket.node, key, ticket.owner, expire_after=expire_after, timeout=deadline - self._time()
+                )
             finally:
                 ticket.is_locking = False
             if isinstance(answer, LockRefusal):
@@ -273,10 +276,10 @@ class AllocationQueue:
 
     def end_overdue(self, *, binding: Container[str] = ()) -> None:
         """End turns that no plugin ever ended; their locks have expired. A bind that runs ends its turn itself."""
-        latest = self._time() - self._overdue_seconds
-        overdue = [each for queue in self._queues.values() for each in queue.active if each.since <= latest]
-        for ticket in overdue:
-            if ticket.uid not in binding:
+        now = self._time()
+        for ticket in [each for queue in self._queues.values() for each in queue.active]:
+            longest = max(ticket.lock_seconds.values(), default=self._lock_seconds)
+            if ticket.since + longest <= now and ticket.uid not in binding:
                 self.leave(ticket)
 
     # -- inside
@@ -304,9 +307,10 @@ class AllocationQueue:
     def _has_lock(self, placement: Placement) -> bool:
         return any(vendor.keys.lock for vendor in self._vendors_of(placement))
 
-    def _lock_keys(self, placement: Placement) -> tuple[str, ...]:
-        """One per vendor, each once; HAMi's common one for a vendor without its own."""
-        return tuple(sorted({vendor.keys.lock or keys.NODE_LOCK for vendor in self._vendors_of(placement)}))
+    def _locks_of(self, placement: Placement) -> dict[str, float]:
+        """One per vendor, sorted by key; HAMi's common one for a vendor without its own."""
+        needed = {each.keys.lock or keys.NODE_LOCK: each.keys.lock_seconds for each in self._vendors_of(placement)}
+        return {key: self._lock_seconds if own is None else own for key, own in sorted(needed.items())}
 
     def _vendors_of(self, placement: Placement) -> list[Vendor]:
         """Without those that left the configuration since the pod was placed: the bind finds their cards gone."""

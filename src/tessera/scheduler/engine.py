@@ -64,6 +64,7 @@ class Engine:
         self._api = api
         self._clock = clock
         self._spawn = spawn
+        self._observer = observer
         self._scheduler_name = settings.scheduler_name
         self.tenure = tenure
         self.vendors = build_vendors(settings.device_sections, settings.switches)
@@ -71,11 +72,11 @@ class Engine:
         self.selector = Selector(self.ledger)
         self.unschedulable = UnschedulablePods()
         self.queue = AllocationQueue(
-            NodeLocks(api, expire_after=settings.node_lock_seconds, now=clock.now),
+            NodeLocks(api, now=clock.now),
             self.vendors,
             mode=settings.node_lock,
             turn_seconds=settings.turn_seconds,
-            overdue_seconds=settings.node_lock_seconds,
+            lock_seconds=settings.node_lock_seconds,
             time=clock.monotonic,
         )
         self.cycles = PodCycles(
@@ -126,6 +127,7 @@ class Engine:
             # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
             catch_up()
             self.tenure.begin(number, fence)
+            self._observer.on_tenure(is_held=True)
             self.nodes.tick()
         else:
             self.tenure.end()
@@ -133,6 +135,7 @@ class Engine:
     def step_down(self) -> None:
         """The tenure is over."""
         self.tenure.end()
+        self._observer.on_tenure(is_held=False)
         self.cycles.end_term()
 
     def _is_ours(self, pod: Pod) -> bool:
@@ -175,6 +178,9 @@ class Engine:
         self.queue.forget_node(name)
         if self._hosts is not None:
             self._hosts.drop_node(name)
+
+    def on_cards(self, name: str) -> None:
+        self._observer.on_cards(name)
 
     def on_handshake(self, node: Node, annotations: Patch) -> None:
         if self.is_leader:

@@ -14,11 +14,10 @@ from functools import partial
 
 from msgspec import Raw
 
-from tessera.core.event_text import brief_success_text, failure_texts, success_text
+from tessera.core.event_text import brief_success_text, refusal_texts, success_text
 from tessera.core.fit import fit_pod
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
-from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
@@ -166,9 +165,7 @@ class Filter:
             return brief_success_text(selected.placement)
 
     def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
-        texts = failure_texts(refused)
-        near = quick_near_miss(self._ledger, request, candidates.rows)
-        return [*texts, near.text] if near is not None else texts
+        return refusal_texts(self._ledger, request, candidates.rows, refused)
 
     def _encode(self, refused: Refused) -> bytes:
         """Equal refusals are one object, and are encoded once."""

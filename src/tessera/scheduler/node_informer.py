@@ -46,6 +46,10 @@ class NodeListener(Protocol):
         """The node was deleted, or is no longer ours."""
         ...
 
+    def on_cards(self, name: str) -> None:
+        """The node's cards may be others in the ledger now, or gone."""
+        ...
+
     def on_handshake(self, node: Node, annotations: Patch) -> None:
         """Stamps are to be written to the node."""
         ...
@@ -116,6 +120,7 @@ class NodeInformer:
         if facts.devices or facts.problem:
             self._registered[node.name] = facts
             self._ledger.observe_node(facts)
+            self._listener.on_cards(node.name)
             self._shake_hands(node, {device.vendor for device in facts.devices})
             if known != facts:
                 self._listener.on_room()
@@ -125,6 +130,7 @@ class NodeInformer:
     def _forget(self, name: str) -> None:
         self._registered.pop(name, None)
         self._ledger.forget_node(name)
+        self._listener.on_cards(name)
 
     def _is_alive(self, node: Node, vendor: Vendor) -> bool:
         """Whether a vendor's plugin still stands behind its registration."""

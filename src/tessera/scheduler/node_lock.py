@@ -4,7 +4,8 @@
     held by another pod                      wait until the node changes, the lock expires, or the time is over
 
 Only the owner releases the lock, and only the exact value that it wrote. Normally the plugin does so when the handover
-ends; this process does so when a bind fails. Cambricon's lock is a bare time under its own key, without an owner.
+ends; this process does so when a bind fails. Cambricon's lock is a bare time under its own key, without an owner,
+and expires after a time of its own.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ class LockRefusal:
 class NodeLocks:
     """Takes and releases locks. `observe_node` is told every change of a node."""
 
-    def __init__(self, api: KubeApi, *, expire_after: float, now: Callable[[], float]) -> None:
+    def __init__(self, api: KubeApi, *, now: Callable[[], float]) -> None:
         self._api = api
-        self._expire_after = timedelta(seconds=expire_after)
         self._now = now
         self._changes: dict[str, asyncio.Event] = {}
         self._owners: dict[str, Owner] = {}
@@ -79,20 +79,24 @@ class NodeLocks:
         """The pod that holds the node's lock, as the informer last showed it."""
         return self._owners.get(node)
 
-    async def acquire(self, node: str, key: str, owner: Owner, *, timeout: float) -> HeldLock | LockRefusal:
-        """Take the lock `key` of a node for a pod."""
+    async def acquire(
+        self, node: str, key: str, owner: Owner, *, expire_after: float, timeout: float
+    ) -> HeldLock | LockRefusal:
+        """Take the lock `key` of a node for a pod. Another pod's lock is in the way until it is `expire_after` old."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._acquire(node, key, owner)
+                return await self._acquire(node, key, owner, timedelta(seconds=expire_after))
         except TimeoutError:
-            return LockRefusal(f"node {node} has been locked within {_as_go(self._expire_after)}: node lock contention")
+            # HAMi's texts, to which the key is added where it is not the common one.
+            within = _as_go(expire_after) if key == NODE_LOCK else f"{expire_after / 60:g} minutes ({key})"
+            return LockRefusal(f"node {node} has been locked within {within}: node lock contention")
 
     def _wake(self, node: str) -> None:
         change = self._changes.pop(node, None)
         if change is not None:
             change.set()
 
-    async def _acquire(self, node: str, key: str, owner: Owner) -> HeldLock | LockRefusal:
+    async def _acquire(self, node: str, key: str, owner: Owner, expire_after: timedelta) -> HeldLock | LockRefusal:
         conflicts = 0
         while conflicts < CONFLICTS:
             change = self._changes.setdefault(node, asyncio.Event())
@@ -102,10 +106,12 @@ class NodeLocks:
                 lock = decode_node_lock(text) if text is not None else None
             except WireError as error:
                 return LockRefusal(str(error))
-            if text is not None and lock is not None and lock.owner == owner and not self._is_expired(lock):
+            left = expire_after if lock is None else lock.time + expire_after - self._time()
+            is_expired = left < timedelta()
+            if text is not None and lock is not None and lock.owner == owner and not is_expired:
                 return HeldLock(node, key, text)
-            if lock is not None and not await self._is_abandoned(lock, node):
-                await self._wait_for_change(change, lock)
+            if lock is not None and not is_expired and not await self._is_abandoned(lock, node):
+                await self._wait_for_change(change, left)
                 continue
             named = owner if key == NODE_LOCK else (None, None)
             value = encode_node_lock(NodeLock(self._time(), *named))
@@ -138,9 +144,7 @@ class NodeLocks:
                 return
 
     async def _is_abandoned(self, lock: NodeLock, node: str) -> bool:
-        """Whether it is too old, or its pod is gone, elsewhere, or past its last Allocate."""
-        if self._is_expired(lock):
-            return True
+        """Whether its pod is gone, elsewhere, or past its last Allocate."""
         if lock.owner is None:
             return False
         try:
@@ -151,13 +155,10 @@ class NodeLocks:
             raise
         return owner.status.phase in OVER or owner.spec.node_name not in ("", node)
 
-    def _is_expired(self, lock: NodeLock) -> bool:
-        return self._time() - lock.time > self._expire_after
-
-    async def _wait_for_change(self, change: asyncio.Event, lock: NodeLock) -> None:
-        left = (lock.time + self._expire_after - self._time()).total_seconds()
+    async def _wait_for_change(self, change: asyncio.Event, left: timedelta) -> None:
+        """Until the node changes, or the lock has expired, which is `left` from now."""
         try:
-            async with asyncio.timeout(min(max(left, 0.0) + 1.0, LOOK_AGAIN)):
+            async with asyncio.timeout(min(left.total_seconds() + 1.0, LOOK_AGAIN)):
                 await change.wait()
         except TimeoutError:
             return
@@ -173,8 +174,8 @@ def _owner(node: Node) -> Owner | None:
         return None
 
 
-def _as_go(span: timedelta) -> str:
+def _as_go(span: float) -> str:
     """Whole seconds as Go prints a duration: 5m0s."""
-    minutes, seconds = divmod(int(span.total_seconds()), 60)
+    minutes, seconds = divmod(int(span), 60)
     hours, minutes = divmod(minutes, 60)
     return (f"{hours}h" if hours else "") + (f"{minutes}m" if hours or minutes else "") + f"{seconds}s"

@@ -66,6 +66,12 @@ class SchedulerObserver:
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         """The API shows a pod that holds devices, or no longer does (None)."""
 
+    def on_cards(self, node: str) -> None:
+        """The API shows a node: its cards may be others in the ledger now, or gone."""
+
+    def on_tenure(self, *, is_held: bool) -> None:
+        """This replica decides from now on, or no longer does."""
+
     def on_write(self, verb: str) -> None:
         """A write is about to be sent to the apiserver."""
 
@@ -94,6 +100,14 @@ class ObserverGroup(SchedulerObserver):
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         for member in self._members:
             member.on_pod(uid, pod)
+
+    def on_cards(self, node: str) -> None:
+        for member in self._members:
+            member.on_cards(node)
+
+    def on_tenure(self, *, is_held: bool) -> None:
+        for member in self._members:
+            member.on_tenure(is_held=is_held)
 
     def on_write(self, verb: str) -> None:
         for member in self._members:

@@ -94,7 +94,7 @@ class RequestReader:
         references = read_references(pod, self._vendors)
         if references.misplaced is not None:
             return BadPod(references.misplaced, ADDED_LATER)
-        narrowed = _narrowed(request, self._vendors, has_references=references.has_any)
+        narrowed = _narrowed(request, self._vendors)
         if isinstance(narrowed, BadPod):
             return narrowed
         uses_downward_api = references.has_any and references.cover(request, self._vendors)
@@ -126,11 +126,11 @@ def _entries(container: Container) -> int:
     return len(container.env or ()) + len(resources.limits or ()) + len(resources.requests or ())
 
 
-def _narrowed(pod: PodRequest, vendors: Mapping[str, Vendor], *, has_references: bool) -> PodRequest | BadPod:
+def _narrowed(pod: PodRequest, vendors: Mapping[str, Vendor]) -> PodRequest | BadPod:
     """The same request, for cards only that its containers can use."""
     narrowed: dict[str, Constraint] = {}
     for key in pod.vendors:
-        constraint = vendors[key].narrow(pod, has_references=has_references)
+        constraint = vendors[key].narrow(pod)
         if isinstance(constraint, BadPod):
             return constraint
         if constraint is not pod.constraint(key):

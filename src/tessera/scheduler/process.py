@@ -19,6 +19,7 @@ import structlog
 import uvloop
 
 from tessera.core.audit import AuditFinding
+from tessera.http11.limits import LoopIteration
 from tessera.http11.router import Route
 from tessera.http11.server import Guard
 from tessera.kube.access import load_access
@@ -27,6 +28,7 @@ from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, metrics_routes, webhook_routes
 from tessera.scheduler.metrics.exposition import Exposition
+from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
 from tessera.scheduler.observer import RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
@@ -85,9 +87,12 @@ class Process(SchedulerObserver):
         self.metrics = Metrics()
         self.service = Service(settings, client, observer=self)
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
+        self._tenure_time = TenureTime(asyncio.get_running_loop().time)
+        self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
         self.listeners: dict[str, Listener] = {}
+        self._iteration = LoopIteration()
         self.stopping = asyncio.Event()
         self._file_watch = FileWatch(lambda: [self.settings.device_config_file])
         self._events_dropped = 0
@@ -173,6 +178,7 @@ class Process(SchedulerObserver):
                 guard=guard,
                 tls=tls,
                 limits=self.settings.listeners.limits,
+                iteration=self._iteration,
                 grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
             )
 
@@ -204,9 +210,17 @@ class Process(SchedulerObserver):
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         if pod is None:
             self._exposition.instances.drop(uid)
+            self._granted_time.on_pod(uid, None)
         else:
+            self._granted_time.on_pod(uid, pod.workload)
             text = pod.annotations.get(keys.MIG_ALLOCATIONS, "")
             self._exposition.instances.put(uid, node=pod.spec.node_name, text=text)
+
+    def on_cards(self, node: str) -> None:
+        self._granted_time.on_cards(node)
+
+    def on_tenure(self, *, is_held: bool) -> None:
+        self._tenure_time.set_held(is_held)
 
     async def _render_metrics(self) -> AsyncGenerator[bytes, None]:
         service = self.service
@@ -229,8 +243,9 @@ class Process(SchedulerObserver):
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped
         yield self.metrics.render()
-        async for piece in self._exposition.stream():
-            yield piece
+        for series in (self._exposition, self._granted_time):
+            async for piece in series.stream():
+                yield piece
 
     def on_audit(self, node: str, findings: Sequence[AuditFinding]) -> None:
         known = self._findings.pop(node, frozenset())

@@ -102,7 +102,7 @@ class Service:
 
     def answer_review(self, body: bytes, content_type: str) -> bytes:
         engine = self.engine
-        return review(body, content_type, vendors=engine.vendors, settings=self._admission, quotas=engine.ledger.quotas)
+        return review(body, content_type, vendors=engine.vendors, settings=self._admission, ledger=engine.ledger)
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""

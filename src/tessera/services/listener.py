@@ -11,6 +11,7 @@ import contextlib
 import ssl
 from collections.abc import Callable, Iterable
 
+from tessera.http11.limits import LoopIteration
 from tessera.http11.router import Request, Response, Route, Router
 from tessera.http11.server import Guard, ServerConnection, ServerState, TlsGate
 from tessera.services import exposition
@@ -57,12 +58,14 @@ class Listener:
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
         limits: ListenerLimits | None = None,
+        iteration: LoopIteration | None = None,
         grace: float,
     ) -> None:
-        """`grace` is how many seconds running requests have when the listener stops."""
+        """`iteration` is shared by the listeners of a process. `grace` is how many seconds running requests have when
+        the listener stops."""
         self.address = address
         self._grace = grace
-        self._state = ServerState(Router(routes), limits or ListenerLimits(), guard=guard, tls=tls)
+        self._state = ServerState(Router(routes), limits or ListenerLimits(), guard=guard, tls=tls, iteration=iteration)
         self._server: asyncio.Server | None = None
         self._expiry: asyncio.Task[None] | None = None
 

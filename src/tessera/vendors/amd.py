@@ -50,7 +50,10 @@ class Amd(Vendor):
         if not super().mutate(container, pod):
             for name in (self.names.memory, self.names.cores):
                 if container.text(name, limits_only=True) is not None:
-                    pod.warn(f"{name} has no effect without {self.names.count}")
+                    pod.warn(
+                        f"{name} without {self.names.count} gives no slice, and the default scheduler leaves the pod "
+                        f"pending unless a node offers {name} itself: add {self.names.count}"
+                    )
             return False
         cores = container.amount(self.names.cores, least=1, most=WHOLE_CARD_CORES, limits_only=True)
         return Denied(f"{self.names.cores} {PERCENTAGE}") if isinstance(cores, BadRequest) else True

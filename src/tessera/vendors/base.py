@@ -93,6 +93,8 @@ class AnnotationKeys:
     """node annotations that `node_score` or `fit` read (`NodeFacts.traits`)"""
     lock: str = ""
     """node annotation that serialises handover where this vendor's plugin needs it"""
+    lock_seconds: float | None = None
+    """age at which that lock has expired; None = the scheduler's --node-lock-timeout"""
 
     @cached_property
     def constraining(self) -> tuple[str, ...]:
@@ -199,8 +201,8 @@ class Vendor(Rules):
         wanted = self.keys.settings
         return tuple(sorted((key, annotations[key]) for key in wanted if key in annotations)) if wanted else ()
 
-    def narrow(self, pod: PodRequest, *, has_references: bool) -> Constraint | BadPod:
-        """The pod's constraint without cards that its containers cannot use, given its `PodReferences`."""
+    def narrow(self, pod: PodRequest) -> Constraint | BadPod:
+        """The pod's constraint without cards that its containers cannot use."""
         return pod.constraint(self.key)
 
     # -- nodes

@@ -5,11 +5,15 @@ Partial structs: unknown fields are skipped without being built, which keeps a l
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from tessera.wire.errors import WireError
+
+TEMPLATE_HASH = "pod-template-hash"
+"""label with which a Deployment tells its ReplicaSets apart, and ends their names"""
+REPLICA_SET, DEPLOYMENT = "ReplicaSet", "Deployment"
 
 QuantityText = str | int | float
 """a quantity as JSON has it; apiservers write strings, people also write numbers"""
@@ -17,6 +21,20 @@ QuantityText = str | int | float
 
 class Partial(msgspec.Struct, gc=False, frozen=True, rename="camel"):
     """Base of the partial structs: immutable, untracked by the garbage collector, camelCase on the wire."""
+
+
+class OwnerReference(Partial, frozen=True):
+    kind: str = ""
+    name: str = ""
+    controller: bool | None = None
+
+
+class Workload(NamedTuple):
+    """The workload that a pod belongs to; kind and name are empty if no controller made the pod."""
+
+    namespace: str
+    kind: str = ""
+    name: str = ""
 
 
 class Metadata(Partial, frozen=True):
@@ -28,6 +46,7 @@ class Metadata(Partial, frozen=True):
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
     deletion_timestamp: str | None = None
+    owner_references: list[OwnerReference] | None = None
 
 
 class ResourceRequirements(Partial, frozen=True):
@@ -110,6 +129,18 @@ class Pod(Partial, frozen=True):
     @property
     def annotations(self) -> dict[str, str]:
         return self.metadata.annotations or {}
+
+    @property
+    def workload(self) -> Workload:
+        """The Deployment instead of its ReplicaSet, which every rollout replaces."""
+        metadata = self.metadata
+        for reference in metadata.owner_references or ():
+            if reference.controller:
+                template = f"-{(metadata.labels or {}).get(TEMPLATE_HASH) or ''}"
+                if reference.kind == REPLICA_SET and template != "-" and reference.name.endswith(template):
+                    return Workload(metadata.namespace, DEPLOYMENT, reference.name.removesuffix(template))
+                return Workload(metadata.namespace, reference.kind, reference.name)
+        return Workload(metadata.namespace)
 
     @property
     def init_containers(self) -> list[Container]:

@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.core.quota import QuotaBook, QuotaFacts
+from tessera.core.ledger import Ledger
+from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
@@ -152,9 +153,10 @@ configurations = st.sampled_from(
 
 
 def decided(document: Any, how: AdmissionSettings, nvidia: dict[str, Any], limit: int = 10**6) -> Verdict:
-    book = QuotaBook()
-    book.set_quota(QuotaFacts("team-a", "q", {"nvidia.com/gpumem": limit}))
-    return admit(document, namespace="team-a", vendors=vendors(**nvidia), settings=how, quotas=book)
+    makers = vendors(**nvidia)
+    ledger = Ledger(makers)
+    ledger.quotas.set_quota(QuotaFacts("team-a", "q", {"nvidia.com/gpumem": limit}))
+    return admit(document, namespace="team-a", vendors=makers, settings=how, ledger=ledger)
 
 
 @given(document=pods, how=settings_of, nvidia=configurations)

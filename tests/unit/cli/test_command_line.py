@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -10,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from tessera import __version__
-from tessera.cli import COMMANDS, main
+from tessera.cli import COMMANDS, main, plugin, run_plugin
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 
@@ -58,6 +60,30 @@ def test_every_listed_command_loads_and_shows_its_help() -> None:
     for name in COMMANDS:
         result = CliRunner().invoke(main, [name, "--help"])
         assert result.exit_code == 0, result.output
+
+
+def test_the_kubectl_plugin_has_the_commands_for_people_under_its_own_name() -> None:
+    shown = CliRunner().invoke(plugin, ["--help"], prog_name="kubectl tessera").output
+    assert "Usage: kubectl tessera [OPTIONS] COMMAND" in shown
+    assert "  kubectl tessera explain POD" in shown
+    for name, is_there in (("explain", True), ("top", True), ("scheduler", False), ("device-plugin", False)):
+        assert (f"\n  {name} " in shown) is is_there
+    for arguments in (["explain"], ["top"], ["doctor"], ["snapshot"], ["simulate", "pod"]):
+        result = CliRunner().invoke(plugin, [*arguments, "--help"], prog_name="kubectl tessera")
+        assert result.exit_code == 0, result.output
+        assert f"Usage: kubectl tessera {' '.join(arguments)} [OPTIONS]" in result.output
+        assert f"\n    kubectl tessera {arguments[0]}" in result.output
+        assert "\n    tessera " not in result.output
+        plain = CliRunner().invoke(main, [*arguments, "--help"], prog_name="tessera").output
+        assert f"\n    tessera {arguments[0]}" in plain
+
+
+def test_kubectl_finds_the_plugin_by_the_name_of_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripts = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts == {"tessera": "tessera.cli:main", "kubectl-tessera": "tessera.cli:run_plugin"}
+    monkeypatch.setattr(sys, "argv", ["kubectl-tessera", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        run_plugin()
 
 
 def test_a_list_of_commands_imports_none_of_them() -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.core.advice import advise, smallest_changes
+from tessera.core.advice import advise, mode_advice, smallest_changes
 from tessera.core.misfits import CardMisfit, Reason
 from tessera.core.near_misses import FewCards, NearMiss, near_miss, quick_near_miss
 from tessera.core.requests import PodRequest
-from tests.support.builders import Cluster, PodBuilder, cluster, gpu_pod, node, pod
+from tessera.vendors.node_reader import node_facts
+from tests.support.builders import A100_40GB, Cluster, NodeBuilder, PodBuilder, cluster, gpu_pod, node, pod, vendors
 
 
 def world() -> Cluster:
@@ -27,6 +28,45 @@ def test_the_nearest_card_is_the_one_with_the_least_relative_shortfall() -> None
     card = CardMisfit("large", Reason.CARD_INSUFFICIENT_MEMORY, asked=21000, free=20000, total=80000)
     assert found == NearMiss("n2", card, "MiB")
     assert found.text == "needs 21000 MiB on one card; best is n2 / large with 20000 MiB free of 80000"
+
+
+MIG_ADVICE = (
+    "every NVIDIA card is in MIG mode, and a pod gets a MIG instance only with the annotation nvidia.com/vgpu-mode: mig"
+)
+
+
+def mig_node(name: str = "m1") -> NodeBuilder:
+    return node(name).gpu(f"{name}-0", mode="mig", profiles=A100_40GB).gpu(f"{name}-1", mode="mig", profiles=A100_40GB)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "asking", "advice"),
+    [
+        ([mig_node()], gpu_pod(), MIG_ADVICE),
+        ([mig_node(), mig_node("m2")], gpu_pod(), MIG_ADVICE),
+        ([mig_node(), node("cpu")], gpu_pod(), MIG_ADVICE),
+        ([mig_node()], gpu_pod().annotate(("nvidia.com/vgpu-mode", "hami-core")), MIG_ADVICE),
+        ([mig_node()], gpu_pod().annotate(("nvidia.com/vgpu-mode", "mig")), ""),
+        ([mig_node(), node("n1").gpus(1, mode="hami-core")], gpu_pod(), ""),
+        ([mig_node(), node("n1").gpus(1)], gpu_pod(), ""),
+        ([node("n1").gpus(1)], gpu_pod(), ""),
+        ([], gpu_pod(), ""),
+        ([mig_node()], pod().container(), ""),
+        ([mig_node()], pod().container(limits={"hygon.com/dcunum": 1}), ""),
+    ],
+)
+def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_else(
+    nodes: list[NodeBuilder], asking: PodBuilder, advice: str
+) -> None:
+    assert mode_advice(cluster(*nodes).ledger, asked(asking)) == advice
+
+
+def test_cards_that_are_gone_or_changed_their_mode_do_not_count() -> None:
+    one = cluster(mig_node(), node("n1").gpus(1))
+    one.ledger.forget_node("n1")
+    assert mode_advice(one.ledger, asked(gpu_pod())) == MIG_ADVICE
+    one.ledger.observe_node(node_facts(node("m1").gpus(1, mode="hami-core").api(), vendors()))
+    assert mode_advice(one.ledger, asked(gpu_pod())) == ""
 
 
 def test_cores_may_be_what_is_short() -> None:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tessera.http11.limits import BURST_SECONDS, LOG_EVERY_SECONDS, MAX_BUFFERED_BYTES, LoopShare, PeerTable, RefusalLog
+from tessera.http11.limits import (
+    BURST_SECONDS,
+    ITERATION_SECONDS,
+    LOG_EVERY_SECONDS,
+    MAX_BUFFERED_BYTES,
+    LoopIteration,
+    LoopShare,
+    PeerTable,
+    RefusalLog,
+)
 from tessera.services.common_settings import ListenerLimits
 from tests.support.event_loops import in_fake_time
 from tests.support.logs import captured
@@ -124,11 +133,13 @@ def test_bytes_that_are_released_can_be_held_again() -> None:
 
 @in_fake_time
 async def test_a_peer_waits_only_when_it_has_used_more_than_a_burst() -> None:
-    share = LoopShare(0.25)
+    share = LoopShare(0.25, LoopIteration())
     assert not share.must_wait("a")
     share.charge("a", BURST_SECONDS)
+    await asyncio.sleep(0)
     assert not share.must_wait("a")
     share.charge("a", 0.001)
+    await asyncio.sleep(0)
     assert share.must_wait("a")
     assert not share.must_wait("b")
     await asyncio.sleep(0.001 / 0.25)
@@ -138,7 +149,7 @@ async def test_a_peer_waits_only_when_it_has_used_more_than_a_burst() -> None:
 @pytest.mark.parametrize("others", [0, 3])
 @in_fake_time
 async def test_a_peer_gets_its_share_and_peers_that_wait_get_the_same(others: int) -> None:
-    share, cost, turns = LoopShare(0.1), 0.01, 50
+    share, cost, turns = LoopShare(0.1, LoopIteration()), 0.01, 50
     loop = asyncio.get_running_loop()
     spent: dict[str, int] = {}
 
@@ -160,7 +171,7 @@ async def test_a_peer_gets_its_share_and_peers_that_wait_get_the_same(others: in
 
 @in_fake_time
 async def test_connections_of_one_peer_take_turns_in_order_and_lost_ones_are_forgotten() -> None:
-    share, order = LoopShare(0.1), []
+    share, order = LoopShare(0.1, LoopIteration()), []
 
     class Noting(Connection):
         def take_turn(self) -> None:
@@ -178,6 +189,31 @@ async def test_connections_of_one_peer_take_turns_in_order_and_lost_ones_are_for
     assert order == ["first", "second", "third"]
     share.forget_paid()
     assert not share.must_wait("a")
+
+
+@in_fake_time
+async def test_an_iteration_of_the_loop_is_for_one_request_of_all_shares_and_peers_take_turns() -> None:
+    iteration, order = LoopIteration(), list[str]()
+    shares = [LoopShare(0.5, iteration, burst=10.0) for _ in range(2)]
+
+    class Noting(Connection):
+        def take_turn(self) -> None:
+            order.append(self.peer)
+            shares[0].charge(self.peer, ITERATION_SECONDS)
+
+    shares[0].charge("a", ITERATION_SECONDS)
+    assert [share.must_wait(peer) for share in shares for peer in "ab"] == [True] * 4
+    for peer in "aaab":
+        shares[0].wait(Noting(peer))
+    shares[1].wait(Noting("c"))
+    for _ in range(7):
+        served = len(order)
+        await asyncio.sleep(0)
+        assert len(order) <= served + 1
+    assert sorted(order) == list("aaabc")
+    # A peer does not wait for all connections of another.
+    assert order.index("b") < 3
+    assert not shares[0].must_wait("a")
 
 
 # -- the log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from collections.abc import Sequence
 from itertools import pairwise
 
 import httptools
@@ -60,13 +61,17 @@ class Wire(asyncio.Transport):
         pass
 
 
-def connected(wire: Wire, router: Router = ROUTER, refusal: Response | None = None) -> ServerConnection:
-    """A connection whose requests stay where they are, since nothing can be written."""
+def connected(
+    wire: Wire, router: Router = ROUTER, refusal: Response | None = None, pieces: Sequence[bytes] = ()
+) -> ServerConnection:
+    """A connection that has received this; its requests stay where they are, since nothing can be written."""
 
     async def connect() -> ServerConnection:
         made = ServerConnection(ServerState(router, ListenerLimits(), guard=lambda _transport: refusal))
         made.connection_made(wire)
         made.pause_writing()
+        for piece in pieces:
+            made.data_received(piece)
         return made
 
     with asyncio.Runner() as runner:
@@ -74,10 +79,7 @@ def connected(wire: Wire, router: Router = ROUTER, refusal: Response | None = No
 
 
 def read(*pieces: bytes, refusal: Response | None = None) -> ServerConnection:
-    made = connected(Wire(), refusal=refusal)
-    for piece in pieces:
-        made.data_received(piece)
-    return made
+    return connected(Wire(), refusal=refusal, pieces=pieces)
 
 
 @given(st.lists(st.integers(1, len(CONVERSATION) - 1), max_size=12).map(sorted))

@@ -216,6 +216,21 @@ async def test_what_is_wrong_with_a_node_is_found(changed: NodeBuilder, severity
     assert words in found[0].what
 
 
+@pytest.mark.parametrize(
+    ("key", "seconds", "is_old"),
+    [
+        ("hami.io/mutex.lock", 299, False),
+        ("hami.io/mutex.lock", 301, True),
+        ("cambricon.com/dsmlu.lock", 119, False),
+        ("cambricon.com/dsmlu.lock", 121, True),
+    ],
+)
+async def test_a_lock_is_old_when_the_scheduler_would_take_it_over(key: str, seconds: int, is_old: bool) -> None:
+    since = datetime.fromtimestamp(NOW - seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    found = await found_on(GOOD_NODE.annotate((key, since)))
+    assert [key in each.what for each in found] == [True] * is_old
+
+
 async def test_a_plugin_that_is_silent_for_too_long_is_named_with_the_time() -> None:
     asked = encode_requesting(datetime.fromtimestamp(NOW - 600, UTC), zone=datetime.now().astimezone().tzinfo or UTC)
     [kept] = await found_on(GOOD_NODE.annotate(("hami.io/node-handshake", asked)))

@@ -187,6 +187,16 @@ async def test_the_explanation_never_disagrees_with_the_scheduler(seed: int) -> 
             assert answer["FailedNodes"] == texts
 
 
+async def test_a_pod_that_did_not_ask_for_mig_is_told_so_where_there_is_nothing_else() -> None:
+    cut = node("n1").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    for built in (gpu_pod("p", mem=4000), using_downward_api(gpu_pod("p", mem=4000))):
+        found = explain(OfflineCluster(state_of([cut], [built])), "default/p")
+        assert isinstance(found.verdict, FitsNowhere)
+        assert found.verdict.mode == found.verdict.event[-1]
+        assert "only with the annotation nvidia.com/vgpu-mode: mig" in told(found)
+        assert "no smaller request would fit" not in told(found)
+
+
 async def test_a_node_with_mig_cards_is_not_said_to_fit_a_pod_that_cannot_go_there() -> None:
     cut = node("n2").gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
     large = gpu_pod("p", mem=60000)

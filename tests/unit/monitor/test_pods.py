@@ -9,7 +9,7 @@ from tessera.kube.errors import KubeError
 from tessera.kube.reflector import UnreadableObjectError
 from tessera.monitor.container_dirs import Owner
 from tessera.monitor.pods import Pods, SeenPod
-from tessera.wire.objects import Container, Metadata, Pod, PodSpec
+from tessera.wire.objects import Container, Metadata, Pod, PodSpec, Workload
 
 
 def unreadable(uid: str) -> UnreadableObject:
@@ -31,7 +31,7 @@ async def test_pods_come_with_their_containers_and_go() -> None:
     assert not pods.ready.is_set()
     pods.synced()
     assert pods.ready.is_set()
-    assert pods.all()[0] == SeenPod("uid-a", "team", "a", ("prepare", "main"), "[]")
+    assert pods.all()[0] == SeenPod("uid-a", "team", "a", ("prepare", "main"), "[]", workload=Workload("team"))
     assert pods.all()[0].owners == (Owner("uid-a", "prepare"), Owner("uid-a", "main"))
     assert pods.uids() == {"uid-a", "uid-b", "uid-c"}
     pods.drop("team/a")

@@ -16,7 +16,7 @@ from tessera.scheduler.settings import NodeLockMode
 from tests.support.builders import NOW, vendors
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import FakeCluster
-from tests.support.stepwise_scheduler import LOCK, TURN
+from tests.support.stepwise_scheduler import TURN
 
 OVERDUE = 300.0
 
@@ -68,11 +68,11 @@ class Line:
     def __post_init__(self) -> None:
         time = asyncio.get_running_loop().time
         self.queue = AllocationQueue(
-            NodeLocks(FakeCluster(), expire_after=LOCK, now=lambda: NOW + time()),
+            NodeLocks(FakeCluster(), now=lambda: NOW + time()),
             vendors(),
             mode=NodeLockMode.AUTO,
             turn_seconds=TURN,
-            overdue_seconds=OVERDUE,
+            lock_seconds=OVERDUE,
             time=time,
         )
 

@@ -239,6 +239,33 @@ async def test_an_apiserver_fault_while_locking_is_a_fault_of_the_bind() -> None
         await enter(world, "a")
 
 
+@in_fake_time
+async def test_cambricons_lock_expires_after_its_own_two_minutes_and_the_turn_with_it() -> None:
+    world = World(node("n1").gpus(1))
+    _, problem = await enter(world, "a", of_vendors("MLU"))
+    assert problem == ""
+    await asyncio.sleep(119)
+    world.queue.end_overdue()
+    assert world.queue.active == 1
+    await asyncio.sleep(2)
+    world.queue.end_overdue()
+    _, problem = await enter(world, "b", of_vendors("MLU"))
+    assert problem == ""
+    assert asyncio.get_running_loop().time() == pytest.approx(121, abs=0.01), "nothing was waited for"
+
+
+@in_fake_time
+async def test_a_turn_lasts_as_long_as_the_longest_lock_of_its_pod() -> None:
+    world = World(node("n1").gpus(1))
+    await enter(world, "a", of_vendors("NVIDIA", "MLU"))
+    await asyncio.sleep(299)
+    world.queue.end_overdue()
+    assert world.queue.active == 1
+    await asyncio.sleep(1)
+    world.queue.end_overdue()
+    assert world.queue.active == 0
+
+
 # -- after a restart
 
 

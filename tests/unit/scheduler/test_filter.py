@@ -107,12 +107,16 @@ def test_a_prepared_request_knows_whether_its_pod_uses_the_downward_api(asking: 
     assert prepared.uses_downward_api is downward_api
 
 
-def test_a_pod_that_uses_the_downward_api_never_gets_a_mig_instance() -> None:
-    mig = node("n1").gpu("mig", mode="mig", profiles=A100_40GB)
-    cluster = world(mig)
-    assert cluster.chosen(gpu_pod("free", mem=4000)) == "n1"
-    answer = cluster.filtered(using_downward_api(gpu_pod("using_downward_api", mem=4000)))
-    assert answer["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
+def test_a_pod_gets_a_mig_instance_only_if_it_asks_for_one_with_the_webhook_and_past_it() -> None:
+    cluster = world(node("n1").gpu("mig", mode="mig", profiles=A100_40GB))
+    for built in (using_downward_api(gpu_pod("completed", mem=4000)), gpu_pod("bypassed", mem=4000)):
+        assert cluster.filtered(built)["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
+        _, _, texts = told(cluster)[-1]
+        assert texts[-1] == (
+            "every NVIDIA card is in MIG mode, and a pod gets a MIG instance only with the annotation "
+            "nvidia.com/vgpu-mode: mig"
+        )
+    assert cluster.chosen(gpu_pod("asking", mem=4000).annotate(("nvidia.com/vgpu-mode", "mig"))) == "n1"
 
 
 def test_a_pod_whose_containers_moved_after_the_webhook_is_refused_with_what_to_do() -> None:

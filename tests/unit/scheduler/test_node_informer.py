@@ -42,6 +42,8 @@ class World:
         self.synced = 0
         self.seen: list[str] = []
         self.gone: list[str] = []
+        self.shown: dict[str, list[str]] = {}
+        """the cards of every node when it was told of them last"""
         self.informer = NodeInformer(
             self.ledger,
             vendors(),
@@ -55,6 +57,9 @@ class World:
 
     def on_node_gone(self, name: str) -> None:
         self.gone.append(name)
+
+    def on_cards(self, name: str) -> None:
+        self.shown[name] = self.cards(name)
 
     def on_handshake(self, node: Node, annotations: Patch) -> None:
         self.patches.append((node.name, annotations))
@@ -335,3 +340,10 @@ def test_an_informer_is_synced_when_told() -> None:
     world.informer.synced()
     world.informer.synced()
     assert (world.informer.has_synced, world.synced) == (True, 1), "a later list is no first list"
+
+
+def test_the_listener_hears_of_cards_when_the_ledger_has_them() -> None:
+    world = World().put(gpus())
+    assert world.shown == {"n1": ["n1-0", "n1-1"]}
+    world.informer.drop("n1")
+    assert world.shown == {"n1": []}

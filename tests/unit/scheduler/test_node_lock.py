@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, HeldLock, LockRefusal, NodeLocks
@@ -33,10 +34,11 @@ class World:
         self.api.add_node(node("n1") if lock is None else node("n1").annotate((key, lock)))
         self.api.add_pod(gpu_pod("other"))
         loop = asyncio.get_running_loop()
-        self.locks = NodeLocks(self.api, expire_after=expire_after, now=lambda: NOW + loop.time())
+        self.locks = NodeLocks(self.api, now=lambda: NOW + loop.time())
+        self.expire_after = expire_after
 
     async def acquire(self, key: str = NODE_LOCK) -> HeldLock | LockRefusal:
-        return await self.locks.acquire("n1", key, OWN, timeout=TIMEOUT)
+        return await self.locks.acquire("n1", key, OWN, expire_after=self.expire_after, timeout=TIMEOUT)
 
     def waiting(self, key: str = NODE_LOCK) -> asyncio.Task[HeldLock | LockRefusal]:
         return asyncio.create_task(self.acquire(key))
@@ -62,8 +64,8 @@ async def test_a_free_lock_is_taken_with_time_and_owner() -> None:
 
 
 @in_fake_time
-async def test_our_own_lock_is_kept_as_it_is() -> None:
-    own = f"{at(-200)},default,p"
+async def test_our_own_lock_is_kept_as_it_is_until_it_has_expired() -> None:
+    own = f"{at(-EXPIRE)},default,p"
     world = World(own)
     assert await world.acquire() == HeldLock("n1", NODE_LOCK, own)
     assert world.api.writes == []
@@ -90,6 +92,23 @@ def test_a_forgotten_lock_is_taken_over(old: str) -> None:
     check()
 
 
+@pytest.mark.parametrize(
+    ("node_name", "phase"),
+    [("n1", "Running"), ("n1", "Succeeded"), ("n1", "Failed"), ("", "Failed"), ("n2", "Pending")],
+)
+def test_a_lock_whose_owner_waits_for_no_allocate_on_this_node_is_taken_over(node_name: str, phase: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(THEIRS)
+        other = world.api.pods["default/other"]
+        spec, status = replace(other.spec, node_name=node_name), replace(other.status, phase=phase)
+        world.api.pods["default/other"] = replace(other, spec=spec, status=status)
+        assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
+        assert asyncio.get_running_loop().time() == 0
+
+    check()
+
+
 @in_fake_time
 async def test_another_pods_lock_is_waited_for_until_its_node_changes() -> None:
     world = World(THEIRS)
@@ -97,6 +116,18 @@ async def test_another_pods_lock_is_waited_for_until_its_node_changes() -> None:
     await asyncio.sleep(3)
     world.change(None)
     assert await waiting == HeldLock("n1", NODE_LOCK, f"{at(3)},default,p")
+
+
+@in_fake_time
+async def test_a_lock_of_a_node_that_is_gone_is_not_waited_for() -> None:
+    world = World(THEIRS)
+    waiting = world.waiting()
+    await asyncio.sleep(1)
+    world.api.delete_node("n1")
+    world.locks.forget_node("n1")
+    with pytest.raises(ApiError, match="404"):
+        await waiting
+    assert asyncio.get_running_loop().time() == 1
 
 
 @in_fake_time
@@ -129,6 +160,13 @@ async def test_a_lock_that_expires_while_waiting_is_taken_soon_after() -> None:
 
 
 @in_fake_time
+async def test_a_lock_is_held_up_to_the_age_at_which_it_expires() -> None:
+    world = World(f"{at(-EXPIRE)},default,other")
+    assert isinstance(await world.acquire(), HeldLock)
+    assert asyncio.get_running_loop().time() == pytest.approx(1.0, abs=0.01)
+
+
+@in_fake_time
 async def test_a_change_between_reading_and_waiting_is_not_missed() -> None:
     world = World(THEIRS)
     world.api.script("get_pod", Step(meanwhile=lambda: world.change(None)))
@@ -156,7 +194,8 @@ async def test_two_who_want_one_lock_get_it_one_after_the_other() -> None:
     world.api.add_pod(gpu_pod("p"))
     first = await world.acquire()
     assert isinstance(first, HeldLock)
-    second = asyncio.create_task(world.locks.acquire("n1", NODE_LOCK, ("default", "other"), timeout=TIMEOUT))
+    other = ("default", "other")
+    second = asyncio.create_task(world.locks.acquire("n1", NODE_LOCK, other, expire_after=EXPIRE, timeout=TIMEOUT))
     await asyncio.sleep(1)
     assert not second.done()
     await world.locks.release(first)
@@ -278,6 +317,13 @@ async def test_cambricons_lock_is_waited_for_although_it_names_no_owner() -> Non
     await asyncio.sleep(2)
     world.change(None, CAMBRICON)
     assert await waiting == HeldLock("n1", CAMBRICON, at(2))
+
+
+@in_fake_time
+async def test_a_refusal_of_another_lock_than_the_common_one_names_its_key() -> None:
+    world = World(at(0), key=CAMBRICON, expire_after=120.0)
+    text = "node n1 has been locked within 2 minutes (cambricon.com/dsmlu.lock): node lock contention"
+    assert await world.acquire(CAMBRICON) == LockRefusal(text)
 
 
 # -- releasing

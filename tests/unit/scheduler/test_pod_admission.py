@@ -6,13 +6,14 @@ import msgspec
 import pytest
 
 from tessera.core.grants import Use
-from tessera.core.quota import QuotaBook
+from tessera.core.ledger import Ledger
 from tessera.scheduler.admission.env_injection import Injection
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.scheduler.admission.reserved_annotations import reserved_keys
 from tessera.scheduler.settings import PrivilegedMode
 from tessera.vendors.ascend.backend import Ascend
 from tessera.vendors.base import Switches
+from tessera.vendors.node_reader import node_facts
 from tessera.vendors.registry import build_vendors
 from tests.support.admission import (
     Document,
@@ -25,6 +26,7 @@ from tests.support.admission import (
     vendors,
     verdict,
 )
+from tests.support.builders import A100_40GB, node
 from tests.support.json_patches import patched
 
 DENY: dict[str, Any] = {"privileged": PrivilegedMode.DENY}
@@ -33,6 +35,11 @@ NO_INJECTION: dict[str, Any] = {"injection": Injection(downward_api=False)}
 GPU = container(gpu="1", mem="3k", cores="30")
 PLAIN = container("plain")
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+
+
+def surprises(document: Any) -> tuple[str, ...]:
+    """The warnings, without the one that every share of cores gets."""
+    return tuple(each for each in verdict(document).warnings if "best effort" not in each)
 
 
 def limits(made: Document) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def test_a_bottomless_document_is_answered() -> None:
     for _ in range(5000):
         deep = {"a": deep}
     document = pod(GPU | {"env": [{"name": VISIBLE, "valueFrom": deep}]})
-    answer = admit(document, namespace="a", vendors=vendors(), settings=AdmissionSettings(), quotas=QuotaBook())
+    answer = admit(document, namespace="a", vendors=vendors(), settings=AdmissionSettings(), ledger=Ledger(vendors()))
     assert answer.code in (200, 400)
 
 
@@ -399,7 +406,7 @@ def test_what_a_tenant_set_instead_does_not_count(entry: Document) -> None:
     for env in ([OWN, entry], [entry, OWN], [entry, OWN, entry]):
         document = pod(GPU | {"env": env})
         assert admitted(document) == clean
-        assert verdict(document).warnings == (
+        assert surprises(document) == (
             f"container main: {', '.join([entry['name']] * env.count(entry))}: "
             "set by the granted slice; the pod's own values are replaced",
         )
@@ -408,7 +415,7 @@ def test_what_a_tenant_set_instead_does_not_count(entry: Document) -> None:
 def test_the_webhook_does_not_warn_of_its_own_variables() -> None:
     stored = admitted(pod(GPU))
     moved = pod(container("injected"), *stored["spec"]["containers"])
-    assert verdict(moved).warnings == ()
+    assert surprises(moved) == ()
     path = variables(admitted(moved)["spec"]["containers"][1])[VISIBLE]
     assert path == "metadata.annotations['tessera.io/c1.visible-devices']"
 
@@ -427,7 +434,7 @@ def test_the_webhook_does_not_warn_of_its_own_variables() -> None:
 def test_limits_on_a_shared_card_cannot_be_switched_off(entry: Document) -> None:
     document = pod(GPU | {"env": [entry]})
     assert admitted(document) == admitted(pod(GPU))
-    assert verdict(document).warnings == (
+    assert surprises(document) == (
         f"container main: {entry['name']} removed: the limits on a shared card are not optional",
     )
     allowed = admitted(document, injection=Injection(allow_disable_control=True))
@@ -505,7 +512,7 @@ def test_chips_are_hidden_from_containers_that_ask_for_none() -> None:
     hiding = {"Ascend910B3": Ascend(msgspec.structs.replace(chips.chip, overwrite_env=True))}
     asked = container(limits={"huawei.com/Ascend910B3": "1"}, env=[{"name": "ASCEND_VISIBLE_DEVICES", "value": "0"}])
     document = pod(PLAIN, asked)
-    answer = admit(document, namespace="a", vendors=hiding, settings=AdmissionSettings(), quotas=QuotaBook())
+    answer = admit(document, namespace="a", vendors=hiding, settings=AdmissionSettings(), ledger=Ledger(vendors()))
     plain, chip = patched(document, answer.patch)["spec"]["containers"]
     assert variables(plain) == {"ASCEND_VISIBLE_DEVICES": ""}
     assert variables(chip) == {}
@@ -587,6 +594,20 @@ def test_an_env_from_is_refused_where_only_allocate_can_name_the_devices(documen
 @pytest.mark.parametrize("broken", [None, {}, "x", [None], [{"prefix": 1}]])
 def test_an_env_from_that_cannot_be_read_is_answered(broken: Any) -> None:
     assert verdict(pod(GPU | {"envFrom": broken})).allowed
+
+
+# -- MIG
+
+
+def test_a_pod_that_does_not_ask_for_mig_is_warned_where_there_is_nothing_else() -> None:
+    makers = vendors()
+    mig = node_facts(node("n1").gpu("M", mode="mig", profiles=A100_40GB).api(), makers)
+    plain = node_facts(node("n2").gpus(1).api(), makers)
+    [warning] = verdict(pod(GPU), nodes=[mig]).warnings
+    assert "only with the annotation nvidia.com/vgpu-mode: mig" in warning
+    assert verdict(pod(GPU), nodes=[mig, plain]).warnings == ()
+    assert verdict(pod(GPU, annotations={"nvidia.com/vgpu-mode": "mig"}), nodes=[mig]).warnings == ()
+    assert verdict(pod(container()), nodes=[mig]).warnings == ()
 
 
 # -- recorded requests, and large ones

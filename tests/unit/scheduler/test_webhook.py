@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tessera.core.quota import QuotaBook
+from tessera.core.ledger import Ledger
 from tessera.core.requests import MAX_CONTAINERS
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
@@ -27,7 +27,7 @@ def answer(
         content_type,
         vendors=vendors() if by is None else by,
         settings=AdmissionSettings(**settings),
-        quotas=QuotaBook(),
+        ledger=Ledger(vendors()),
         observe=seen.append,
     )
     found: dict[str, Any] = json.loads(text)

@@ -75,8 +75,13 @@ def test_admission(vendor: Amd, limits: dict[str, Any], expected: bool | Denied)
     assert draft.limits == limits
 
 
-def test_memory_without_a_card_is_pointed_out(vendor: Amd) -> None:
-    assert warnings(vendor, {MEM: 1000}) == [f"{MEM} has no effect without {GPU}"]
+@pytest.mark.parametrize("name", [MEM, CORES])
+def test_an_amount_without_a_card_is_said_to_leave_the_pod_pending(vendor: Amd, name: str) -> None:
+    [warning] = warnings(vendor, {name: 50})
+    assert warning == (
+        f"{name} without {GPU} gives no slice, and the default scheduler leaves the pod pending unless a node offers "
+        f"{name} itself: add {GPU}"
+    )
 
 
 def registration() -> dict[str, str]:

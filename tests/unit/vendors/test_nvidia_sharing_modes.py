@@ -22,35 +22,33 @@ def request(*counts: int, vendor: str = "NVIDIA", mode: str | None = None) -> Po
     return PodRequest("u", "default", "p", asks, constraints)
 
 
-def modes(pod: PodRequest, *, has_references: bool = True) -> str | None:
-    narrowed = narrow_modes(pod, "NVIDIA", has_references=has_references)
+def modes(pod: PodRequest) -> str | None:
+    narrowed = narrow_modes(pod, "NVIDIA")
     assert isinstance(narrowed, Constraint)
     return narrowed.mode
 
 
 @pytest.mark.parametrize(
-    ("counts", "mode", "has_references", "left"),
+    ("counts", "mode", "left"),
     [
-        ((1,), None, True, EVERYTHING_ELSE),
-        ((1,), None, False, None),
-        ((1, 1), None, True, EVERYTHING_ELSE),
-        ((1, 2), None, True, "hami-core,none"),
-        ((2,), None, False, "hami-core,mig,none"),
-        ((2,), "mig", False, "mig"),
-        ((2,), "mps,hami-core", True, "hami-core"),
-        ((1,), "mps", True, "mps"),
-        ((1,), "mig", True, "mig"),
-        ((2,), "something else", True, "something else"),
+        ((1,), None, EVERYTHING_ELSE),
+        ((1, 1), None, EVERYTHING_ELSE),
+        ((1, 2), None, "hami-core,none"),
+        ((2,), "mig", "mig"),
+        ((2,), "mps,hami-core", "hami-core"),
+        ((1,), "mps", "mps"),
+        ((1,), "mig", "mig"),
+        ((2,), "something else", "something else"),
     ],
 )
 def test_a_pod_goes_only_to_cards_whose_mode_works_for_it(
-    counts: tuple[int, ...], mode: str | None, has_references: bool, left: str | None
+    counts: tuple[int, ...], mode: str | None, left: str | None
 ) -> None:
-    assert modes(request(*counts, mode=mode), has_references=has_references) == left
+    assert modes(request(*counts, mode=mode)) == left
 
 
 def test_a_pod_that_wants_several_cards_of_mps_is_told_that_there_is_no_such_thing() -> None:
-    answer = narrow_modes(request(1, 2, mode="mps"), "NVIDIA", has_references=True)
+    answer = narrow_modes(request(1, 2, mode="mps"), "NVIDIA")
     assert isinstance(answer, BadPod)
     assert answer.container == "c1"
     assert "one at a time" in answer.text
@@ -58,4 +56,4 @@ def test_a_pod_that_wants_several_cards_of_mps_is_told_that_there_is_no_such_thi
 
 def test_other_vendors_have_no_such_modes() -> None:
     vendor = build_vendors(None, Switches())["DCU"]
-    assert vendor.narrow(request(2, vendor="DCU"), has_references=True) == Constraint()
+    assert vendor.narrow(request(2, vendor="DCU")) == Constraint()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tessera.wire.errors import WireError
-from tessera.wire.objects import Node, Pod, ResourceQuota, decode_object
+from tessera.wire.objects import Node, Pod, ResourceQuota, Workload, decode_object
 
 SAMPLES = Path(__file__).parents[2] / "samples"
 
@@ -54,3 +54,29 @@ def test_a_quantity_is_kept_as_it_was_written(quantity: Any) -> None:
 def test_what_is_not_such_an_object_is_refused(text: bytes | str) -> None:
     with pytest.raises(WireError, match=r"^not a valid Pod: "):
         decode_object(text, Pod)
+
+
+@pytest.mark.parametrize(
+    ("references", "workload"),
+    [
+        ("null", Workload("shop")),
+        ('[{"kind":"Node","name":"n1"}]', Workload("shop")),
+        (
+            '[{"kind":"Node","name":"n1"},{"kind":"Job","name":"train","controller":true}]',
+            Workload("shop", "Job", "train"),
+        ),
+        ('[{"kind":"ReplicaSet","name":"web-6d4f","controller":true}]', Workload("shop", "Deployment", "web")),
+        ('[{"kind":"ReplicaSet","name":"web-9999","controller":true}]', Workload("shop", "ReplicaSet", "web-9999")),
+    ],
+)
+def test_a_pod_belongs_to_its_controller_and_a_replica_set_to_its_deployment(
+    references: str, workload: Workload
+) -> None:
+    labels = '{"pod-template-hash":"6d4f"}'
+    text = f'{{"metadata":{{"namespace":"shop","labels":{labels},"ownerReferences":{references}}}}}'
+    assert decode_object(text, Pod).workload == workload
+
+
+def test_a_replica_set_without_the_label_is_its_own() -> None:
+    text = '{"metadata":{"ownerReferences":[{"kind":"ReplicaSet","name":"web-","controller":true}]}}'
+    assert decode_object(text, Pod).workload == Workload("", "ReplicaSet", "web-")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 
 import msgspec
 
@@ -23,8 +23,8 @@ from tessera.wire.objects import Node
 from tessera.wire.quantity import Whole, read
 
 AREA = Area("nodes")
-OLD_LOCK = timedelta(minutes=5)
-"""after which the scheduler takes over a node lock"""
+LOCK_SECONDS = 300.0
+"""after which the scheduler takes over a node lock that has no time of its own"""
 
 
 def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
@@ -123,7 +123,8 @@ def _since(handshake: object, now: float) -> str:
 
 
 def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
-    for key in dict.fromkeys(vendor.keys.lock for vendor in cluster.vendors.values() if vendor.keys.lock):
+    locks = {each.keys.lock: each.keys.lock_seconds for each in cluster.vendors.values() if each.keys.lock}
+    for key, seconds in locks.items():
         text = node.annotations.get(key)
         if text is None:
             continue
@@ -132,7 +133,7 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
         except WireError:
             continue
         age = _moment(cluster) - lock.time
-        if age > OLD_LOCK:
+        if age.total_seconds() > (seconds or LOCK_SECONDS):
             owner = f" by {'/'.join(lock.owner)}" if lock.owner else ""
             yield AREA.warning(
                 f"{node.name} has been locked{owner} for {int(age.total_seconds() // 60)} minutes ({key})",

@@ -25,6 +25,7 @@ STYLES = {
     PodVerdict.REFUSED: Style.BAD,
     PodVerdict.INVALID: Style.BAD,
     PodVerdict.UNACCOUNTED: Style.BAD,
+    PodVerdict.UNJUDGED: Style.WARN,
 }
 
 
@@ -42,7 +43,7 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
         yield from _would_go(found, found.verdict)
     elif found.verdict is not None:
         yield from refusal_lines(found.verdict, found.kept_off, width=width)
-    if found.said and found.status in (PodVerdict.FITS, PodVerdict.REFUSED, PodVerdict.INVALID):
+    if found.said and found.status in (PodVerdict.FITS, PodVerdict.REFUSED, PodVerdict.INVALID, PodVerdict.UNJUDGED):
         yield from section("kube-scheduler's last message", [StyledLine(found.said)])
 
 
@@ -51,8 +52,13 @@ def source_lines(state: ClusterState) -> Iterator[StyledLine]:
     known = f"flags of {state.setup.flags_from}" if state.setup.flags_from else "the scheduler's flags are unknown"
     yield StyledLine()
     yield StyledLine(f"from {state.source}; device configuration: {state.setup.device_config_from}; {known}", Style.DIM)
+    yield from unseen_lines(state)
+
+
+def unseen_lines(state: ClusterState) -> Iterator[StyledLine]:
+    """What could not be read, and what that means."""
     for text in state.unseen:
-        yield StyledLine(f"not readable: {text}", Style.DIM)
+        yield StyledLine(f"not readable: {text}", Style.WARN)
 
 
 def request_lines(request: RequestSummary) -> Iterator[StyledLine]:
@@ -75,12 +81,14 @@ def refusal_lines(
         holders = join_names([holder.text for holder in verdict.holders], HOLDERS)
         held = [StyledLine(f"that card is held by {holders}")] if holders else []
         yield from section("Closest fit", [StyledLine(verdict.near_miss, Style.WARN), *held])
+    if verdict.mode:
+        yield from section("What the pod lacks", [StyledLine(verdict.mode, Style.GOOD)])
     if verdict.changes:
         changes = [StyledLine(change.text, Style.GOOD) for change in verdict.changes]
         yield from section("Any one of these changes would make it fit", changes)
     if verdict.cards:
         yield from section("Card by card", _cards(verdict.cards, width))
-    if not verdict.near_miss and not verdict.changes and candidates:
+    if not verdict.near_miss and not verdict.changes and not verdict.mode and candidates:
         yield from section(
             "What would help", [StyledLine("no smaller request would fit either: see the reasons above")]
         )
@@ -103,6 +111,8 @@ def _headline(found: Explanation) -> str:
             return f"not placed yet; it fits on {node}"
         case PodVerdict.REFUSED:
             return "pending: it fits on no node"
+        case PodVerdict.UNJUDGED:
+            return "not placed yet; you may not list nodes, so nothing says where it would fit"
         case PodVerdict.INVALID:
             return "pending: its request is invalid"
         case PodVerdict.UNACCOUNTED:

@@ -127,12 +127,12 @@ def _with_owner(container: Document, protected: ProtectedVariables, use: _Use, d
             front += shield_env(use.api, container=position, devices=count, hook_path=hook)
     gets_none = use.request is None and not (has_instances or use.is_foreign)
     sorting = _Sorting(protected, front, written=use.draft, limited=use.is_limited, keeps_harmless=gets_none)
-    kept = [entry for entry in env if sorting.keeps(entry)]
-    present = {entry.get("name") for entry in kept}
-    front = [entry for entry in front if entry["name"] not in present]
+    # A pod may have tens of thousands of variables, few of them ours.
+    kept = [entry for entry in env if not entry.get("name", "").startswith(sorting.stems) or sorting.keeps(entry)]
+    front = [entry for entry in front if entry["name"] not in sorting.kept]
     if (
         gets_none
-        and protected.devices not in present
+        and protected.devices not in sorting.kept
         and (use.hides or exposed or protected.devices in sorting.removed)
     ):
         kept.append({"name": protected.devices, "value": protected.no_devices})
@@ -166,11 +166,22 @@ class _Sorting:
         self._written = written_variables(written)
         self._limited = limited
         self._keeps_harmless = keeps_harmless
+        self.stems = (*protected.names, *self._front)
+        """what the names of all variables begin with that `keeps` may decide on"""
+        self.kept: set[str] = set()
         self.replaced: list[str] = []
         self.removed: list[str] = []
 
     def keeps(self, entry: Document) -> bool:
-        name, protected = entry.get("name", ""), self._protected
+        """Called for each variable whose name begins with one of `stems`."""
+        name: str = entry.get("name", "")
+        if self._keeps(name, entry):
+            self.kept.add(name)
+            return True
+        return False
+
+    def _keeps(self, name: str, entry: Document) -> bool:
+        protected = self._protected
         if entry == self._front.get(name):
             return False
         if protected.owned.fullmatch(name):

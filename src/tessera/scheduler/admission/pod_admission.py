@@ -1,7 +1,7 @@
 """Decides about one pod at its creation: the changes that complete it, or why it is refused.
 
 The order of the checks is HAMi's. Refusals have code 403 and begin with HAMi's text; only a document that is not a pod
-gets 400. Admitting a changed pod again changes nothing. Neither the document nor the quotas are modified.
+gets 400. Admitting a changed pod again changes nothing. Neither the document nor the ledger is modified.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from tessera.core.advice import mode_advice
+from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaBook, bounds
 from tessera.core.requests import PodRequest
 from tessera.scheduler.admission.env_injection import Injection, with_slice_env
@@ -69,7 +71,7 @@ def admit(
     namespace: str,
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
-    quotas: QuotaBook,
+    ledger: Ledger,
     user: str = "",
 ) -> Verdict:
     """The verdict on the creation of a pod, given as decoded JSON."""
@@ -85,7 +87,7 @@ def admit(
         )
     if not _is_ours(pod.spec.scheduler_name, settings):
         return _protect_foreign(document, pod, vendors, settings)
-    return _complete(document, pod, namespace=namespace, vendors=vendors, settings=settings, quotas=quotas)
+    return _complete(document, pod, namespace=namespace, vendors=vendors, settings=settings, ledger=ledger)
 
 
 def shown_name(metadata: Metadata) -> str:
@@ -122,7 +124,7 @@ def _complete(
     namespace: str,
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
-    quotas: QuotaBook,
+    ledger: Ledger,
 ) -> Verdict:
     draft = draft_of(pod)
     containers = _containers(pod)
@@ -152,9 +154,11 @@ def _complete(
             where = f"container {shortened(asked.container)}: " if asked.container else ""
             return admission.denied(where + asked.text)
         request = asked
-        over = _over_quota(request, namespace, vendors, quotas)
+        over = _over_quota(request, namespace, vendors, ledger.quotas)
         if over:
             return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
+        if lacking := mode_advice(ledger, request):
+            draft.warn(lacking)
     return _protect(document, changed, draft, request=request, vendors=vendors, settings=settings, skipped=privileged)
 
 

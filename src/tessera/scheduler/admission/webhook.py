@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 import structlog
 
-from tessera.core.quota import QuotaBook
+from tessera.core.ledger import Ledger
 from tessera.scheduler.admission.pod_admission import AdmissionSettings, admit
 from tessera.vendors.base import Vendor
 from tessera.wire import admission
@@ -29,7 +29,7 @@ def review(
     *,
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
-    quotas: QuotaBook,
+    ledger: Ledger,
     observe: Callable[[Verdict], None] = lambda _verdict: None,
 ) -> bytes:
     """The body of the answer. `observe` sees what was decided."""
@@ -39,7 +39,7 @@ def review(
         if refused is None:
             asked = admission.decode_review(body)
             refused = admission.container_refusal(asked)
-        verdict = refused or _decide(asked, vendors=vendors, settings=settings, quotas=quotas)
+        verdict = refused or _decide(asked, vendors=vendors, settings=settings, ledger=ledger)
     except WireError as error:
         verdict = admission.errored(admission.BAD_REQUEST, str(error))
     except Exception as error:
@@ -51,7 +51,7 @@ def review(
 
 
 def _decide(
-    asked: Review | None, *, vendors: Mapping[str, Vendor], settings: AdmissionSettings, quotas: QuotaBook
+    asked: Review | None, *, vendors: Mapping[str, Vendor], settings: AdmissionSettings, ledger: Ledger
 ) -> Verdict:
     assert asked is not None  # what could not be read was refused before
     if asked.operation != CREATE:
@@ -61,5 +61,5 @@ def _decide(
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WireError(f"not a valid Pod: {error}") from error
     return admit(
-        document, namespace=asked.namespace, vendors=vendors, settings=settings, quotas=quotas, user=asked.username
+        document, namespace=asked.namespace, vendors=vendors, settings=settings, ledger=ledger, user=asked.username
     )

@@ -21,7 +21,7 @@ from tessera.scheduler.metrics.text_format import Series
 
 RENDER_BYTES = 64 * 1024
 """text written between two turns of the loop: below a millisecond"""
-JOIN_BYTES = 256 * 1024
+JOIN_BYTES = 64 * 1024
 """text copied between two turns of the loop: well below a millisecond"""
 
 Blocks = tuple[bytes, ...]
@@ -61,7 +61,7 @@ class Exposition:
     async def stream(self) -> AsyncIterator[bytes]:
         """The whole text in pieces, with a turn of the loop between them."""
         await self._refresh()
-        nodes = [self._blocks[name] for name in self._ledger.arrays.order.names if name in self._blocks]
+        nodes = [blocks for blocks in map(self._blocks.get, self._ledger.arrays.order.names) if blocks is not None]
         families: tuple[Series[Any], ...] = (*self._cards, *self._mig, *self._slices)
         quotas = [
             (series, series.lines(quota_samples(self._ledger.quotas, self._ledger.rules))) for series in self._quotas

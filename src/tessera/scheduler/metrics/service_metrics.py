@@ -161,6 +161,8 @@ class Metrics:
 
     def keep_only(self, nodes: Iterable[str]) -> None:
         """Forget what was found on nodes that are not there any more."""
+        if not self._findings:
+            return
         kept = {*nodes, ""}
         self._findings = {node: found for node, found in self._findings.items() if node in kept}
         self._count_findings()

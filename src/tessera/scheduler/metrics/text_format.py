@@ -28,17 +28,18 @@ def encoded(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Series(Generic[T]):
-    """A family of gauges, and how one thing is shown in it."""
+    """A family of series, and how one thing is shown in it."""
 
     name: str
     help: str
     """one line, without backslashes"""
     sample: Callable[[T], str]
     """labels in braces, a space and the value; empty where this thing has no sample"""
+    kind: str = "gauge"
 
     @property
     def header(self) -> bytes:
-        return encoded(f"# HELP {self.name} {self.help}\n# TYPE {self.name} gauge\n")
+        return encoded(f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n")
 
     def lines(self, things: list[T]) -> bytes:
         name, sample = self.name, self.sample

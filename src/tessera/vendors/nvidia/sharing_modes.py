@@ -1,8 +1,9 @@
 """Which sharing modes of a card a pod's containers can work with, beyond what the pod itself accepts.
 
-A container that reads its slice through the downward API cannot use MIG, whose instances have no name before Allocate
-makes them. MPS has one daemon per card and a process talks to one daemon, so a container gets one such card. Cards that
-name no mode accept every pod.
+MIG instances have no name before Allocate makes them, so a container cannot read them through the downward API: a pod
+gets them only if it names the mode. That holds for pods that bypassed the webhook too, so that there is one rule. MPS
+has one daemon per card and a process talks to one daemon, so a container gets one such card. Cards that name no mode
+accept every pod.
 """
 
 from __future__ import annotations
@@ -17,22 +18,21 @@ from tessera.vendors.drafts import BadPod
 MODES = (HAMI_CORE, MIG, MPS, WHOLE)
 
 
-def narrow_modes(pod: PodRequest, vendor: str, *, has_references: bool) -> Constraint | BadPod:
-    """The pod's constraint with only the modes that work; `has_references`: it uses the downward API."""
+def narrow_modes(pod: PodRequest, vendor: str) -> Constraint | BadPod:
+    """The pod's constraint with only the modes that work."""
     constraint = pod.constraint(vendor)
     several = _container_with_several(pod, vendor)
-    accepted, usable = _modes(constraint.mode, several=several is not None, has_references=has_references)
+    accepted, usable = _modes(constraint.mode, several=several is not None)
     if several is not None and accepted and not usable:
         return BadPod(several, f"cards in mode {MPS} are given to a container one at a time: ask for one")
     return constraint if usable == accepted else replace(constraint, mode=",".join(usable))
 
 
 @lru_cache(maxsize=256)
-def _modes(mode: str | None, *, several: bool, has_references: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _modes(mode: str | None, *, several: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The modes that the pod accepts, and those of them that work."""
     refused = {MPS} if several else set()
-    if has_references and mode is None:
-        # A pod that names MIG itself was given no references.
+    if mode is None:
         refused.add(MIG)
     accepted = tuple(one for one in MODES if mode is None or one in mode)
     return accepted, tuple(one for one in accepted if one not in refused)
