@@ -129,6 +129,9 @@ async def test_a_deployment_on_the_installed_chart_gets_its_slices_and_outlives_
         pods = await running(release.api, 3)
         assert [*wrong_environments(pods, await environments(plane, pods), hook=LIBRARY_HOME)] == []
         alive = lives(pods)
+        said = await release.diagnosis()
+        assert "e2e-tessera-scheduler has 2 ready replica(s)" in said
+        assert "0 broken, 0 warnings, 0 not checked" in said, said
 
         # Another version: scheduler and agent are replaced, and the webhook answers all the time.
         async with admitted_all_the_time(plane):
