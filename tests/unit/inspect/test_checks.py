@@ -3,7 +3,7 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
@@ -12,11 +12,15 @@ from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.webhook import DAY, check_registration
+from tessera.inspect.checks.workloads import check_daemon_set, check_deployment, check_failure_policy, check_workloads
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.diagnosis import diagnosis_lines
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError
 from tessera.wire.handshake import encode_requesting
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
 from tests.support.cluster_states import state_of
@@ -248,3 +252,214 @@ def test_the_worst_comes_first_and_is_counted() -> None:
     assert lines[0] == "broken   b: y"
     assert lines[-1] == "1 broken, 0 warnings, 0 not checked, 1 fine"
     assert is_broken(findings)
+
+
+# -- what runs
+
+
+def deployment(ready: int, replicas: int | None = 2, *, conditions: Any = ()) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "gpu", "name": "tessera-scheduler"},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "tessera"}}},
+        "status": {"readyReplicas": ready or None, "conditions": conditions},
+    }
+
+
+def daemon_set(ready: int, wanted: int) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "gpu", "name": "tessera-device-plugin"},
+        "spec": {"template": {"spec": {"nodeSelector": {"gpu": "on"}}}},
+        "status": {"desiredNumberScheduled": wanted, "numberReady": ready},
+    }
+
+
+STUCK = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
+
+
+@pytest.mark.parametrize(
+    ("findings", "severity", "words"),
+    [
+        (check_deployment(deployment(2)), Severity.FINE, "2 of 2 replica(s) ready"),
+        (check_deployment(deployment(1, None)), Severity.FINE, "1 of 1 replica(s) ready"),
+        (check_deployment(deployment(1)), Severity.WARNING, "1 of 2 replica(s) ready"),
+        (check_deployment(deployment(0)), Severity.BROKEN, "0 of 2 replica(s) ready"),
+        (check_deployment(deployment(0, conditions=STUCK)), Severity.BROKEN, "ready (exceeded quota)"),
+        (check_deployment(deployment(0, 0)), Severity.BROKEN, "is scaled to 0"),
+        (check_daemon_set(daemon_set(3, 3)), Severity.FINE, "ready on 3 of 3 node(s)"),
+        (check_daemon_set(daemon_set(2, 3)), Severity.WARNING, "ready on 2 of 3 node(s)"),
+        (check_daemon_set(daemon_set(0, 3)), Severity.BROKEN, "ready on 0 of 3 node(s)"),
+        (check_daemon_set(daemon_set(0, 0)), Severity.BROKEN, "runs on no node: none has the label(s) gpu=on"),
+    ],
+)
+def test_what_does_not_run_is_found(findings: Any, severity: Severity, words: str) -> None:
+    [found] = findings
+    assert (found.severity, bool(found.fix)) == (severity, severity is not Severity.FINE)
+    assert words in found.what
+
+
+@pytest.mark.parametrize(
+    ("policy", "ready", "is_limited", "severity", "words"),
+    [
+        ("Fail", 2, True, Severity.FINE, ""),
+        (None, 2, True, Severity.FINE, ""),
+        ("Fail", 1, True, Severity.WARNING, "every new device pod is refused"),
+        ("Fail", 0, True, Severity.BROKEN, "every new device pod is refused"),
+        ("Fail", 2, False, Severity.WARNING, "no pod of any kind"),
+        ("Fail", 0, False, Severity.BROKEN, "no pod of any kind"),
+        ("Ignore", 2, True, Severity.WARNING, "gets no slice"),
+        ("Ignore", 2, False, Severity.FINE, ""),
+        ("Ignore", 1, False, Severity.WARNING, "gets no slice"),
+        ("Ignore", 0, False, Severity.BROKEN, "they get no slice"),
+    ],
+)
+def test_the_failure_policy_must_fit_the_replicas(
+    policy: str | None, ready: int, is_limited: bool, severity: Severity, words: str
+) -> None:
+    conditions = [{"name": "concerns-devices", "expression": "true"}] if is_limited else None
+    one = webhook(failurePolicy=policy, matchConditions=conditions)
+    one["webhooks"].append({"name": "others.vgpu.hami.io", "failurePolicy": "Ignore"})
+    [found] = check_failure_policy(Installation(webhooks=(one,), deployment=deployment(ready)))
+    assert found.severity is severity
+    assert f"{ready} replica(s) of gpu/tessera-scheduler can answer" in found.what
+    assert words in found.why
+
+
+class Cluster:
+    """An apiserver with one DaemonSet, or with an error for every one."""
+
+    def __init__(self, name: str, error: int = 404) -> None:
+        self.name, self.error = name, error
+
+    async def get(self, path: str, _: object) -> dict[str, Any]:
+        if path.endswith(f"/daemonsets/{self.name}"):
+            return daemon_set(2, 3)
+        raise ApiError(status=self.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "severities"),
+    [
+        ("mine-device-plugin", 404, [Severity.FINE, Severity.WARNING]),
+        ("hami-device-plugin", 404, [Severity.FINE, Severity.WARNING]),
+        ("", 404, [Severity.FINE]),
+        ("", 403, [Severity.FINE, Severity.UNSEEN]),
+    ],
+)
+async def test_deployment_and_daemon_set_are_found_by_their_names(
+    name: str, error: int, severities: list[Severity]
+) -> None:
+    installation = Installation(namespace="gpu", name="mine-scheduler", deployment=deployment(2))
+    found = await check_workloads(cast("KubeClient", Cluster(name, error)), installation)
+    assert [each.severity for each in found] == severities
+
+
+def test_without_a_deployment_the_failure_policy_says_nothing() -> None:
+    assert not list(check_failure_policy(Installation(webhooks=(webhook(),))))
+
+
+# -- registrations and cordons
+
+
+REGISTER, HANDSHAKE = "hami.io/node-nvidia-register", "hami.io/node-handshake"
+
+
+@pytest.mark.parametrize("left", [(HANDSHAKE, "Reported"), ("tessera.io/agent", "downward-api,hami-core")])
+async def test_a_registration_that_vanished_is_told_from_another_plugin(left: tuple[str, str]) -> None:
+    held = gpu_pod("a", mem=1000).on("n2", "n2-0,NVIDIA,1000,0:;")
+    vanished = node("n2").capacity(**{GPU: 10}).annotate(left)
+    [found] = bad(check_nodes(OfflineCluster(state_of([GOOD_NODE, vanished], [held]))))
+    assert found.severity is Severity.BROKEN
+    assert f"n2: its registration of NVIDIA cards has vanished ({REGISTER})" in found.what
+    assert left[0] in found.what
+    assert "what 1 pod(s) hold" in found.why
+
+
+async def test_an_agent_on_a_node_without_cards_is_a_warning() -> None:
+    [found] = await found_on(GOOD_NODE, node("n2").annotate(("tessera.io/agent", "downward-api,hami-core")))
+    assert found.severity is Severity.WARNING
+    assert "registers no cards of NVIDIA" in found.what
+
+
+async def test_a_card_that_left_its_registration_is_named_with_its_pods() -> None:
+    held = gpu_pod("a", mem=1000).on("n1", "n1-7,NVIDIA,1000,0:;")
+    fine = gpu_pod("b", mem=1000).on("n1", "n1-1,NVIDIA,1000,0:;")
+    [found] = bad(check_nodes(OfflineCluster(state_of([GOOD_NODE], [held, fine]))))
+    assert found.severity is Severity.WARNING
+    assert found.what == "n1: card n1-7 is not registered any more, but held by default/a"
+
+
+@pytest.mark.parametrize(
+    ("cordoned", "words"),
+    [
+        ("n1-0", ""),
+        ("n1-0,n1-5", "names n1-5, which is no card of this node"),
+        ("0", "names 0, which is no card of this node"),
+    ],
+)
+async def test_a_cordon_that_names_no_card_is_found(cordoned: str, words: str) -> None:
+    found = await found_on(GOOD_NODE.annotate(("hami.io/device-cordon", cordoned)))
+    assert [words in each.what for each in found] == [True] * bool(words)
+    assert all("the node has n1-0, n1-1" in each.fix for each in found)
+
+
+async def test_a_cordon_of_a_card_that_takes_none_is_found() -> None:
+    dcu = vendors()["DCU"].keys.register
+    text = "DCU-0,4,32768,100,DCU-Z100,0,true,0,hami-core:"
+    found = await found_on(GOOD_NODE, node("n2").annotate((dcu, text), ("hami.io/device-cordon", "DCU-0")))
+    assert "n2: hami.io/device-cordon names DCU-0, but cards of DCU take no cordon" in [each.what for each in found]
+
+
+# -- quotas
+
+
+@pytest.mark.parametrize(
+    ("hard", "words", "fix"),
+    [
+        (
+            {"limits.nvidia.com/gpumem": "30Gi"},
+            "it means 32,212,254,720 times MiB",
+            "limits.nvidia.com/gpumem: '30720'",
+        ),
+        ({"limits.nvidia.com/gpumem": "200k"}, "it means 200,000 times MiB", "a plain number in units of MiB"),
+        ({"limits.nvidia.com/gpucores": "100k"}, "it means 100,000 per cent", "100 for each card"),
+        ({"limits.nvidia.com/gpumem": str(2**30)}, "limits nothing", "a plain number in units of MiB"),
+        ({"nvidia.com/gpumem": "30720"}, "limits nothing without the prefix", "limits.nvidia.com/gpumem: '30720'"),
+        ({"limits.nvidia.com/gpu": "4"}, "limits.nvidia.com/gpu limits nothing", "requests.nvidia.com/gpu: '4'"),
+        ({"nvidia.com/gpu": 4}, "nvidia.com/gpu limits nothing", "requests.nvidia.com/gpu: 4"),
+    ],
+)
+async def test_a_quota_that_limits_nothing_is_found(hard: dict[str, Any], words: str, fix: str) -> None:
+    [found] = check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)])))
+    assert found.severity is Severity.WARNING
+    assert "team/q" in found.what
+    assert words in found.what
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    "hard",
+    [
+        {"limits.nvidia.com/gpumem": "30720", "limits.nvidia.com/gpucores": "100"},
+        {"limits.nvidia.com/gpumem": "100k"},
+        {"limits.nvidia.com/gpumem": "200000"},
+        {"limits.nvidia.com/gpumem": "0"},
+        {"requests.nvidia.com/gpu": "4", "limits.nvidia.com/gpumem": 1000},
+    ],
+)
+async def test_a_quota_that_limits_something_is_fine(hard: dict[str, Any]) -> None:
+    [found] = check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)])))
+    assert found.severity is Severity.FINE
+
+
+@pytest.mark.parametrize("hard", [{"cpu": "4"}, {"requests.nvidia.com/gpu": "4"}, {"requests.nvidia.com/gpumem": "1"}])
+async def test_quotas_of_other_things_are_left_to_others(hard: dict[str, Any]) -> None:
+    assert not list(check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)]))))
+
+
+async def test_a_quota_in_a_cluster_without_cards_is_not_judged() -> None:
+    limits = quota_of({"limits.nvidia.com/gpumem": "30Gi"})
+    assert not bad(check_quotas(OfflineCluster(state_of([], quotas=[limits]))))
+
+
+def quota_of(hard: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": hard}}
