@@ -1,6 +1,7 @@
 # One image for all roles: `tessera scheduler`, `tessera device-plugin`, `tessera monitor`. The wheel leaves the lab out.
 # Build it from the root of the repository:
-#   docker build --tag tessera:0.1.0 .
+#   docker build --tag tessera:0.2.0 --build-arg REVISION=$(git rev-parse HEAD) .
+# `make image` builds the same from the same wheels, on the packages of Debian or Ubuntu, without a container engine.
 ARG PYTHON=3.13
 
 # -- Everything that is installed, in one folder.
@@ -25,9 +26,15 @@ RUN /opt/tessera/bin/python -m compileall -q /opt/tessera/lib
 
 # -- The image.
 FROM python:${PYTHON}-slim
+ARG VERSION=0.2.0
+ARG REVISION=
+ARG SOURCE=
 LABEL org.opencontainers.image.title="Tessera" \
       org.opencontainers.image.description="Shares GPUs and other accelerators between Kubernetes pods" \
-      org.opencontainers.image.licenses="Apache-2.0"
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.source="${SOURCE}"
 COPY --from=build /opt/tessera /opt/tessera
 # Logs appear at once, and Python never tries to write into the image.
 ENV PATH=/opt/tessera/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1

@@ -42,7 +42,8 @@ define heading
 @printf '\n==> %s\n' "$(1)"
 endef
 
-.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness kubernetes packages generate chart proto lock clean
+.PHONY: help demo test check format types layers fuzz properties mutation bench e2e robustness kubernetes packages image generate chart \
+	proto lock clean
 
 help: ## say what every verb does
 	@printf 'Tessera: GPU sharing for Kubernetes. The first verb you use sets up %s, once.\n\n' '$(VENV)'
@@ -140,6 +141,9 @@ packages: ## install what the kubelet of `make e2e` takes from Debian or Ubuntu,
 			echo "not installed:$$missing; what needs them is skipped, and says so"; \
 	fi
 
+image: $(READY) ## build the OCI image build/tessera-image.tar without a container engine, on Debian or Ubuntu (IMAGE=NAME:TAG)
+	@$(BIN)/python -m tools.image $(if $(IMAGE),--name=$(IMAGE))
+
 generate: $(READY) ## write the lists of policies, vendors, resources and flags in the chart and the docs from the code
 	@$(BIN)/python -m tools.generate
 
@@ -153,6 +157,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
 

@@ -1,4 +1,5 @@
-"""Writes the lists of policies, vendors, resources, variables and flags in the chart and the docs, from the code.
+"""Writes the lists of policies, vendors, resources, variables and flags in the chart and the docs, from the code, and
+wherever it is named, the version and the address of the project.
 
     python -m tools.generate            write them
     python -m tools.generate --check    write nothing; say which files differ, and fail
@@ -13,10 +14,12 @@ import argparse
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tessera import __version__
 from tessera.core.policies import POLICIES
 from tessera.monitor.settings import TABLE as MONITOR
 from tessera.node.settings import TABLE as DEVICE_PLUGIN
@@ -178,6 +181,47 @@ def replaced(pattern: re.Pattern[str], text: str, content: str, *, what: str) ->
     return found
 
 
+# -- version and address
+
+VERSION = re.compile(
+    r"(?<=\btessera:)\d+\.\d+\.\d+|(?<=\btessera_gpu-)\d+\.\d+\.\d+|(?<=VERSION=)\d+\.\d+\.\d+"
+    r"|(?<=--version )\d+\.\d+\.\d+|(?<=/download/v)\d+\.\d+\.\d+|(?<=refs/tags/v)\d+\.\d+\.\d+"
+    r"|(?<=^version: )\S+|(?<=^appVersion: )\S+",
+    re.MULTILINE,
+)
+"""where a file names the version: tags of image and chart, names of wheels, build arguments, the chart itself"""
+OWNER = re.compile(
+    r"(?<=ghcr\.io/)[\w-]+(?=/(?:charts/)?tessera)|(?<=imageRegistry=ghcr\.io/)[\w-]+|(?<=@)[\w-]+(?=/tessera-)"
+)
+"""where it names the organisation alone: images, charts, teams"""
+ADDRESS = re.compile(r"https://github\.com/[\w.-]+/tessera(?![\w-])")
+
+
+def address() -> str:
+    """The project's address, from pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["urls"]["Source"])
+
+
+def release(text: str) -> str:
+    """A file that names the version, the address or both."""
+    text, versions = VERSION.subn(__version__, text)
+    text, addresses = ADDRESS.subn(address(), text)
+    text, owners = OWNER.subn(address().split("/")[-2], text)
+    if not versions and not addresses and not owners:
+        raise GenerateError("names neither the version nor the address of the project any more")
+    return text
+
+
+def in_turn(*writers: Callable[[str], str]) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        for writer in writers:
+            text = writer(text)
+        return text
+
+    return write
+
+
 # -- the chart
 
 
@@ -203,7 +247,7 @@ def values(text: str) -> str:
         pattern = re.compile(rf"(    # )one of [^\n]*(\n    {key}: )")
         text = replaced(pattern, text, comment, what=f"the comment of {key}")
     vendors = [name for name in chart_vendors() if name not in OWN_VALUES]
-    lines = "".join(f"  {name}: {{enabled: true, config: {{}}, customresources: []}}\n" for name in vendors)
+    lines = "".join(f"  {name}: {{enabled: false, config: {{}}, customresources: []}}\n" for name in vendors)
     pattern = re.compile(r"(  # generated: vendors\n).*?(  # end\n)", re.DOTALL)
     return replaced(pattern, text, lines, what="# generated: vendors")
 
@@ -262,7 +306,18 @@ FILES: Mapping[str, Callable[[str], str]] = {
     f"{CHART}/values.yaml": values,
     f"{CHART}/templates/_devices.tpl": device_template,
     f"{CHART}/files/protected-variables.yaml": protected_variables,
-    "README.md": with_blocks(policies=policy_table(), resources=resource_table()),
+    f"{CHART}/Chart.yaml": release,
+    ".github/CODEOWNERS": release,
+    ".github/ISSUE_TEMPLATE/config.yml": release,
+    "CHANGELOG.md": release,
+    "Dockerfile": release,
+    "MAINTAINERS.md": release,
+    "README.md": in_turn(release, with_blocks(policies=policy_table(), resources=resource_table())),
+    "docs/explain.md": release,
+    "docs/install.md": release,
+    "SECURITY.md": release,
+    "packaging/krew/tessera.yaml": release,
+    "pyproject.toml": release,
     "docs/concepts.md": with_blocks(policies=policy_table()),
     "docs/scheduler.md": with_blocks(flags_of_tessera_scheduler=flag_tables(SCHEDULER)),
     "docs/device-plugin.md": with_blocks(flags_of_tessera_device_plugin=flag_tables(DEVICE_PLUGIN)),

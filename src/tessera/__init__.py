@@ -1,3 +1,3 @@
 """Tessera shares GPUs and other accelerators between Kubernetes pods."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -20,10 +20,16 @@ from tessera.lab.sandbox.api.kinds import Json
 from tests.e2e.control_plane import ACCOUNTS, ControlPlane
 from tests.e2e.processes import Program, free_ports
 from tools import chart
+from tools.generate import CHIP_SECTIONS, chart_vendors
 
 TRUSTED = "admin"
 """plays kubelets and plugins of simulated nodes"""
 SCHEDULER, AGENT = "tessera-scheduler", "tessera-device-plugin"
+ALL_VENDORS = ",".join(f"devices.{name}.enabled=true" for name in chart_vendors() if name != "nvidia")
+PLAIN_VENDORS = ",".join(
+    f"devices.{name}.enabled=true" for name in chart_vendors() if name not in ("nvidia", *CHIP_SECTIONS.values())
+)
+"""settings that switch on every vendor, and those whose resources have fixed names"""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 import yaml
 
+import tessera
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import NODES, PODS
@@ -24,7 +25,7 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.registry import schemas
 from tessera.wire.device_config import load_device_config
 from tests.contract.client import APPLY, JSON_PATCH, MERGE, STRATEGIC, Answer, Client, client, read_kubeconfig
-from tests.e2e.chart_install import AGENT, SCHEDULER, ChartInstall, install
+from tests.e2e.chart_install import AGENT, ALL_VENDORS, SCHEDULER, ChartInstall, install
 from tests.e2e.cluster import end_tasks, make_namespace
 from tests.e2e.conftest import NewPlane
 from tests.e2e.control_plane import ACCOUNTS
@@ -137,6 +138,8 @@ def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None
         ("devicePlugin.nodeConfiguration.config=nonsense", "is no JSON"),
         ("devicePlugin.createRuntimeClass=true", "needs devicePlugin.runtimeClassName"),
         ("resourceName=gpu", "resourceName"),
+        ("scheduler.extender.image.repository=projecthami/hami", "is projecthami/hami, which is HAMi's image"),
+        ("devicePlugin.image.repository=mirror/hami", "devicePlugin.image.repository is mirror/hami"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, settings: str, said: str) -> None:
@@ -145,7 +148,7 @@ def test_values_that_cannot_be_meant_are_refused_with_a_word(helm: Path, setting
 
 
 def test_the_device_configuration_of_all_vendors_is_the_schedulers_own(helm: Path) -> None:
-    rendered = chart.template(helm, settings="devices.ascend.enabled=true,devices.iluvatar.enabled=true")
+    rendered = chart.template(helm, settings=ALL_VENDORS)
     texts = [each["data"]["device-config.yaml"] for each in yaml.safe_load_all(rendered) if "-device" in name_of(each)]
     (found,) = [load_device_config(text, file="chart", schemas=schemas()) for text in texts]
     own = {name: section for name, section in chart_sections().items() if name in found}
@@ -155,6 +158,40 @@ def test_the_device_configuration_of_all_vendors_is_the_schedulers_own(helm: Pat
 
 def name_of(thing: Json) -> str:
     return str(thing["metadata"]["name"]) if thing["kind"] == "ConfigMap" and "config.json" not in thing["data"] else ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "images"),
+    [
+        ("", ["tessera:{version}", "registry.k8s.io/kube-scheduler:v1.36.0", "tessera:{version}"]),
+        (
+            "global.imageRegistry=ours.example.com",
+            [
+                *("ours.example.com/tessera:{version}", "registry.k8s.io/kube-scheduler:v1.36.0"),
+                "ours.example.com/tessera:{version}",
+            ],
+        ),
+        (
+            "global.imageRegistry=ours.example.com,scheduler.kubeScheduler.image.registry=mirror.example.com",
+            [
+                *("ours.example.com/tessera:{version}", "mirror.example.com/kube-scheduler:v1.36.0"),
+                "ours.example.com/tessera:{version}",
+            ],
+        ),
+    ],
+)
+def test_tesseras_image_and_kube_schedulers_come_from_registries_of_their_own(
+    helm: Path, settings: str, images: list[str]
+) -> None:
+    rendered = [*yaml.safe_load_all(chart.template(helm, settings=settings))]
+    found = [
+        container["image"]
+        for kind in ("Deployment", "DaemonSet")
+        for each in rendered
+        if each["kind"] == kind
+        for container in each["spec"]["template"]["spec"]["containers"]
+    ]
+    assert found == [image.format(version=tessera.__version__) for image in images]
 
 
 @pytest.mark.parametrize(
@@ -219,7 +256,23 @@ def test_helm_installs_it_and_says_what_to_do_next(installed: ChartInstall, helm
         "rollout status deployment/second-tessera-scheduler",
         "kubectl label node NODE gpu=on",
         "/usr/local/vgpu",
+        f"tessera:{tessera.__version__}",
+        "registry.k8s.io/kube-scheduler:v",
+        "pods that ask for devices are refused",
+        # The first release has a webhook for the same pods.
+        "MutatingWebhookConfiguration tessera-webhook changes the same pods",
     ):
+        assert text in notes, notes
+
+
+def test_helm_says_before_the_installation_what_the_cluster_lacks(installed: ChartInstall, helm: Path) -> None:
+    plane = installed.plane
+    plane.kubectl("create", "namespace", "strict")
+    plane.kubectl("label", "namespace", "strict", "pod-security.kubernetes.io/enforce=baseline")
+    reached = (f"--kubeconfig={plane.kubeconfig()}", "--namespace=strict", "--dry-run=server")
+    said = chart.run(helm, "install", "third", str(chart.CHART), *reached, "--set=devicePlugin.runtimeClassName=nvidia")
+    notes = said.partition("NOTES:")[2]
+    for text in ("Namespace strict admits only baseline pods", "no RuntimeClass nvidia"):
         assert text in notes, notes
 
 
@@ -232,13 +285,12 @@ def test_helm_installs_it_and_says_what_to_do_next(installed: ChartInstall, helm
         gpus("p", gpu=1, mem=100),
         asking(container("main"), container("side", mem=100)),
         asking(container("main"), initContainers=[container("first", gpu=1)]),
-        asking(limited("amd.com/gpu")),
         plain("p", annotations={ALLOCATED: "GPU-1,NVIDIA,1,1:;"}),
         plain("p", annotations={"tessera.io/anything": "x"}),
         plain("p", labels={"hami.io/vgpu-node": "n1"}),
         gpus("p", gpu=1) | {"metadata": {"name": "p", "labels": {"hami.io/webhook": "ignore"}}},
     ],
-    ids=["count", "memory alone", "init container", "another vendor", "allocation", "our prefix", "label", "ignored"],
+    ids=["count", "memory alone", "init container", "allocation", "our prefix", "label", "ignored"],
 )
 async def test_the_webhook_is_asked_about_pods_that_concern_devices(tenant: Client, manifest: Json) -> None:
     answer = await tenant.post(PODS.path(OPEN), manifest)
@@ -252,8 +304,9 @@ async def test_the_webhook_is_asked_about_pods_that_concern_devices(tenant: Clie
         plain("p"),
         plain("p", annotations={"hami.io/node-scheduler-policy": "spread", "nvidia.com/use-gputype": "A100"}),
         asking(limited("example.com/gpu")),
+        asking(limited("amd.com/gpu")),
     ],
-    ids=["plain", "wishes", "another resource"],
+    ids=["plain", "wishes", "another resource", "a vendor that is off"],
 )
 async def test_all_other_pods_pass_untouched_while_tessera_is_down(tenant: Client, manifest: Json) -> None:
     answer = await tenant.post(PODS.path(OPEN), manifest, dryRun="All")

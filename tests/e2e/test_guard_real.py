@@ -20,7 +20,7 @@ from tessera.vendors.base import Switches
 from tessera.vendors.nvidia.downward_api import PROTECTED
 from tessera.vendors.registry import build_vendors
 from tests.contract.client import STRATEGIC, Answer, Client, client, read_kubeconfig
-from tests.e2e.chart_install import TRUSTED, ChartInstall, apply, install
+from tests.e2e.chart_install import PLAIN_VENDORS, TRUSTED, ChartInstall, apply, install
 from tests.e2e.conftest import NewPlane
 from tests.e2e.replica import until
 from tests.support.product import container, gpu_pod, pod
@@ -71,7 +71,7 @@ def device(*env: Json, labels: dict[str, str] | None = None, **fields: Any) -> J
 @pytest.fixture(scope="module")
 def guarded(planes: NewPlane, helm: Path) -> ChartInstall:
     """The policies alone: as if the webhook were never called."""
-    return install(planes(), helm, without=WEBHOOK)
+    return install(planes(), helm, settings=PLAIN_VENDORS, without=WEBHOOK)
 
 
 @pytest.fixture

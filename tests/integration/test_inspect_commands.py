@@ -225,8 +225,8 @@ async def test_a_tenant_gets_answers_from_the_own_namespace_and_is_told_what_is_
             code, text = await answered(cluster, "top", "pods", "-o", "json")
             [held] = json.loads(text)["items"]
             assert (code, held["name"], held["memoryMib"]) == (0, "mine", 20000), text
-            for arguments in (("top",), ("simulate", "pod", "-f", str(file))):
-                code, text = await answered(cluster, *arguments)
+            for command in (["top"], ["simulate", "pod", "-f", str(file)]):
+                code, text = await answered(cluster, *command)
                 assert code == 2, text
                 assert "Ask for the ClusterRole tessera-reader" in text
 

@@ -1,6 +1,11 @@
 {{/* Refuses values that contradict each other, and says what to write. The schema checks everything else. */}}
 
 {{- define "tessera.check" -}}
+{{- range $name, $image := dict "scheduler.extender.image" .Values.scheduler.extender.image "devicePlugin.image" .Values.devicePlugin.image -}}
+{{- if regexMatch "(^|/)(projecthami|hami)(/|$)" (lower $image.repository) -}}
+{{- fail (printf "%s.repository is %s, which is HAMi's image and has none of Tessera's programs. Other values of HAMi may stay, but scheduler.extender.image, devicePlugin.image and global.imageTag must name Tessera's image, or be left out" $name $image.repository) -}}
+{{- end -}}
+{{- end -}}
 {{- $hook := printf "%s/vgpu" (trimSuffix "/" .Values.global.gpuHookPath) -}}
 {{- with .Values.devicePlugin.libPath -}}
 {{- if ne (trimSuffix "/" .) $hook -}}

@@ -150,11 +150,14 @@ Taken from the configuration itself, so that a configuration that is given as te
 {{- end -}}
 {{- end -}}
 
-{{/* The modes of single nodes, as a JSON array, without those of an external ConfigMap. */}}
+{{/* The modes of single nodes and cards, as a JSON array, without those of an external ConfigMap. */}}
 {{- define "tessera.operatingModes" -}}
 {{- $modes := list -}}
 {{- with .Values.devicePlugin.nodeConfiguration.config -}}
-{{- range (default list (get (fromJson .) "nodeconfig")) }}{{- $modes = append $modes (default "hami-core" (get . "operatingmode")) }}{{- end -}}
+{{- range (default list (get (fromJson .) "nodeconfig")) }}
+{{- $modes = append $modes (default "hami-core" (get . "operatingmode")) }}
+{{- range (default list (get . "cardmodes")) }}{{- $modes = append $modes (get . "operatingmode") }}{{- end }}
+{{- end -}}
 {{- end -}}
 {{- $modes | uniq | toJson -}}
 {{- end -}}

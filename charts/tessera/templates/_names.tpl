@@ -74,21 +74,22 @@ annotations:
 {{- end }}
 {{- end -}}
 
-{{/* The image of Tessera or of kube-scheduler: (list . $image $defaultTag). */}}
+{{/* Tessera's image, for one component: (list . $image). */}}
 {{- define "tessera.image" -}}
-{{- $root := index . 0 -}}{{- $image := index . 1 -}}
+{{- $root := first . -}}{{- $image := last . -}}
 {{- $registry := default $image.registry $root.Values.global.imageRegistry -}}
-{{- $tag := default (index . 2) $image.tag -}}
+{{- $tag := default (default $root.Chart.AppVersion $root.Values.global.imageTag) $image.tag -}}
 {{- if $registry }}{{ $registry }}/{{ end }}{{ $image.repository }}:{{ $tag }}
 {{- end -}}
 
-{{- define "tessera.imageTag" -}}
-{{- default .Chart.AppVersion .Values.global.imageTag -}}
-{{- end -}}
-
-{{/* Distributions add a suffix to the version of Kubernetes (v1.33.2-eks-1a2b3c); images of kube-scheduler do not. */}}
-{{- define "tessera.kubeSchedulerTag" -}}
-{{- regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version -}}
+{{/*
+The image of kube-scheduler. Registries of Tessera's image need not have it, so global.imageRegistry does not count.
+Distributions add a suffix to the version of Kubernetes (v1.33.2-eks-1a2b3c); images of kube-scheduler do not.
+*/}}
+{{- define "tessera.kubeSchedulerImage" -}}
+{{- $image := .Values.scheduler.kubeScheduler.image -}}
+{{- $tag := default (regexFind "^v[0-9]+[.][0-9]+[.][0-9]+" .Capabilities.KubeVersion.Version) $image.tag -}}
+{{- if $image.registry }}{{ $image.registry }}/{{ end }}{{ $image.repository }}:{{ $tag }}
 {{- end -}}
 
 {{/* (list . $image ...): the secrets of all of them, each once. A secret is a name, or an object with one. */}}

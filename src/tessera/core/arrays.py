@@ -2,7 +2,8 @@
 
 A copy of the ledger's numbers, never a second truth: the ledger writes it, `audit` compares it. A node keeps its column
 while it is registered. `log` records which columns changed, so that a reader that remembers its position evaluates only
-those again. Nodes with MIG cards or more than `MAX_DEVICES` cards are `odd`: the arrays cannot judge them.
+those again. Nodes with MIG cards, cards in several modes or more than `MAX_DEVICES` cards are `odd`: the arrays cannot
+judge them.
 """
 
 from __future__ import annotations
@@ -187,7 +188,9 @@ class CardArrays:
                 self._places_by_uuid.setdefault(device.uuid, set()).add(name)
                 self._put_card(row, place, card)
         self.present[row] = True
-        self.odd[row] = wide or any(card.device.mode == MIG for card in cards)
+        modes = {(card.device.vendor, card.device.mode) for card in cards}
+        mixed = len(modes) > len({vendor for vendor, _ in modes})
+        self.odd[row] = wide or mixed or any(mode == MIG for _, mode in modes)
         self.unavailable[row] = unavailable
         self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
         self._write_use(column, cards)
@@ -222,7 +225,6 @@ class CardArrays:
             self.names[column.row] = ""
             self._free.append(column.row)
             self.epoch += 1
-            self._record(column.row)
 
     # -- inside
 

@@ -8,6 +8,7 @@ replace the first half and keep the second.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -152,8 +153,11 @@ def offers(rules: Rules, ask: Ask, card: Card) -> Iterator[Offer]:
 def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
     """Choose `count` cards: all eligible ones are known before any is taken, so no order hides a fit.
 
-    If the first cards that fit are the ones to take, the others are not checked.
+    If the first cards that fit are the ones to take, the others are not checked. The cards of one container are shared
+    in one mode: what limits it on one card does not work on a card in another mode.
     """
+    if ask.request.count > 1 and len({card.device.mode for card in ask.cards}) > 1:
+        return _fit_one_mode(rules, ask)
     if ask.pod.numa_bind or ask.policy.chooses_by_links or not ask.room.is_unlimited:
         return choose(rules, ask, *eligible(rules, ask))
     taken: list[Grant] = []
@@ -167,6 +171,23 @@ def fit(rules: Rules, ask: Ask) -> Grants | Misfit:
             if len(taken) == ask.request.count:
                 return tuple(taken)
     return verdict(rules, ask, refused, taken=len(taken))
+
+
+def _fit_one_mode(rules: Rules, ask: Ask) -> Grants | Misfit:
+    """The same on the cards of each mode alone, beginning with the mode of the best card."""
+    misfits = []
+    for mode in dict.fromkeys(card.device.mode for card in ask.cards):
+        answer = fit(rules, ask._replace(cards=[card for card in ask.cards if card.device.mode == mode]))
+        if not isinstance(answer, Misfit):
+            return answer
+        misfits.append(answer)
+    return Misfit(
+        tuple(sorted(sum((Counter(dict(each.counts)) for each in misfits), Counter()).items())),
+        total=len(ask.cards),
+        vendor=rules.key,
+        container=ask.container,
+        cards=tuple(card for each in misfits for card in each.cards),
+    )
 
 
 def eligible(rules: Rules, ask: Ask) -> tuple[Fitting, list[CardMisfit]]:

@@ -140,9 +140,8 @@ def _together(node: NodeInfo, pod: PodRequest, rules: Mapping[str, Rules], rooms
 def _room_left(room: QuotaRoom, pod: PodRequest, granted: Granted, vendor: str) -> QuotaRoom:
     """The quota beside the containers that run at the same time; init containers run after one another."""
     beside = {
-        (position, key): grants
+        (position, key): tuple(g for g in grants if g.mig is not None or pod.containers[position].role is not Role.INIT)
         for (position, key), grants in granted.items()
-        if pod.containers[position].role is not Role.INIT or any(g.mig for g in grants)
     }
     held = _demand(pod, beside, vendor)
     return room.less(held.memory, held.cores)

@@ -138,10 +138,9 @@ class Ledger:
         node = self._nodes[name]
         del node.pods[uid]
         was_unread = node.unread.pop(uid, None) is not None
-        touched = list(entry.holdings)
         self._uncharge(node, entry)
         if node.facts is not None:
-            self._refresh(name, node, None if was_unread else touched)
+            self._refresh(name, node, None if was_unread else list(entry.holdings))
         self._tidy(name, node)
         return True
 
@@ -296,7 +295,6 @@ class Ledger:
             if holding.held:
                 card.held = self._held_by_others(node, uuid)
             self._count_masks(node, card)
-        entry.holdings = {}
 
     def _count_masks(self, node: NodeEntry, card: Card) -> None:
         """Core ids do not add up: an id that two pods hold is one id."""
@@ -337,9 +335,7 @@ def facts_of(pod: PodRequest, placement: Placement) -> PodFacts:
         node=placement.node,
         spans=spans_of(pod.roles),
         grants=placement.grants,
-        settings=tuple([(key, c.extra) for key, c in pod.constraints if c.extra and key in placement.grants])
-        if pod.constraints
-        else (),
+        settings=tuple([(key, constraint.extra) for key, constraint in pod.constraints if constraint.extra]),
     )
 
 

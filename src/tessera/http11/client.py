@@ -80,10 +80,7 @@ class ClientResponse:
             raise IncompleteResponse(self.failure)
         self._connection.resume_reading()
         self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        await self._waiter
 
     def _take(self) -> bytes:
         chunks, self.chunks = self.chunks, []

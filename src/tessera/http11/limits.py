@@ -176,12 +176,16 @@ class LoopShare:
 
     def charge(self, peer: str, seconds: float) -> None:
         """The peer has used this much of the event loop's time."""
-        began = max(self._debts.get(peer, 0.0), self._loop.time())
-        self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
+        self._add_debt(peer, seconds)
         self._iteration.add(seconds)
 
+    def is_in_debt(self, peer: str) -> bool:
+        """Whether its connections may not even read."""
+        return self._due(peer) > self._loop.time()
+
     def must_wait(self, peer: str) -> bool:
-        return self._iteration.is_used_up or self._due(peer) > self._loop.time()
+        """Whether no request of it may begin."""
+        return self._iteration.is_used_up or self.is_in_debt(peer)
 
     def wait(self, connection: LimitedConnection) -> None:
         """Call `take_turn` of the connection when it is its turn."""
@@ -195,6 +199,10 @@ class LoopShare:
         """Called now and then, so that peers of long ago are not kept."""
         now = self._loop.time()
         self._debts = {peer: paid_at for peer, paid_at in self._debts.items() if paid_at > now}
+
+    def _add_debt(self, peer: str, seconds: float) -> None:
+        began = max(self._debts.get(peer, 0.0), self._loop.time())
+        self._debts[peer] = began + seconds * max(len(self._waiting), 1) / self._share
 
     def _due(self, peer: str) -> float:
         """When the debt is small enough."""
@@ -227,7 +235,7 @@ class LoopShare:
                 connection = next(iter(connections))
                 del connections[connection]
                 # What it reads is only known in a later iteration, so that the turn itself has a price.
-                self.charge(peer, TURN_COST)
+                self._add_debt(peer, TURN_COST)
                 # It may begin to wait again, behind the others.
                 connection.take_turn()
         if self._waiting:

@@ -396,17 +396,17 @@ class ServerConnection(HttpConnection):
         if self.expects_continue:
             self.expects_continue = False
             self._transport.write(CONTINUE)
-        if not self._defer(self._state.large if self._is_large else self._state.small):
+        if not self._defer(self._state.large if self._is_large else self._state.small, only_reads=True):
             self.resume_reading()
 
-    def _defer(self, share: LoopShare) -> bool:
+    def _defer(self, share: LoopShare, *, only_reads: bool = False) -> bool:
         """Whether the peer has to wait for this share; if so, `take_turn` is called later."""
         if self._is_waiting:
             return True
         if self._has_turn or not self._is_limited or (self._socket is None and self._transport.is_closing()):
             self._has_turn = False
             return False
-        if not share.must_wait(self.peer):
+        if not (share.is_in_debt(self.peer) if only_reads else share.must_wait(self.peer)):
             return False
         self._is_waiting = True
         if self._socket is None:

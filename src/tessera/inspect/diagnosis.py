@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from tessera.inspect.checks import permissions, webhook, workloads
+from tessera.inspect.checks import agents, permissions, webhook
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.quotas import check_quotas
+from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.client import KubeClient
@@ -36,9 +37,9 @@ async def diagnose(
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
     )
-    found = await _run_check(workloads.AREA, workloads.check_workloads(client, installation))
+    found = [*check_scheduler(installation)]
+    found += await _run_check(agents.AREA, agents.check_agents(client, installation))
     found += webhook.check_registration(installation, now=now)
-    found += workloads.check_failure_policy(installation)
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name
         answers = webhook.check_dry_run(client, vendors, namespace=namespace, scheduler=scheduler)

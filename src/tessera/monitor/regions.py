@@ -13,6 +13,7 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import compress
 from struct import Struct
 from typing import NamedTuple
 
@@ -33,10 +34,6 @@ Read = Callable[[int, int], bytes]
 _U64 = Struct("<Q")
 _I64 = Struct("<q")
 _I32 = Struct("<i")
-_USED = Struct("<QQQQQ")
-"""context, module, data, offset, total"""
-_UTIL = Struct("<QQQ")
-"""decoder, encoder, SM"""
 _SWITCHES = Struct("<iiii")
 """slot count, utilization_switch, recent_kernel, priority"""
 _PER_DEVICE = MAX_DEVICES * _U64.size
@@ -50,7 +47,8 @@ class RegionLayout:
     """Offsets and sizes in bytes; offsets in a slot are relative to the slot.
 
     Region: device count, uuids, memory limits, SM limits, slots, the four numbers of `_SWITCHES`, perhaps the time of
-    the last kernel. Slot: use of every device, one number for each, utilization of every device, status.
+    the last kernel. Slot: use of every device (context, module, data, offset, total), one number for each, utilization
+    of every device (decoder, encoder, SM), status.
     """
 
     name: str
@@ -139,9 +137,6 @@ class DeviceUsage(NamedTuple):
     total: int = 0
     sm: int = 0
 
-    def plus(self, other: DeviceUsage) -> DeviceUsage:
-        return DeviceUsage(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
-
 
 @dataclass(frozen=True, slots=True)
 class RegionDevice:
@@ -200,16 +195,21 @@ def decode_region(size: int, read: Read) -> Region | Misread:
 
 
 def _uses(layout: RegionLayout, slots: bytes, devices: int) -> list[DeviceUsage]:
-    sums = [DeviceUsage()] * devices
-    status, used, util = layout.status, layout.used, layout.util
-    for slot in range(0, len(slots) - layout.slot_bytes + 1, layout.slot_bytes):
-        if _I32.unpack_from(slots, slot + status)[0] == 0:
-            continue
-        for index in range(devices):
-            context, module, data, _, total = _USED.unpack_from(slots, slot + used + index * layout.used_bytes)
-            _, _, sm = _UTIL.unpack_from(slots, slot + util + index * layout.util_bytes)
-            sums[index] = sums[index].plus(DeviceUsage(context, module, data, total, sm))
-    return sums
+    """By device, the sums over all slots in use. A container may fill them all, so each sum is one call."""
+    numbers = memoryview(slots[: len(slots) // layout.slot_bytes * layout.slot_bytes]).cast("Q")
+    stride = layout.slot_bytes // _U64.size
+    # The status has 32 bits; what follows it in the same 64 is padding.
+    in_use = [number & 0xFFFFFFFF for number in numbers[layout.status // _U64.size :: stride]]
+
+    def summed(offset: int) -> int:
+        return sum(compress(numbers[offset // _U64.size :: stride], in_use))
+
+    found = []
+    for index in range(devices):
+        used, util = layout.used + index * layout.used_bytes, layout.util + index * layout.util_bytes
+        offsets = (used, used + 8, used + 16, used + 32, util + 16)
+        found.append(DeviceUsage(*map(summed, offsets)))
+    return found
 
 
 def _device(layout: RegionLayout, head: bytes, index: int, use: DeviceUsage) -> RegionDevice:

@@ -33,7 +33,7 @@ from tessera.node.modes.mig.annotations import MigAnnotations
 from tessera.node.reconciler import Reconciler
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.node.settings import AgentSettings
-from tessera.node.static_mig import InstanceWatch, StaticMig, serves_instances
+from tessera.node.static_mig import InstanceWatch, StaticMig
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +119,7 @@ class NodeAgent:
         self.plugin: Plugin | StaticMig = Plugin(
             settings, around.fleet, handover.allocator, on_new_kubelet=handover.on_new_kubelet
         )
-        if serves_instances(settings):
+        if settings.node.serves_instances:
             self.plugin = StaticMig(settings, watch, fleet=around.fleet, shared=self.plugin, mode=self.mode)
 
     @property
@@ -145,7 +145,9 @@ class NodeAgent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.registrar.run())
             group.create_task(self._serve())
-            group.create_task(clean_up(self._settings, self._around.hardware, self._around.handover.pods))
+            group.create_task(
+                clean_up(self._settings, self._around.hardware, self._around.handover.pods, fleet=self._around.fleet)
+            )
 
     async def _serve(self) -> None:
         around = self._around

@@ -14,6 +14,7 @@ from pathlib import Path
 import structlog
 
 from tessera.host.cards import ComputeModes, Hardware, MigHardware
+from tessera.node.fleet import Fleet
 from tessera.node.handover.claims import Claim
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.modes.cdi_files import FILE, CdiRecord
@@ -22,6 +23,7 @@ from tessera.node.modes.mig.mode_switch import retire_mig
 from tessera.node.modes.mps.control import MpsProgram
 from tessera.node.modes.mps.mode import retire_mps
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import WatchedValue
 
 log = structlog.get_logger(__name__)
 
@@ -32,22 +34,33 @@ Attempt = Callable[[Sequence[Claim], Sequence[Claim]], Awaitable[Mapping[str, st
 Raises OSError"""
 
 
-async def clean_up(settings: AgentSettings, hardware: Hardware, pods: PodCache) -> None:
-    """Removes everything that is not configured now. Returns when nothing is left."""
+async def clean_up(settings: AgentSettings, hardware: Hardware, pods: PodCache, *, fleet: WatchedValue[Fleet]) -> None:
+    """Removes everything that is not configured now. Returns when nothing is left.
+
+    If only some cards are in mode `mig`, that mode itself gives the others back: it owns the record of instances.
+    """
     async with asyncio.TaskGroup() as group:
-        if settings.node.mode != "mps":
-            group.create_task(clean_up_mps(settings, hardware, pods))
-        if settings.node.mode != "mig":
+        if settings.node.modes != {"mps"}:
+            group.create_task(clean_up_mps(settings, hardware, pods, fleet=fleet))
+        if "mig" not in settings.node.modes:
             group.create_task(clean_up_mig(settings, hardware, pods))
         if not any(each.is_cdi for each in settings.strategies):
             group.create_task(clean_up_cdi(settings, pods))
 
 
-async def clean_up_mps(settings: AgentSettings, modes: ComputeModes, pods: PodCache) -> None:
+async def clean_up_mps(
+    settings: AgentSettings, modes: ComputeModes, pods: PodCache, *, fleet: WatchedValue[Fleet]
+) -> None:
     program = MpsProgram(environ=settings.environ)
+    others: frozenset[str] | None = None
+    if "mps" in settings.node.modes:
+        while not fleet.value.cards:
+            await fleet.other_than(fleet.value)
+        # A card that is not listed may still be one of those in mode mps.
+        others = frozenset(card.facts.uuid for card in fleet.value if card.mode not in ("", "mps"))
 
     async def attempt(_live: Sequence[Claim], old: Sequence[Claim]) -> Mapping[str, str]:
-        return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old))
+        return await retire_mps(settings.paths.mps, modes, program=program, keep=_cards(old), cards=others)
 
     await _until_gone(attempt, pods, what="MPS daemons of an earlier mode", where=settings.paths.mps)
 

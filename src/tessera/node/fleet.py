@@ -20,6 +20,8 @@ class CardState:
     """the last known facts, if it cannot be read now"""
     problem: str = ""
     """why it takes no new work; empty if healthy"""
+    mode: str = ""
+    """the mode it is shared in, on a node that names modes of single cards; empty: all cards have the node's"""
 
     @property
     def healthy(self) -> bool:
@@ -36,6 +38,10 @@ class Fleet:
 
     def __iter__(self) -> Iterator[CardState]:
         return iter(self.cards)
+
+    def in_mode(self, mode: str) -> Fleet:
+        """Returns the cards that are shared in a mode, which the node uses."""
+        return Fleet(tuple(card for card in self.cards if card.mode in ("", mode)), self.problem)
 
     def card(self, uuid: str) -> CardState | None:
         return next((card for card in self.cards if card.facts.uuid == uuid), None)

@@ -221,12 +221,14 @@ class AgentSettings:
     register_every_s: float = 30.0
     paths: Paths = nested(Paths)
     environ: Mapping[str, str] = field(default_factory=dict)
+    has_real_cards: bool = True
+    """false with --simulate: nothing runs on the cards, so nothing has to be limited"""
 
     @property
     def uses_downward_api(self) -> bool:
         """Whether containers may get their slices through the downward API, whatever Allocate answers."""
         return (
-            self.node.mode == "hami-core"
+            self.node.modes == {"hami-core"}
             and self.strategies == {DeviceListStrategy.ENVVAR}
             and self.id_strategy is DeviceIdStrategy.UUID
             and not self.pass_device_specs

@@ -187,11 +187,6 @@ class InstanceWatch:
         self.resources.set(now)
 
 
-def serves_instances(settings: AgentSettings) -> bool:
-    """Whether static MIG is configured. In mode `mig` all instances are the agent's own."""
-    return settings.node.mig_strategy != "none" and settings.node.mode != "mig"
-
-
 @dataclass(frozen=True, slots=True)
 class _Served:
     plugin: Plugin

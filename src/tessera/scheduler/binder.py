@@ -219,7 +219,8 @@ class Binder:
         error, must_look_up, pause, term = "", False, 0.0, self._cycles.term
         if not prepared.version:
             # The filter request did not have it.
-            found = await self._look_up(cycle, args, prepared, error)
+            unread = f"pod {args.pod_namespace}/{args.pod_name} is gone, being deleted, or cannot be read"
+            found = await self._look_up(cycle, args, prepared, unread)
             if isinstance(found, Outcome):
                 return found
             prepared = found

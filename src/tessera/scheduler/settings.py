@@ -212,7 +212,7 @@ class Settings(ClusterAccess):
     node_lock_seconds: float = Group.PLACEMENT("node-lock-timeout", SPAN, 300.0,
         "Age at which another pod's lock counts as forgotten.", env=("HAMI_NODELOCK_EXPIRE",))
     device_config_file: str = Group.DEVICES("device-config-file", FILE, "",
-        "device-config.yaml with one section per vendor.", default_text="the chart's values")
+        "device-config.yaml with one section per vendor.", default_text="all vendors, with the chart's names")
     device_sections: Mapping[str, Any] | None = None
     """decoded device-config.yaml; None = the chart's values"""
     enable_ascend: bool = Group.DEVICES("enable-ascend", SWITCH, False,

@@ -29,11 +29,20 @@ class DeviceFilter(msgspec.Struct, frozen=True, kw_only=True):
     index: tuple[int, ...] = ()
 
 
+class CardModes(msgspec.Struct, frozen=True, kw_only=True):
+    """Cards that are shared in a mode of their own."""
+
+    mode: Mode = field(name="operatingmode")
+    uuid: tuple[str, ...] = ()
+    index: tuple[int, ...] = ()
+
+
 class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `nodeconfig`; missing keys are `UNSET`. Fields are called as in `NodeSettings`."""
 
     name: str
     mode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = field(default=UNSET, name="operatingmode")
+    card_modes: tuple[CardModes, ...] | UnsetType = field(default=UNSET, name="cardmodes")
     memory_scaling: Scaling | UnsetType = field(default=UNSET, name="devicememoryscaling")
     core_scaling: Scaling | UnsetType = field(default=UNSET, name="devicecorescaling")
     split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
@@ -80,10 +89,27 @@ class NodeSettings:
     """of the enforcing library; empty = its own default"""
     numa_topology: bool = False
     mode: Mode = "hami-core"
+    card_modes: tuple[CardModes, ...] = ()
+    """of cards that are shared in another mode than the node's; the last entry that names a card counts"""
     mig_strategy: MigStrategy = "none"
     filtered: DeviceFilter = _NO_FILTER
     preferred_allocation: bool = True
     """HAMi ignores the key and always sets it; here an explicit false is respected"""
+
+    @property
+    def modes(self) -> frozenset[Mode]:
+        """All modes that cards of the node may be shared in."""
+        return frozenset({self.mode, *(each.mode for each in self.card_modes)})
+
+    @property
+    def serves_instances(self) -> bool:
+        """Whether MIG instances that an administrator made are served. In mode `mig` all instances are the agent's."""
+        return self.mig_strategy != "none" and "mig" not in self.modes
+
+    def mode_of(self, uuid: str, index: int) -> Mode:
+        """The mode of one card."""
+        own = [each.mode for each in self.card_modes if uuid in each.uuid or index in each.index]
+        return own[-1] if own else self.mode
 
 
 def load_node_config(text: str, *, file: str) -> list[NodeOverride]:

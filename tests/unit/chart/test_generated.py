@@ -31,7 +31,7 @@ def copy(tmp_path: Path) -> Path:
     ("name", "listed"),
     [
         ("charts/tessera/values.schema.json", '"fragmentation"'),
-        ("charts/tessera/values.yaml", "  kunlun: {enabled: true"),
+        ("charts/tessera/values.yaml", "  kunlun: {enabled: false"),
         ("charts/tessera/templates/_devices.tpl", "kunlun:"),
         ("README.md", "| `numa` |"),
         ("README.md", "| Kunlun (`kunlun`) |"),
@@ -68,6 +68,10 @@ def test_every_policy_can_be_chosen_in_the_charts_values(name: str) -> None:
     assert chosen("gpuSchedulerPolicy", f"{name}, spread") == []
 
 
-def test_every_vendor_can_be_switched_in_the_charts_values() -> None:
+def test_every_vendor_can_be_switched_on_in_the_charts_values_and_is_off() -> None:
     text = (generate.ROOT / generate.CHART / "values.yaml").read_text(encoding="utf-8")
-    assert sorted(yaml.safe_load(text)["devices"]) == generate.chart_vendors()
+    devices = yaml.safe_load(text)["devices"]
+    assert sorted(devices) == generate.chart_vendors()
+    assert {name: values["enabled"] for name, values in devices.items() if name != "nvidia"} == dict.fromkeys(
+        (name for name in generate.chart_vendors() if name != "nvidia"), False
+    )

@@ -17,15 +17,15 @@ from click.testing import CliRunner
 from tessera.cli import main
 from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, reserved_keys
 from tessera.scheduler.configuration.device_sections import chart_sections
-from tessera.vendors.base import Switches
+from tessera.vendors.base import Switches, Vendor
 from tessera.vendors.registry import build_vendors, schemas
 from tessera.wire import keys
 from tessera.wire.device_config import load_device_config
 
 ROOT = Path(__file__).parents[3]
 SYSTEM = "tessera-system"
-NOT_INSTALLED = ("iluvatar", "iluvatars", "vnpus")
-"""sections of vendors that the defaults leave out"""
+INSTALLED = ("nvidia",)
+"""sections of the vendors that are on by default"""
 
 Json = dict[str, Any]
 
@@ -113,16 +113,25 @@ def test_an_agent_is_not_privileged_unless_its_node_needs_it() -> None:
 # -- settings
 
 
+def installed_sections() -> Json:
+    return {name: section for name, section in chart_sections().items() if name in INSTALLED}
+
+
+def installed_vendors() -> list[Vendor]:
+    return list(build_vendors(installed_sections(), Switches()).values())
+
+
 def test_the_device_configuration_is_the_schedulers_own() -> None:
     text = the("ConfigMap", "tessera-scheduler-device")["data"]["device-config.yaml"]
     found = load_device_config(text, file="deploy/tessera.yaml", schemas=schemas())
-    assert found == {name: section for name, section in chart_sections().items() if name not in NOT_INSTALLED}
+    assert found == installed_sections()
 
 
-def test_kube_scheduler_leaves_every_resource_of_every_vendor_to_tessera() -> None:
+def test_kube_scheduler_leaves_every_resource_of_nvidia_to_tessera_and_no_other() -> None:
     config = yaml.safe_load(the("ConfigMap", "tessera-scheduler")["data"]["config.yaml"])
     (extender,) = config["extenders"]
-    names = sorted(name for vendor in build_vendors(None, Switches()).values() for name in vendor.names.all)
+    names = sorted(name for vendor in installed_vendors() for name in vendor.names.all)
+    assert all(name.startswith("nvidia.com/") for name in names)
     assert extender["managedResources"] == [{"name": name, "ignoredByScheduler": True} for name in names]
     assert config["percentageOfNodesToScore"] == 100
     assert config["clientConnection"] == {"qps": 1000, "burst": 1000}
@@ -203,7 +212,7 @@ def test_every_protected_variable_is_guarded() -> None:
     spec = the("ValidatingAdmissionPolicy", "tessera-protected-variables")["spec"]
     expressions = {each["name"]: each["expression"] for each in spec["variables"]}
     (pattern,) = {*re.findall(r"matches\('([^']*)'\)", expressions["nvidiaWrong"])}
-    for vendor in build_vendors(None, Switches()).values():
+    for vendor in installed_vendors():
         if vendor.protected is not None:
             assert all(re.search(pattern, name) for name in vendor.protected.names)
             assert vendor.names.count in expressions["nvidiaExposed"]
@@ -215,5 +224,6 @@ def test_every_protected_variable_is_guarded() -> None:
 def test_every_count_of_a_managed_vendor_must_have_passed_the_webhook() -> None:
     spec = the("ValidatingAdmissionPolicy", "tessera-completed-pods")["spec"]
     (asking,) = [each["expression"] for each in spec["variables"] if each["name"] == "asking"]
-    for vendor in build_vendors(None, Switches()).values():
-        assert f'"{vendor.names.count}"' in asking
+    counts = [vendor.names.count for vendor in installed_vendors() if vendor.names.count]
+    assert counts
+    assert all(f'"{count}"' in asking for count in counts)

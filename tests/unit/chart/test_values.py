@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import tessera
+from tessera.host.simulated.description import parse_description
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tests.unit.chart.schemas import problems
 
@@ -109,3 +110,9 @@ def test_the_chart_ships_the_lists_that_the_scheduler_has_built_in() -> None:
     for name, expected in lists.items():
         shipped = yaml.safe_load((CHART / "files" / f"{name}.yaml").read_text(encoding="utf-8"))
         assert shipped == json.loads(json.dumps(expected)), name
+
+
+def test_the_simulated_cards_of_the_example_are_what_the_agent_reads() -> None:
+    values = yaml.safe_load((CHART / "examples" / "simulated-cards.yaml").read_text(encoding="utf-8"))
+    found = parse_description(yaml.safe_dump(values["devicePlugin"]["simulate"]), file="cards.yaml")
+    assert [(group.model, group.count) for group in found.cards] == [("H200", 8)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from tessera.core import arrays
 from tessera.core.audit import audit
-from tests.support.builders import cluster, gpu_pod, node
+from tests.support.builders import A100_40GB, Cluster, cluster, gpu_pod, node
 
 
 def test_more_nodes_and_wider_nodes_than_the_first_arrays_hold() -> None:
@@ -54,6 +57,99 @@ def test_a_freed_column_is_used_again() -> None:
         "c": "NodeInsufficientDevice",
     }
     assert audit(world.ledger) == []
+
+
+def columns(world: Cluster) -> dict[str, list[object]]:
+    """Everything that the arrays show, free columns and places included."""
+    found = vars(world.ledger.arrays).items()
+    return {name: array.tolist() for name, array in found if isinstance(array, np.ndarray)}
+
+
+def test_a_freed_column_shows_nothing_of_its_node() -> None:
+    full = node("old").gpu("G").gpu("sick", healthy=False).gpu("cordoned").cordon("cordoned")
+    full = full.gpu("M", memory=40960, mode="mig", slots=7, profiles=A100_40GB)
+    world = cluster(full)
+    world.ledger.arrays.set_host_free("old", cpu=1_000, memory=100)
+    for uuid in ("G", "M"):
+        world.start(gpu_pod(uuid, mem=4000, cores=10).annotate(("nvidia.com/use-gpuuuid", uuid)))
+    world.observe(gpu_pod("unread").on("old", "G,NVIDIA:;"))
+    world.ledger.forget_node("old")
+    assert columns(world) == columns(cluster())
+    assert world.ledger.arrays.names == [""]
+    assert world.ledger.arrays.kind_counts() == [0, 0]
+    world.add(node("new").gpu("N"))
+    assert columns(world) == columns(cluster(node("new").gpu("N")))
+
+
+def test_a_node_and_its_cards_leave_no_trace() -> None:
+    world = cluster(node("kept").gpu("kept-card"), node("gone").gpu("gone-card"))
+    world.ledger.arrays.set_host_free("gone", cpu=1_000, memory=100)
+    world.start(gpu_pod(mem=100), ["gone"])
+    world.ledger.forget_node("gone")
+    world.ledger.arrays.forget_host("gone")
+    assert world.ledger.arrays.order.names == ("", "kept")
+    assert "gone" not in str(vars(world.ledger.arrays))
+
+
+def test_a_reader_starts_afresh_if_columns_come_go_or_grow_and_only_then() -> None:
+    world = cluster(*(node(f"n{number}").gpus(8) for number in range(8)))
+    asking = gpu_pod(gpu=9, mem=1)
+    assert set(world.refused(asking).values()) == {"NodeInsufficientDevice"}
+    seen = world.ledger.arrays.epoch
+    world.add(node("n0").gpus(8, memory=1000))
+    world.start(gpu_pod("p", mem=1))
+    assert world.ledger.arrays.epoch == seen
+    world.add(node("n0").gpus(9))
+    assert world.ledger.arrays.kind.shape[0] == 16
+    assert (grown := world.ledger.arrays.epoch) != seen
+    assert world.chosen(asking).placement.node == "n0"
+    assert "n0" in world.refused(gpu_pod(gpu=10, mem=1))
+    world.ledger.forget_node("n0")
+    assert world.ledger.arrays.epoch not in (seen, grown)
+    assert set(world.refused(asking).values()) == {"NodeInsufficientDevice"}
+
+
+def test_a_node_that_is_too_wide_does_not_make_the_arrays_wider() -> None:
+    world = cluster(node("wide").gpus(arrays.MAX_DEVICES + 1))
+    assert world.ledger.arrays.kind.shape == (8, 64)
+
+
+def test_unknown_nodes_have_no_column() -> None:
+    world = cluster(node("a").gpus(1), node("b").gpus(1))
+    assert world.ledger.arrays.rows(["b", "unknown", "a"]).tolist() == [1, -1, 0]
+
+
+def test_cards_in_mig_mode_are_of_one_kind_if_they_offer_the_same_instances() -> None:
+    mig: dict[str, Any] = {"memory": 40960, "mode": "mig", "slots": 7}
+    few = A100_40GB[:2]
+    nodes = [node("a").gpus(2, profiles=A100_40GB, **mig), node("b").gpus(3, profiles=few, **mig)]
+    plain = node("c").gpu("small", memory=40960, profiles=few).gpu("large", memory=81920)
+    assert cluster(*nodes, plain).ledger.arrays.kind_counts() == [2, 3, 2]
+
+
+def test_the_largest_card_of_a_vendor_is_the_largest_that_ever_was() -> None:
+    cards = node("a").gpu("G", memory=100).gpu("H", memory=300)
+    world = cluster(cards, node("b").capacity(**{"aws.amazon.com/neuron": "1", "aws.amazon.com/neuroncore": "2"}))
+    world.ledger.forget_node("a")
+    world.add(node("c").gpu("I", memory=200))
+    assert world.ledger.arrays.largest_card == {"NVIDIA": 300, "AWSNeuron": 0}
+
+
+def test_a_change_of_free_cpu_or_memory_is_logged_and_the_same_again_is_not() -> None:
+    world = cluster(node("a").gpus(1), node("b").gpus(1))
+    log = world.ledger.arrays
+    log.set_host_free("a", cpu=1_000, memory=100)
+    for cpu, memory in ((2_000, 100), (2_000, 200)):
+        start = log.now
+        log.set_host_free("a", cpu=cpu, memory=memory)
+        assert log.changed_since(start) == [log.row("a")]
+        start = log.now
+        log.set_host_free("a", cpu=cpu, memory=memory)
+        log.set_host_free("unknown", cpu=cpu, memory=memory)
+        assert log.changed_since(start) == []
+    log.forget_host("a")
+    log.forget_host("unknown")
+    assert log.changed_since(start) == [log.row("a")]
 
 
 def test_removing_what_is_not_there_changes_nothing() -> None:

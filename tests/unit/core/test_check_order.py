@@ -115,6 +115,13 @@ def test_a_refused_card_carries_the_numbers_behind_its_reason(rules: list[str], 
     assert answer.cards == (misfit,)
 
 
+def test_a_container_that_does_not_fit_alone_is_refused_as_if_it_were_alone() -> None:
+    two = pod().container(gpu=1, mem=1000).container(gpu=1, mem=90000)
+    answer = cluster(node().gpu("G", slots=1)).fit(two)
+    assert isinstance(answer, Misfit)
+    assert (answer.container, answer.text) == (1, f"1/1 {Reason.CARD_INSUFFICIENT_MEMORY}")
+
+
 def test_cards_are_counted_by_reason_and_the_good_ones_as_too_few() -> None:
     cards = node().gpu("a", healthy=False).gpu("b", model="NVIDIA T4").gpu("c", memory=1000).gpu("d")
     asking = gpu_pod(gpu=2, mem=2000).annotate(("nvidia.com/use-gputype", "a100"))

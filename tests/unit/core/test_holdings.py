@@ -74,8 +74,8 @@ def test_a_reservation_without_a_grant_still_occupies_its_place() -> None:
     view = world.ledger.node("n1")
     assert view is not None
     assert [slot.placement.start for slot in view.cards[1].mig] == [0, 2]
-    assert world.chosen(gpu_pod(gpu=2, mem=8000)).placement.node == "n1"
-    assert world.refused(gpu_pod(gpu=3, mem=8000)) == {
+    assert world.chosen(gpu_pod(mem=8000).annotate(("nvidia.com/vgpu-mode", "mig"))).placement.node == "n1"
+    assert world.refused(gpu_pod(gpu=2, mem=8000)) == {
         "n1": "1/2 CardMigTopologyInfeasible, 2/2 AllocatedCardsInsufficientRequest"
     }
 
@@ -130,8 +130,11 @@ def test_what_is_readable_of_a_bad_allocation_counts() -> None:
 
 
 def test_a_node_is_held_until_the_last_unreadable_pod_is_gone() -> None:
-    bad = [gpu_pod(name).on("n1", "G,NVIDIA:;") for name in ("a", "b")]
+    bad = [gpu_pod(name).on("n1", "G,NVIDIA:;") for name in ("b", "a")]
     world = cluster(mixed()).observe(*bad)
+    view = world.ledger.node("n1")
+    assert view is not None
+    assert "pod default/a cannot be read" in view.facts.problem, "the first by uid, whichever came first"
     world.observe(bad[0].ended())
     assert world.refused(gpu_pod(mem=1)) == {"n1": "node usage unavailable"}
     world.observe(bad[1].ended())

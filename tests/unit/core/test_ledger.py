@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 
@@ -10,7 +11,17 @@ from tessera.core.audit import audit
 from tessera.core.grants import Placement
 from tessera.core.ledger import GrantState, replay
 from tessera.vendors.node_reader import node_facts
-from tests.support.builders import A100_40GB, Cluster, PodBuilder, cluster, gpu_pod, node, pod, vendors
+from tests.support.builders import (
+    A100_40GB,
+    MIG_ALLOCATIONS,
+    Cluster,
+    PodBuilder,
+    cluster,
+    gpu_pod,
+    node,
+    pod,
+    vendors,
+)
 
 UID = "uid-p"
 
@@ -82,6 +93,13 @@ def test_what_the_api_shows_cannot_be_taken_back() -> None:
     assert state_of(one) is None
 
 
+def test_a_pod_of_another_scheduler_cannot_be_taken_back() -> None:
+    one = world().observe(gpu_pod().on("n1", "G,NVIDIA,100,0:;"))
+    assert not one.ledger.unbind(UID, deadline=0.0)
+    assert not one.ledger.give_up(UID)
+    assert one.cards() == {"G": (1, 100, 0)}
+
+
 def test_a_decision_that_the_api_does_not_show_is_given_up() -> None:
     one = world()
     one.place(gpu_pod(mem=100))
@@ -127,6 +145,14 @@ def test_seeing_the_same_pod_twice_counts_it_once() -> None:
     running = gpu_pod().on("n1", "G,NVIDIA,100,0:;")
     one.observe(running, running, running.terminating())
     assert one.cards() == {"G": (1, 100, 0)}
+
+
+def test_only_a_pod_that_holds_something_else_than_before_is_news() -> None:
+    one = world()
+    held = gpu_pod().on("n1", "G,NVIDIA,100,0:;").facts()
+    assert one.ledger.observe_pod(held)
+    assert not one.ledger.observe_pod(held)
+    assert one.ledger.observe_pod(gpu_pod().on("n1", "G,NVIDIA,250,0:;").facts())
 
 
 def test_a_reservation_that_the_api_shows_unchanged_no_longer_expires() -> None:
@@ -191,8 +217,11 @@ def test_the_names_follow_nodes_that_come_and_go() -> None:
 
 def test_a_node_that_leaves_without_pods_leaves_nothing() -> None:
     one = world()
+    assert list(one.ledger.devices("n1")) == ["G"]
     one.ledger.forget_node("n1")
     assert one.ledger.state() == cluster(node("n2").gpu("H")).ledger.state()
+    assert one.ledger.devices("n1") == {}
+    assert one.ledger.arrays.row("n1") == -1
 
 
 def test_a_node_that_is_forgotten_and_back_has_its_pods_again() -> None:
@@ -247,6 +276,7 @@ def test_a_node_whose_cards_are_all_gone_is_unregistered_and_its_pods_may_come_a
     running = one.start(gpu_pod(mem=100), ["n1"])
     one.add(node())
     assert one.ledger.node("n1") is None
+    assert one.ledger.arrays.row("n1") == -1
     assert one.refused(gpu_pod("q", mem=1), ["n1"]) == {"n1": "node unregistered"}
     one.observe(gpu_pod("other").on("n1", "G,NVIDIA,5,0:;"), running.ended())
     one.add(node().gpu("G"))
@@ -308,6 +338,17 @@ def test_events_in_any_order_give_the_ledger_that_a_replay_gives(order: tuple[in
     assert [finding for finding in audit(one.ledger) if finding.kind == "broken"] == []
 
 
+def test_ledgers_that_hold_different_things_have_different_states() -> None:
+    mig = '[{"containerIndex":0,"gpuUUID":"M","profile":"1g.5gb","placement":{"start":%d,"size":1}}]'
+    held = gpu_pod().on("n1", "M,NVIDIA,4864,14:;")
+    pods = [[], [held], *([held.annotate((MIG_ALLOCATIONS, mig % start))] for start in (5, 6))]
+    nodes = node().gpu("M", memory=40960, mode="mig", profiles=A100_40GB)
+    states = [cluster(nodes).observe(*each).ledger.state() for each in pods]
+    assert all(one != other for one, other in itertools.combinations(states, 2))
+    instances = [state["nodes"]["n1"]["cards"]["M"][-1] for state in states]
+    assert instances == [[], [], [("1g.5gb", 5, 1)], [("1g.5gb", 6, 1)]]
+
+
 def test_quotas_are_replayed_too() -> None:
     one = cluster().quota(memory=5)
     objects, _ = one.ledger.quotas.state()
@@ -316,9 +357,21 @@ def test_quotas_are_replayed_too() -> None:
     assert again.state() == one.ledger.state()
 
 
-def test_a_placement_is_what_the_api_will_show() -> None:
-    one = world()
-    asking = pod().init(gpu=1, mem=10).container(gpu=1, mem=20, cores=3)
+METAX_CARD = {"uuid": "M", "totalDevCount": 4, "totalCompute": 100, "totalVRam": 4096, "healthy": True}
+METAX_LIMITS = {"metax-tech.com/sgpu": 1, "metax-tech.com/vmemory": 1, "metax-tech.com/vcore": 10}
+
+
+@pytest.mark.parametrize(
+    "asking",
+    [
+        pod().init(gpu=1, mem=10).container(gpu=1, mem=20, cores=3),
+        gpu_pod(mem=20).annotate(("nvidia.com/use-gpuuuid", "G")),
+        pod().container(limits=METAX_LIMITS).annotate(("metax-tech.com/sgpu-qos-policy", "fixed-share")),
+    ],
+    ids=["with an init container", "with a card of its choice", "with settings of its vendor"],
+)
+def test_a_placement_is_what_the_api_will_show(asking: PodBuilder) -> None:
+    one = cluster(node().gpu("G").annotate(("metax-tech.com/node-gpu-devices", json.dumps([METAX_CARD]))))
     placement = one.place(asking)
     assert isinstance(placement, Placement)
     entry = one.ledger.pod(UID)

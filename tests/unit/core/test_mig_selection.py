@@ -8,6 +8,8 @@ from tessera.core import mig
 from tessera.core.devices import Device, MigPlacement, MigProfile, MigSlot
 from tests.support.builders import A100_40GB, NodeBuilder, cluster, gpu_pod, mig_profile, node, pod
 
+DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
+
 
 def profile(raw: dict[str, object]) -> MigProfile:
     places = tuple(MigPlacement(place["start"], place["size"]) for place in raw["placements"])  # type: ignore[attr-defined]
@@ -148,8 +150,30 @@ def test_a_mode_annotation_keeps_a_pod_from_mig_cards() -> None:
     assert world.refused(asking) == {"n1": "1/2 AllocatedCardsInsufficientRequest, 1/2 CardTypeMismatch"}
 
 
-def test_shares_and_instances_may_be_mixed_for_one_container() -> None:
+def test_one_container_gets_no_mix_of_shares_and_instances() -> None:
     world = cluster(mig_node().gpu("plain"))
-    running = world.start(gpu_pod(gpu=4, mem=8000))
-    assert running.annotations["hami.io/vgpu-devices-allocated"].count("plain,NVIDIA,8000,0:") == 1
-    assert world.cards() == {"M": (3, 3 * 9856, 3 * 29), "plain": (1, 8000, 0)}
+    assert world.refused(gpu_pod(gpu=4, mem=8000)) == {
+        "n1": "1/2 CardMigTopologyInfeasible, 4/2 AllocatedCardsInsufficientRequest"
+    }
+    world.start(gpu_pod(gpu=3, mem=8000))
+    assert world.cards() == {"M": (3, 3 * 9856, 3 * 29), "plain": (0, 0, 0)}
+
+
+@pytest.mark.parametrize("policy", ["binpack", "spread", "topology-aware"])
+@pytest.mark.parametrize("limits", [{}, {"nvidia.com/gpumem": 10**6}])
+def test_the_cards_of_one_container_are_shared_in_one_mode(policy: str, limits: dict[str, int]) -> None:
+    """Whatever is preferred, and also where quotas are counted."""
+    world = cluster(
+        node()
+        .gpu("whole", mode="none", slots=1)
+        .gpu("mps", mode="mps")
+        .gpu("a", mode="hami-core")
+        .gpu("b", mode="hami-core")
+    )
+    if limits:
+        world.quota(hard=limits)
+    asking = gpu_pod(gpu=2, mem=8000).annotate((DEVICE_POLICY, policy))
+    assert {grant.uuid for grant in world.chosen(asking).placement.grants["NVIDIA"][0]} == {"a", "b"}
+    assert world.refused(gpu_pod(gpu=3, mem=8000).annotate((DEVICE_POLICY, policy))) == {
+        "n1": "4/4 AllocatedCardsInsufficientRequest"
+    }

@@ -244,6 +244,29 @@ def test_instances_of_init_containers_count_beside_those_of_apps() -> None:
     assert world.chosen(two).placement.node == "n1"
 
 
+def test_only_the_instances_of_an_init_container_count_beside_an_app() -> None:
+    cards = node().gpu("plain").gpu("M", memory=40960, mode="mig", slots=1, profiles=A100_40GB)
+    both = pod().init(gpu=2, mem=8000).container(gpu=1, mem=8000)
+    assert uuids(cluster(cards).quota(memory=9856 + 8000).chosen(both).placement) == [["plain", "M"], ["plain"]]
+
+
+def test_a_container_shares_the_quota_with_those_that_run_beside_it_only() -> None:
+    world = cluster(node().gpu("dear", memory=200).gpu("cheap", memory=100)).quota(memory=80 + 40)
+    world.start(gpu_pod("other", mem=1).called("other", namespace="other").annotate(("nvidia.com/use-gpuuuid", "dear")))
+    part, binpacked = {"gpu": 1, "percent": 40, "cores": 1}, pod().policy(device="binpack")
+    assert uuids(world.fit(binpacked.container(**part).container(**part))) == [["dear"], ["cheap"]]
+    assert uuids(world.fit(binpacked.init(**part).container(**part))) == [["dear"], ["dear"]]
+
+
+def test_a_short_quota_names_its_container_where_the_vendor_has_no_cards() -> None:
+    world = cluster(node().annotate(("hami.io/node-dcu-register", "D,10,1000,100,DCU-K100,0,true:"))).quota(memory=100)
+    two = pod().container(gpu=1, mem=60).container(gpu=1, mem=160)
+    answer = world.fit(two)
+    assert isinstance(answer, Misfit)
+    assert (answer.container, answer.text) == (1, "NodeInsufficientDevice")
+    assert world.refused(two) == {"n1": answer.text}
+
+
 def test_cores_beyond_a_whole_card_count_as_a_whole_card() -> None:
     world = cluster(node().gpus(1)).quota(cores=120)
     asking = gpu_pod(mem=10, cores=150)

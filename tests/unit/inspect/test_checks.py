@@ -8,13 +8,14 @@ from typing import Any, cast
 import pytest
 import trustme
 
+from tessera.inspect.checks.agents import check_agents, check_daemon_set
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
 from tessera.inspect.checks.quotas import check_quotas
+from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.checks.webhook import DAY, check_registration
-from tessera.inspect.checks.workloads import check_daemon_set, check_deployment, check_failure_policy, check_workloads
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -30,6 +31,9 @@ NVIDIA = frozenset({"NVIDIA"})
 
 def bad(findings: Any) -> list[Finding]:
     return [each for each in findings if each.severity is not Severity.FINE]
+
+
+CONDITIONS = [{"name": "concerns-devices", "expression": "true"}]
 
 
 def webhook(**changes: Any) -> dict[str, Any]:
@@ -65,6 +69,23 @@ def test_what_is_wrong_with_a_webhook_is_found(configurations: Any, severity: Se
     assert found.fix
 
 
+@pytest.mark.parametrize(
+    ("policy", "conditions", "words"),
+    [
+        ("Fail", CONDITIONS, ""),
+        ("Ignore", None, ""),
+        ("Fail", None, "no matchConditions limit it"),
+        ("Ignore", CONDITIONS, "failurePolicy is Ignore"),
+    ],
+)
+def test_a_failure_policy_must_suit_the_pods_that_it_covers(policy: str, conditions: Any, words: str) -> None:
+    one = webhook(failurePolicy=policy, matchConditions=conditions)
+    one["webhooks"].append({**one["webhooks"][0], "name": "others.vgpu.hami.io", "failurePolicy": "Ignore"})
+    running = Installation(webhooks=(one,), webhooks_seen=True, deployment={})
+    found = bad(check_registration(running, now=NOW))
+    assert [words in each.what for each in found] == [True] * bool(words)
+
+
 def test_a_webhook_that_must_not_be_seen_is_not_called_missing() -> None:
     [found] = check_registration(Installation(), now=NOW)
     assert found.severity is Severity.UNSEEN
@@ -76,6 +97,54 @@ def test_an_authority_that_ends_soon_is_a_warning_and_one_that_has_ended_is_brok
     [over] = bad(registration(webhook(), now=end + DAY))
     assert (soon.severity, over.severity) == (Severity.WARNING, Severity.BROKEN)
     assert "in 3 days" in soon.what
+
+
+# -- the scheduler
+
+
+def scheduler(
+    ready: int | None, *, wanted: int = 2, policy: str = "Fail", seen: bool = True, reason: str = ""
+) -> list[Finding]:
+    containers = [{"name": "tessera", "image": "example.com/tessera:1"}, {"name": "b", "image": "example.com/other:2"}]
+    template = {"spec": {"containers": containers}}
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": reason}]
+    status = {} if ready is None else {"readyReplicas": ready, "conditions": conditions}
+    deployment = {"spec": {"replicas": wanted, "template": template}, "status": status}
+    found = Installation(
+        namespace="system",
+        name="tessera-scheduler",
+        webhooks=(webhook(failurePolicy=policy),),
+        deployment=deployment if seen else None,
+    )
+    return list(check_scheduler(found))
+
+
+@pytest.mark.parametrize(
+    ("found", "severity", "words"),
+    [
+        (scheduler(2), Severity.FINE, "has 2 ready replica(s)"),
+        (scheduler(1, wanted=1, policy="Ignore"), Severity.FINE, "has 1 ready replica(s)"),
+        (scheduler(None), Severity.BROKEN, "has no ready replica, of 2"),
+        (scheduler(1), Severity.WARNING, "has 1 ready replica(s), of 2"),
+        (scheduler(1, wanted=1), Severity.WARNING, "has one replica, and failurePolicy is Fail"),
+        (scheduler(2, seen=False), Severity.UNSEEN, "no readable Deployment"),
+        (scheduler(0, wanted=0), Severity.BROKEN, "is scaled to 0"),
+        (scheduler(0, reason="exceeded quota"), Severity.BROKEN, "has no ready replica, of 2 (exceeded quota)"),
+    ],
+)
+def test_ready_replicas_are_held_against_the_failure_policy(
+    found: list[Finding], severity: Severity, words: str
+) -> None:
+    [one] = found
+    assert one.severity is severity
+    assert words in one.what
+
+
+def test_a_scheduler_that_does_not_start_names_the_images_that_its_nodes_must_pull() -> None:
+    [refused], [bypassed] = scheduler(0), scheduler(0, policy="Ignore")
+    assert refused.fix.endswith("must be able to pull example.com/tessera:1 and example.com/other:2")
+    assert "is refused (failurePolicy Fail)" in refused.why
+    assert "are not completed" in bypassed.why
 
 
 # -- kube-scheduler
@@ -254,74 +323,31 @@ def test_the_worst_comes_first_and_is_counted() -> None:
     assert is_broken(findings)
 
 
-# -- what runs
-
-
-def deployment(ready: int, replicas: int | None = 2, *, conditions: Any = ()) -> dict[str, Any]:
-    return {
-        "metadata": {"namespace": "gpu", "name": "tessera-scheduler"},
-        "spec": {"replicas": replicas, "selector": {"matchLabels": {"app": "tessera"}}},
-        "status": {"readyReplicas": ready or None, "conditions": conditions},
-    }
+# -- the agents
 
 
 def daemon_set(ready: int, wanted: int) -> dict[str, Any]:
     return {
         "metadata": {"namespace": "gpu", "name": "tessera-device-plugin"},
-        "spec": {"template": {"spec": {"nodeSelector": {"gpu": "on"}}}},
+        "spec": {"template": {"spec": {"nodeSelector": {"gpu": "on"}}}, "selector": {"matchLabels": {"app": "x"}}},
         "status": {"desiredNumberScheduled": wanted, "numberReady": ready},
     }
 
 
-STUCK = [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]
-
-
 @pytest.mark.parametrize(
-    ("findings", "severity", "words"),
+    ("ready", "wanted", "severity", "words"),
     [
-        (check_deployment(deployment(2)), Severity.FINE, "2 of 2 replica(s) ready"),
-        (check_deployment(deployment(1, None)), Severity.FINE, "1 of 1 replica(s) ready"),
-        (check_deployment(deployment(1)), Severity.WARNING, "1 of 2 replica(s) ready"),
-        (check_deployment(deployment(0)), Severity.BROKEN, "0 of 2 replica(s) ready"),
-        (check_deployment(deployment(0, conditions=STUCK)), Severity.BROKEN, "ready (exceeded quota)"),
-        (check_deployment(deployment(0, 0)), Severity.BROKEN, "is scaled to 0"),
-        (check_daemon_set(daemon_set(3, 3)), Severity.FINE, "ready on 3 of 3 node(s)"),
-        (check_daemon_set(daemon_set(2, 3)), Severity.WARNING, "ready on 2 of 3 node(s)"),
-        (check_daemon_set(daemon_set(0, 3)), Severity.BROKEN, "ready on 0 of 3 node(s)"),
-        (check_daemon_set(daemon_set(0, 0)), Severity.BROKEN, "runs on no node: none has the label(s) gpu=on"),
+        (3, 3, Severity.FINE, "is ready on 3 node(s)"),
+        (2, 3, Severity.WARNING, "is ready on 2 of 3 node(s)"),
+        (0, 3, Severity.BROKEN, "is ready on 0 of 3 node(s)"),
+        (0, 0, Severity.BROKEN, "runs on no node: none has the label(s) gpu=on"),
     ],
 )
-def test_what_does_not_run_is_found(findings: Any, severity: Severity, words: str) -> None:
-    [found] = findings
-    assert (found.severity, bool(found.fix)) == (severity, severity is not Severity.FINE)
-    assert words in found.what
-
-
-@pytest.mark.parametrize(
-    ("policy", "ready", "is_limited", "severity", "words"),
-    [
-        ("Fail", 2, True, Severity.FINE, ""),
-        (None, 2, True, Severity.FINE, ""),
-        ("Fail", 1, True, Severity.WARNING, "every new device pod is refused"),
-        ("Fail", 0, True, Severity.BROKEN, "every new device pod is refused"),
-        ("Fail", 2, False, Severity.WARNING, "no pod of any kind"),
-        ("Fail", 0, False, Severity.BROKEN, "no pod of any kind"),
-        ("Ignore", 2, True, Severity.WARNING, "gets no slice"),
-        ("Ignore", 2, False, Severity.FINE, ""),
-        ("Ignore", 1, False, Severity.WARNING, "gets no slice"),
-        ("Ignore", 0, False, Severity.BROKEN, "they get no slice"),
-    ],
-)
-def test_the_failure_policy_must_fit_the_replicas(
-    policy: str | None, ready: int, is_limited: bool, severity: Severity, words: str
-) -> None:
-    conditions = [{"name": "concerns-devices", "expression": "true"}] if is_limited else None
-    one = webhook(failurePolicy=policy, matchConditions=conditions)
-    one["webhooks"].append({"name": "others.vgpu.hami.io", "failurePolicy": "Ignore"})
-    [found] = check_failure_policy(Installation(webhooks=(one,), deployment=deployment(ready)))
+def test_agents_that_are_not_ready_are_found(ready: int, wanted: int, severity: Severity, words: str) -> None:
+    [found] = check_daemon_set(daemon_set(ready, wanted))
     assert found.severity is severity
-    assert f"{ready} replica(s) of gpu/tessera-scheduler can answer" in found.what
-    assert words in found.why
+    assert words in found.what
+    assert bool(found.fix) is (severity is not Severity.FINE)
 
 
 class Cluster:
@@ -339,22 +365,18 @@ class Cluster:
 @pytest.mark.parametrize(
     ("name", "error", "severities"),
     [
-        ("mine-device-plugin", 404, [Severity.FINE, Severity.WARNING]),
-        ("hami-device-plugin", 404, [Severity.FINE, Severity.WARNING]),
-        ("", 404, [Severity.FINE]),
-        ("", 403, [Severity.FINE, Severity.UNSEEN]),
+        ("mine-device-plugin", 404, [Severity.WARNING]),
+        ("hami-device-plugin", 404, [Severity.WARNING]),
+        ("", 404, []),
+        ("", 403, [Severity.UNSEEN]),
     ],
 )
-async def test_deployment_and_daemon_set_are_found_by_their_names(
+async def test_the_agents_are_found_by_the_names_of_the_charts(
     name: str, error: int, severities: list[Severity]
 ) -> None:
-    installation = Installation(namespace="gpu", name="mine-scheduler", deployment=deployment(2))
-    found = await check_workloads(cast("KubeClient", Cluster(name, error)), installation)
+    installation = Installation(namespace="gpu", name="mine-scheduler")
+    found = await check_agents(cast("KubeClient", Cluster(name, error)), installation)
     assert [each.severity for each in found] == severities
-
-
-def test_without_a_deployment_the_failure_policy_says_nothing() -> None:
-    assert not list(check_failure_policy(Installation(webhooks=(webhook(),))))
 
 
 # -- registrations and cordons

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
 
-from tessera.kube.leases import Lease, LeaseMetadata, LeaseSpec, LeaseWatch, is_leader
+from tessera.kube.leases import Lease, LeaseMetadata, LeaseSpec, LeaseWatch, boottime, is_leader
 
 NOON = 1_793_880_000.0
 """unix time in seconds"""
@@ -81,7 +82,8 @@ def test_a_lease_counts_from_its_last_change_not_from_the_last_look() -> None:
     watch.synced()
     assert machine.leads
     assert watch.lease == lease("host-1_x")
-    machine.time = 109.0
+    machine.time = 109.9
+    assert machine.leads
     watch.put("kube-system/hami-scheduler", lease("host-1_x"))
     machine.time = 111.0
     assert not machine.leads
@@ -140,6 +142,11 @@ def test_a_tenure_of_another_host_between_two_looks_is_noticed() -> None:
     first = machine.watch.tenure()
     machine.see(transitions=2)
     assert machine.watch.tenure() not in (None, first)
+
+
+def test_the_clock_of_a_lease_never_goes_back_and_counts_what_the_machine_slept() -> None:
+    awake = time.monotonic()
+    assert awake <= boottime() <= boottime()
 
 
 def test_a_lease_is_read_as_the_apiserver_writes_it() -> None:

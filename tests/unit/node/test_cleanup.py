@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 from tessera.host.simulated.hardware import no_cards
 from tessera.node import cleanup
 from tessera.node.cleanup import RETRY_S, clean_up_mps
+from tessera.node.fleet import CardState, Fleet
 from tessera.node.handover.claims import Claim, PodKey
 from tessera.node.handover.pod_cache import PodCache
 from tessera.node.settings import AgentSettings
+from tessera.node.watched_value import WatchedValue
+from tessera.wire.node_config import CardModes, NodeSettings
 from tessera.wire.pod_devices import DeviceEntry
 from tests.support.event_loops import in_fake_time
+from tests.support.fake_mps import card
 from tests.support.logs import captured
 from tests.unit.node.handover.world import Api
 
@@ -41,11 +46,14 @@ class Node(PodCache):
     def live_claims(self) -> list[Claim] | None:
         return self.live
 
-    async def retire_all(self, root: Path, modes: Any, *, program: Any, keep: Collection[str]) -> dict[str, str]:
+    async def retire_all(
+        self, root: Path, modes: Any, *, program: Any, keep: Collection[str], cards: Collection[str] | None
+    ) -> dict[str, str]:
         if self.fault is not None:
             raise self.fault
-        left = self.daemons & (self.busy | set(keep))
-        self.daemons = left
+        meant = self.daemons if cards is None else self.daemons & set(cards)
+        left = meant & (self.busy | set(keep))
+        self.daemons = self.daemons - meant | left
         return dict.fromkeys(left, "it has clients")
 
 
@@ -56,9 +64,30 @@ Run = Callable[[Node], asyncio.Task[None]]
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     def start(node: Node) -> asyncio.Task[None]:
         monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
-        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), node))
+        return asyncio.create_task(clean_up_mps(SETTINGS, no_cards(), node, fleet=WatchedValue(Fleet())))
 
     return start
+
+
+def test_where_some_cards_are_in_mode_mps_only_the_others_are_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A card that is not listed may be one of those in mode mps."""
+    mixed = replace(SETTINGS, node=NodeSettings(card_modes=(CardModes(mode="mps", index=(0,)),)))
+    first, second = "GPU-a", "GPU-b"
+    states = (CardState(card(first), mode="mps"), CardState(card(second, index=1), mode="hami-core"))
+
+    @in_fake_time
+    async def story() -> None:
+        node = Node(first, second, "GPU-unlisted")
+        monkeypatch.setattr(cleanup, "retire_mps", node.retire_all)
+        fleet = WatchedValue(Fleet(problem="not read yet"))
+        task = asyncio.create_task(clean_up_mps(mixed, no_cards(), node, fleet=fleet))
+        await asyncio.sleep(0)
+        assert second in node.daemons
+        fleet.set(Fleet(states))
+        await task
+        assert node.daemons == {first, "GPU-unlisted"}
+
+    story()
 
 
 def test_daemons_that_nobody_uses_go_at_once_and_then_there_is_nothing_to_do(run: Run) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -247,10 +248,11 @@ async def test_a_pod_created_anew_under_its_name_does_not_get_the_old_ones_slice
 
 
 @in_fake_time
-async def test_a_pod_that_is_being_deleted_keeps_no_reservation_once_the_watch_shows_it() -> None:
+async def test_a_pod_that_is_being_deleted_frees_its_card_at_once() -> None:
     world = ready()
     world.api.add_pod(POD.terminating())
     assert await world.bound(POD) == "409 Conflict: scripted"
+    assert (world.api.calls, world.cards()) == (["bind", "get_pod"], FREE)
     assert world.agrees()
 
 
@@ -329,6 +331,25 @@ def test_a_refusal_for_now_is_tried_again_after_a_pause(status: int) -> None:
         assert world.api.calls == ["bind"] * ATTEMPTS
         assert 0 < seconds() < binder.LONGEST_PAUSE * ATTEMPTS
         assert world.agrees()
+
+    run(case)
+
+
+@pytest.mark.parametrize(("jitter", "total"), [(min, 0.0), (max, 0.4 + 0.8 + 1.6)], ids=["none", "full"])
+@pytest.mark.parametrize("verb", ["bind", "get_pod"])
+def test_each_pause_is_up_to_twice_as_long_as_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, verb: str, jitter: Callable[[float, float], float], total: float
+) -> None:
+    """`jitter` chooses between the shortest and the longest pause."""
+
+    async def case() -> None:
+        world = ready()
+        monkeypatch.setattr("random.uniform", jitter)
+        if verb == "get_pod":
+            world.api.script("bind", Step(lost_answer(), done=True))
+        world.api.script(verb, *[refused(429)] * (ATTEMPTS - 1))
+        assert await world.bound(POD) == ""
+        assert seconds() == pytest.approx(total)
 
     run(case)
 

@@ -16,6 +16,7 @@ from tessera.wire.objects import PodStatus
 from tests.support.builders import gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
+from tests.support.logs import captured
 from tests.support.stepwise_scheduler import (
     LOCK,
     RESERVATION,
@@ -133,7 +134,9 @@ async def test_a_bind_of_unknown_end_is_never_freed_by_time_alone() -> None:
     world.api.always("annotate_pod", refused(403, "Forbidden"))
     await asyncio.sleep(RESERVATION * 2)
     world.cycles.tick()
-    await world.binder.look_up_unconfirmed()
+    with captured() as logs:
+        await world.binder.look_up_unconfirmed()
+    assert len(logs.of("binding uncertain")) == 1
     assert world.filtered(gpu_pod("thief", mem=81000))["NodeNames"] is None
     assert (world.cycle_state(POD), world.cards()) == (CycleState.UNCERTAIN, HELD)
     world.api.always("annotate_pod", None)
@@ -257,6 +260,37 @@ async def test_a_pod_of_unknown_end_that_turns_out_unbound_may_go_elsewhere() ->
     await world.binder.look_up_unconfirmed()
     assert world.chosen(POD, ["n2"]) == "n2"
     assert world.cards("n1") == FREE
+
+
+@pytest.mark.parametrize(
+    ("took", "calls", "state"),
+    [(1.0, ["bind", "get_pod"], CycleState.RESERVED), (20.0, ["bind"], CycleState.BINDING)],
+    ids=["refused meanwhile", "not answered yet"],
+)
+def test_a_pod_that_is_bound_again_while_another_one_is_looked_up_is_left_to_that_bind(
+    took: float, calls: list[str], state: CycleState
+) -> None:
+    async def case() -> None:
+        world, again = ready(), POD.called("again", uid="uid-again")
+        world.create(again)
+        assert world.chosen(again) == "n1"
+        world.api.always("bind", lost_answer())
+        world.api.always("get_pod", never_sent())
+        for each in (POD, again):
+            assert await world.bound(each) == "no answer within 30 s"
+        world.api.always("get_pod", None)
+        world.api.mark_pod("default/again", {"note": "x"})  # The first write can land no more.
+        world.api.script("annotate_pod", Step(delay=10.0))
+        looking_up = asyncio.create_task(world.binder.look_up_unconfirmed())
+        await asyncio.sleep(1)
+        world.api.calls.clear()
+        world.api.always("bind", Step(refused(403, "Forbidden"), delay=took))
+        binding = asyncio.create_task(world.bound(again))
+        await looking_up
+        assert (world.api.calls, world.cycle_state(again)) == (calls, state)
+        assert await binding == "403 Forbidden: scripted"
+
+    run(case)
 
 
 @in_fake_time

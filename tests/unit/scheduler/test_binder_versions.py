@@ -1,16 +1,20 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from tessera.scheduler.binder import ATTEMPTS
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.tenure import NOT_LEADING
 from tessera.wire import keys
 from tests.support.event_loops import in_fake_time
-from tests.support.fake_cluster import Step, lost_answer, refused
+from tests.support.fake_cluster import Step, lost_answer, never_sent, refused
 from tests.support.stepwise_scheduler import (
     World,
     filter_body,
 )
-from tests.unit.scheduler.binder_cases import FREE, KEY, POD, agent, change, node_of, ready, seconds, unknown
+from tests.unit.scheduler.binder_cases import FREE, KEY, POD, agent, change, node_of, ready, run, seconds, unknown
 
 # -- the version of the pod
 
@@ -50,6 +54,36 @@ async def test_a_filter_request_without_a_version_makes_bind_read_the_pod() -> N
     assert await world.bound(POD) == ""
     assert world.api.calls == ["get_pod", "bind"]
     assert world.agrees()
+
+
+def gone(world: World) -> None:
+    world.api.delete_pod(KEY)
+
+
+def being_deleted(world: World) -> None:
+    world.api.add_pod(POD.terminating())
+
+
+def unreadable(world: World) -> None:
+    world.api.always("get_pod", never_sent())
+
+
+@pytest.mark.parametrize(
+    ("trouble", "state"),
+    [(gone, CycleState.PENDING), (being_deleted, CycleState.PENDING), (unreadable, CycleState.RESERVED)],
+)
+def test_a_pod_whose_version_cannot_be_read_is_not_said_to_be_bound(
+    trouble: Callable[[World], None], state: CycleState
+) -> None:
+    async def case() -> None:
+        world = World(agent())
+        world.create(POD)
+        assert world.asked(filter_body(POD, ["n1"]))["NodeNames"] == ["n1"]
+        trouble(world)
+        assert await world.bound(POD) == "pod default/p is gone, being deleted, or cannot be read"
+        assert (world.api.writes, world.cycle_state(POD)) == ([], state)
+
+    run(case)
 
 
 @in_fake_time

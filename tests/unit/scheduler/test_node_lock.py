@@ -4,6 +4,7 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from msgspec.structs import replace
 
 from tessera.kube.errors import ApiError, Unreachable
 from tessera.scheduler.node_lock import CONFLICTS, LOOK_AGAIN, HeldLock, LockRefusal, NodeLocks
@@ -63,8 +64,8 @@ async def test_a_free_lock_is_taken_with_time_and_owner() -> None:
 
 
 @in_fake_time
-async def test_our_own_lock_is_kept_as_it_is() -> None:
-    own = f"{at(-200)},default,p"
+async def test_our_own_lock_is_kept_as_it_is_until_it_has_expired() -> None:
+    own = f"{at(-EXPIRE)},default,p"
     world = World(own)
     assert await world.acquire() == HeldLock("n1", NODE_LOCK, own)
     assert world.api.writes == []
@@ -91,6 +92,23 @@ def test_a_forgotten_lock_is_taken_over(old: str) -> None:
     check()
 
 
+@pytest.mark.parametrize(
+    ("node_name", "phase"),
+    [("n1", "Running"), ("n1", "Succeeded"), ("n1", "Failed"), ("", "Failed"), ("n2", "Pending")],
+)
+def test_a_lock_whose_owner_waits_for_no_allocate_on_this_node_is_taken_over(node_name: str, phase: str) -> None:
+    @in_fake_time
+    async def check() -> None:
+        world = World(THEIRS)
+        other = world.api.pods["default/other"]
+        spec, status = replace(other.spec, node_name=node_name), replace(other.status, phase=phase)
+        world.api.pods["default/other"] = replace(other, spec=spec, status=status)
+        assert await world.acquire() == HeldLock("n1", NODE_LOCK, OURS)
+        assert asyncio.get_running_loop().time() == 0
+
+    check()
+
+
 @in_fake_time
 async def test_another_pods_lock_is_waited_for_until_its_node_changes() -> None:
     world = World(THEIRS)
@@ -98,6 +116,18 @@ async def test_another_pods_lock_is_waited_for_until_its_node_changes() -> None:
     await asyncio.sleep(3)
     world.change(None)
     assert await waiting == HeldLock("n1", NODE_LOCK, f"{at(3)},default,p")
+
+
+@in_fake_time
+async def test_a_lock_of_a_node_that_is_gone_is_not_waited_for() -> None:
+    world = World(THEIRS)
+    waiting = world.waiting()
+    await asyncio.sleep(1)
+    world.api.delete_node("n1")
+    world.locks.forget_node("n1")
+    with pytest.raises(ApiError, match="404"):
+        await waiting
+    assert asyncio.get_running_loop().time() == 1
 
 
 @in_fake_time

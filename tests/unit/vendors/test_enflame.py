@@ -51,7 +51,8 @@ def cards(count: int = 1, **use: Any) -> list[Card]:
 @pytest.mark.parametrize(
     ("section", "names"),
     [
-        ({}, [(), (DRS, MEM, CORES)]),
+        ({}, [(), ()]),
+        ({"resourceNameGCUMemory": MEM}, [(), (DRS, MEM, CORES)]),
         ({"resourceNameVGCU": "enflame.com/vgcu"}, [(), ("enflame.com/vgcu", MEM, CORES)]),
         (
             {

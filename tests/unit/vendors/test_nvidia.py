@@ -251,7 +251,46 @@ def test_a_priority_that_is_no_number_is_denied() -> None:
 def test_a_core_policy(policy: Any, limits: dict[str, Any], env: dict[str, str], warned: str) -> None:
     draft, pod, _ = admitted(nvidia(gpu_core_policy=policy), limits)
     assert draft.env == env
-    assert [warned in text for text in pod.warnings] == ([True] if warned else [])
+    said = [text for text in pod.warnings if "best effort" not in text]
+    assert [warned in text for text in said] == ([True] if warned else [])
+
+
+BEST_EFFORT = (
+    f"{CORES} is best effort on cards in mode hami-core, large kernels exceed their share; nvidia.com/vgpu-mode: mps or"
+    " mig asks for cards that enforce it, if this cluster has them"
+)
+
+
+@pytest.mark.parametrize("mode", [None, "hami-core", "mps,hami-core"])
+@pytest.mark.parametrize("cores", [1, 30, 99])
+def test_a_share_of_cores_is_said_to_be_best_effort_once_per_pod(mode: str | None, cores: int) -> None:
+    pod = PodDraft({} if mode is None else {"nvidia.com/vgpu-mode": mode})
+    for name in ("one", "two"):
+        nvidia().mutate(ContainerDraft({GPU: 1, CORES: cores}, name=name), pod)
+    assert pod.warnings == [BEST_EFFORT]
+
+
+@pytest.mark.parametrize(
+    ("limits", "mode", "section"),
+    [
+        ({GPU: 1, CORES: 30}, "mps", {}),
+        ({GPU: 1, CORES: 30}, "mig", {}),
+        ({GPU: 1, CORES: 30}, "", {}),
+        ({GPU: 1, CORES: 100}, "hami-core", {}),
+        ({GPU: 1, CORES: 0, MEM: 1}, "hami-core", {}),
+        ({GPU: 1, CORES: "x"}, "hami-core", {}),
+        ({GPU: 1, MEM: 1}, "hami-core", {}),
+        ({CORES: 30}, "hami-core", {"default_gpu_num": 0}),
+        ({GPU: 1, CORES: 30}, "hami-core", {"disable_core_limit": True}),
+        ({GPU: 1, CORES: 30}, "hami-core", {"gpu_core_policy": "disable"}),
+    ],
+)
+def test_no_share_of_cores_or_one_that_is_enforced_or_not_limited_needs_no_word(
+    limits: dict[str, Any], mode: str, section: dict[str, Any]
+) -> None:
+    pod = PodDraft({"nvidia.com/vgpu-mode": mode})
+    nvidia(**section).mutate(ContainerDraft(limits, name="main"), pod)
+    assert BEST_EFFORT not in pod.warnings
 
 
 def test_a_tenant_does_not_choose_the_core_policy() -> None:

@@ -128,3 +128,9 @@ def test_two_vendors_cannot_claim_one_resource() -> None:
 
 def test_one_vendor_may_use_a_name_twice() -> None:
     assert list(registry.unique([Stub("b", "x", "x"), Stub("a", "y")])) == ["a", "b"]
+
+
+def test_a_vendor_whose_section_is_absent_claims_no_resource() -> None:
+    sections = {"nvidia": {"resourceCountName": "nvidia.com/gpu", "resourceMemoryName": "nvidia.com/gpumem"}}
+    built = registry.build_vendors(sections, Switches(ascend=True, iluvatar=True))
+    assert {name for vendor in built.values() for name in vendor.names.all} == {"nvidia.com/gpu", "nvidia.com/gpumem"}

@@ -7,8 +7,10 @@ import pytest
 
 from tessera.wire.documents import ConfigError
 from tessera.wire.node_config import (
+    CardModes,
     DeviceFilter,
     GlobalNodeSettings,
+    MigStrategy,
     NodeOverride,
     NodeSettings,
     effective,
@@ -28,6 +30,7 @@ EVERYTHING: dict[str, Any] = {
     "migstrategy": "mixed",
     "filterdevices": {"uuid": ["GPU-1"], "index": [0, 7]},
     "enablegetpreferredallocation": False,
+    "cardmodes": [{"operatingmode": "mps", "uuid": ["GPU-2"], "index": [3]}],
 }
 
 EVERYWHERE = GlobalNodeSettings(
@@ -61,6 +64,7 @@ def test_an_entry_sets_everything_on_its_node() -> None:
         mig_strategy="mixed",
         filtered=DeviceFilter(uuid=("GPU-1",), index=(0, 7)),
         preferred_allocation=False,
+        card_modes=(CardModes(mode="mps", uuid=("GPU-2",), index=(3,)),),
     )
 
 
@@ -187,3 +191,32 @@ def test_a_mistake_is_told_with_line_and_path(entry: str, said: str) -> None:
 def test_a_file_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^config\.json:1: "):
         load_node_config(text, file="config.json")
+
+
+def test_cards_have_the_mode_of_the_last_entry_that_names_them_or_else_the_nodes() -> None:
+    entries = [
+        {"operatingmode": "mps", "index": [0, 1]},
+        {"operatingmode": "mig", "uuid": ["GPU-b"]},
+    ]
+    settings = on_node_a({"name": "node-a", "operatingmode": "none", "cardModes": entries})
+    assert [settings.mode_of(uuid, index) for uuid, index in (("GPU-a", 0), ("GPU-b", 1), ("GPU-c", 2))] == [
+        "mps",
+        "mig",
+        "none",
+    ]
+    assert settings.modes == {"none", "mps", "mig"}
+
+
+@pytest.mark.parametrize("strategy", ["single", "mixed"])
+def test_instances_of_an_administrator_are_served_only_where_no_card_has_mode_mig(strategy: MigStrategy) -> None:
+    assert NodeSettings(mig_strategy=strategy).serves_instances
+    assert not NodeSettings().serves_instances
+    assert not NodeSettings(mig_strategy=strategy, mode="mig").serves_instances
+    some = (CardModes(mode="mig", index=(0,)),)
+    assert not NodeSettings(mig_strategy=strategy, card_modes=some).serves_instances
+
+
+@pytest.mark.parametrize("entry", [{"index": [0]}, {"operatingmode": "", "index": [0]}, {"operatingmode": "vgpu"}])
+def test_an_entry_for_cards_needs_a_mode(entry: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="operatingmode"):
+        load({"name": "node-a", "cardmodes": [entry]})

@@ -43,6 +43,9 @@ def describe_node(settings: AgentSettings) -> dict[str, Any]:
     node = settings.node
     return {
         "operatingmode": node.mode,
+        "cardmodes": [
+            {"operatingmode": each.mode, "uuid": list(each.uuid), "index": list(each.index)} for each in node.card_modes
+        ],
         "devicesplitcount": node.split_count,
         "devicememoryscaling": node.memory_scaling,
         "devicecorescaling": node.core_scaling,

@@ -56,6 +56,7 @@ def build_configuration(flags: Flags, environ: Mapping[str, str], read_file: Rea
     health = read_rules(disable=environ.get(DISABLE, ""), enable=environ.get(ENABLE, ""))
     settings = _complete(settings, sources, device_file, node_file.override, health)
     inventory, simulated = _read_inventory(sources)
+    settings = replace(settings, has_real_cards=inventory is not InventoryKind.SIMULATED)
     configuration = sources.load(
         Configuration,
         settings=settings,
@@ -129,11 +130,11 @@ def _find_surprises(sources: Sources, settings: AgentSettings, health: HealthRul
     """What is accepted, but has another effect than a reader may expect."""
     said: list[str] = []
     node = settings.node
-    if node.mig_strategy != "none" and node.mode == MIG:
+    if node.mig_strategy != "none" and MIG in node.modes:
         said.append(
             f"MIG strategy {node.mig_strategy} has no effect: in operating mode mig all instances are the agent's"
         )
-    if node.mode == MIG and settings.text_registration:
+    if MIG in node.modes and settings.text_registration:
         said.append(
             "--text-registration has no MIG profiles: schedulers that read it place nothing on this node's cards"
         )

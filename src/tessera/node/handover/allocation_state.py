@@ -93,7 +93,7 @@ Match = Found | DownwardApi | WrongCount | Ambiguous | NotFound
 class AllocationState:
     """The containers of one node. Used from the event loop only."""
 
-    def __init__(self, *, downward_api: bool = True) -> None:
+    def __init__(self, *, downward_api: bool) -> None:
         self.downward_api = downward_api
         """whether slices can reach containers through the downward API on this node; may be changed"""
         self.failed: set[str] = set()
@@ -129,14 +129,17 @@ class AllocationState:
         """The positions that certainly have their devices, so that this can be written."""
         # An answer may have been for any pod that uses the downward API: only kubelet knows for which.
         depends = self.depends_on_allocate(pod)
-        return frozenset(range((self._last_done(pod) if depends else self._held.get(pod.key.uid, -1)) + 1))
+        return frozenset(range((self._last_done(pod) if depends else self._last_held(pod)) + 1))
+
+    def _last_held(self, pod: BoundPod) -> int:
+        return self._held.get(pod.key.uid, -1)
 
     def _last_done(self, pod: BoundPod) -> int:
         uid, left = pod.key.uid, {claim.position for claim in pod.left}
         open_ = self._unsettled(pod) | {at for owner, at in self._lost if owner == uid}
         settled = [at for each in self._allocations if each.is_settled for owner, at in each.askers if owner == uid]
         written = [each.position for each in pod.claims if each.position not in left | open_]
-        return max([self._held.get(uid, -1), *settled, *written])
+        return max([self._last_held(pod), *settled, *written])
 
     # -- which container asks
 
@@ -154,8 +157,11 @@ class AllocationState:
         the pod that HAMi's node lock names."""
         waiting = [pod for pod in pods if self._is_waiting(pod)]
         owner = next((pod for pod in waiting if pod.key[:2] == lock_owner), None)
-        are_fresh = not reused
-        reused = self._init_ids(waiting).intersection(reused)
+        inits, are_fresh = self._init_ids(waiting), not reused
+        # Beside other devices, those of an init container may be free ones: the pod that had them was given up.
+        may_be_free = not inits.issuperset(reused)
+        reused = inits.intersection(reused)
+        readings = [reused, set[str]()] if may_be_free else [reused]
         dependent = [pod for pod in waiting if self.depends_on_allocate(pod)]
         asked = [
             claim
@@ -163,7 +169,7 @@ class AllocationState:
             for claim in (
                 self._unrecorded_claims(pod, are_fresh)
                 if not reused and self.has_no_record(pod.key.uid, inherited)
-                else self._next_claims(pod, reused)
+                else self._next_claims(pod, readings)
             )
             if len(claim.slices) == count
         ]
@@ -172,7 +178,7 @@ class AllocationState:
             for pod in waiting
             if not self.depends_on_allocate(pod)
             for claim in pod.every_claim()
-            if len(claim.slices) == count and claim.position > self._held.get(pod.key.uid, -1)
+            if len(claim.slices) == count and claim.position > self._last_held(pod)
         ]
         if owner is not None:
             if not asked and not others:
@@ -191,7 +197,7 @@ class AllocationState:
 
         Unless it is known which container every answer was for, an earlier one may have been for this pod.
         """
-        after = self._held.get(pod.key.uid, -1)
+        after = self._last_held(pod)
         wants = any(len(claim.slices) == count and claim.position > after for claim in pod.every_claim())
         return wants and bool(self._unsettled(pod))
 
@@ -205,14 +211,14 @@ class AllocationState:
         doubted = {uid for each in self._allocations if each.doubted for uid, _ in each.askers}
         return doubted | {uid for uid, _ in self._lost}
 
-    def _next_claims(self, pod: BoundPod, reused: Collection[str]) -> Iterator[Claim]:
+    def _next_claims(self, pod: BoundPod, readings: Iterable[Collection[str]]) -> Iterator[Claim]:
         """The first container of a dependent pod that has no devices; beyond it, while an unsettled answer may have
         been for it, the next one too. Then the devices tell: kubelet gives those of init containers on within a pod."""
         last, unsettled = self._last_done(pod), self._unsettled(pod)
         for claim in pod.every_claim():
             if claim.position <= last:
                 continue
-            if not unsettled or self._fits(pod, claim.position, reused):
+            if not unsettled or any(self._fits(pod, claim.position, reused) for reused in readings):
                 yield claim
             if claim.position not in unsettled:
                 return
@@ -294,13 +300,11 @@ class AllocationState:
         """kubelet says which container holds which devices. `inherited` are uids of pods that an earlier process may
         have answered. `undelivered`, where kubelet waits in a call: it has stored all answers but these of the call."""
         named = {pod.key[:2]: pod for pod in pods}
-        shown: set[frozenset[str]] = set()
         for (namespace, name, container), ids in held.items():
             pod = named.get((namespace, name))
             position = pod.position(container) if pod is not None else None
             if pod is None or position is None:
                 continue
-            shown.add(frozenset(ids))
             known = self._answer_for(frozenset(ids), pod, position)
             if known is not None and known.holder is None:
                 known.holder = (pod.key.uid, position)
@@ -308,10 +312,10 @@ class AllocationState:
                 self._settle_inits(known, pod)
             if (known is not None and known.holder == (pod.key.uid, position)) or pod.key.uid in inherited:
                 # Another pod of the same name may have held them, if this one came after the agent.
-                self._held[pod.key.uid] = max(position, self._held.get(pod.key.uid, -1))
+                self._held[pod.key.uid] = max(position, self._last_held(pod))
         for each in self:
             each.looks += each.holder is None
-            if undelivered is not None and not each.is_settled and each not in undelivered and each.ids not in shown:
+            if undelivered is not None and not each.is_settled and each not in undelivered:
                 self._narrow(each, {pod.key.uid: pod.unlisted for pod in pods})
 
     def _settle_inits(self, held: Allocation, pod: BoundPod) -> None:
@@ -326,7 +330,7 @@ class AllocationState:
         allocation.askers, allocation.doubted = askers, False
         if len(askers) == 1:
             for each in self:
-                if each is not allocation and not each.is_settled and askers < each.askers:
+                if not each.is_settled and askers < each.askers:
                     self._keep_askers(each, each.askers - askers)
 
     def _answer_for(self, ids: frozenset[str], pod: BoundPod, position: int) -> Allocation | None:
@@ -337,7 +341,7 @@ class AllocationState:
         return next((each for each in known if key in each.askers or inits.isdisjoint(each.askers)), None)
 
     def _narrow(self, allocation: Allocation, unlisted: Mapping[str, Collection[int]]) -> None:
-        """kubelet does not show the devices, so no container that it would show has got them."""
+        """kubelet has not shown who has got the devices, so it was no container that it would show."""
         hidden = frozenset((uid, at) for uid, at in allocation.askers if at in unlisted.get(uid, ()))
         self._lost |= allocation.askers - hidden
         self._keep_askers(allocation, hidden)

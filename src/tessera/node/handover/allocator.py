@@ -47,8 +47,8 @@ WATCH_LAG_S = 2.0
 CHECKPOINT_S = 5.0
 """seconds that a disk which hangs may keep kubelet waiting"""
 OVERDUE_S = 8.0
-"""seconds after which the scheduler may let other pods pass one that depends on Allocate: its 10 for pods that use the
-downward API, less what the watch may be behind"""
+"""seconds after which the scheduler may let other pods pass one in handover: its 10 for pods that use the downward API,
+less what the watch may be behind"""
 
 Ids = Sequence[str]
 
@@ -115,8 +115,6 @@ class SliceAllocator:
             self._results.labels(result.value)
         self._calls: asyncio.Queue[_Call] = asyncio.Queue(MOST_CALLS)
         self._question: _Question | None = None
-        self._has_refused = False
-        """whether kubelet has just given a pod up, which the watch may not show yet"""
 
     async def allocate(self, containers: Sequence[Ids]) -> list[ContainerResponse]:
         """One answer for each container's device ids. Raises AllocationRefused."""
@@ -168,7 +166,6 @@ class SliceAllocator:
             if not isinstance(error, AllocationRefused):
                 log.exception("allocation failed")
                 error = AllocationRefused(f"a fault in the node agent: {type(error).__name__}: {error}")
-            self._has_refused = True
             self._take_back(call)
             if not call.answer.done():
                 call.answer.set_exception(error)
@@ -269,8 +266,6 @@ class SliceAllocator:
             # The API may be away for a moment only, and the watch gets its time.
             await asyncio.sleep(deadline - loop.time())
             current = await self._pods.read_all()
-        if current is not None:
-            self._has_refused = False
         pods = self._pods.all() if current is None else current
         owner = await self._lock_owner()
         found = self._match(pods, len(ids), reused, owner)
@@ -287,15 +282,13 @@ class SliceAllocator:
 
     async def _is_proven(self, found: Match) -> bool:
         """Whether no pod that the watch has not shown yet can be asking instead."""
-        if self._has_refused or self._lock_is_ahead() or self._lock_is_overdue():
+        if self._lock_is_ahead() or self._lock_is_overdue():
             return False
         if not isinstance(found, Found | DownwardApi):
             return False
         pod = found.claim.pod
-        # After this time the scheduler may bind others beside a dependent pod.
-        if not isinstance(found, DownwardApi) and self._pods.age(pod.uid) >= OVERDUE_S:
-            return False
-        return await self._pods.is_in_handover(pod)
+        # After this time the scheduler may have let a pod pass this one.
+        return self._pods.age(pod.uid) < OVERDUE_S and await self._pods.is_in_handover(pod)
 
     def _lock_is_ahead(self) -> bool:
         """Whether the lock names a pod that the watch has not shown: it is bound, or about to be."""
@@ -361,13 +354,11 @@ class SliceAllocator:
             return
         self._state.failed.add(pod.key.uid)
         if not self._pods.lock.concerns(pod.key[:2]):
-            self._writer.enqueue(pod.key.uid)
-            return
+            return  # The verifier has it written.
         try:
             await self._writer.write(pod)
         except KubeError as error:
             log.warning("failure not written yet", pod=str(pod.key), error=str(error))
-            self._writer.enqueue(pod.key.uid)
         await self._writer.release_lock(pod.key[:2])
 
     def _take_back(self, call: _Call) -> None:

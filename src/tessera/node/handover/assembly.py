@@ -93,21 +93,18 @@ class NodeHandover:
         for record in await self.checkpoint.load():
             self._state.add(Allocation(frozenset(record.ids), frozenset(record.askers), record.claim))
         self._state.doubt()
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                if client is not None:
-                    self._watches = {
-                        "pods": pod_reflector(client, self.pods),
-                        "nodes": lock_reflector(client, self.pods),
-                    }
-                    for watch in self._watches.values():
-                        tasks.create_task(watch.run())
-                tasks.create_task(self._writer.run())
-                tasks.create_task(self._verifier.run())
-                tasks.create_task(self._sweep_regularly())
-                tasks.create_task(self.allocator.run())
-        finally:
-            self.checkpoint.close()
+        async with asyncio.TaskGroup() as tasks:
+            if client is not None:
+                self._watches = {
+                    "pods": pod_reflector(client, self.pods),
+                    "nodes": lock_reflector(client, self.pods),
+                }
+                for watch in self._watches.values():
+                    tasks.create_task(watch.run())
+            tasks.create_task(self._writer.run())
+            tasks.create_task(self._verifier.run())
+            tasks.create_task(self._sweep_regularly())
+            tasks.create_task(self.allocator.run())
 
     async def sweep(self) -> None:
         """Make up for what a crash left behind, as far as it is known for certain; forget pods that are gone."""

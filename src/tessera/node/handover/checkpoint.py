@@ -76,9 +76,6 @@ class Checkpoint:
             self._records = kept
             await self._write(_rewrite, b"".join(msgspec.json.encode(each) + b"\n" for each in kept))
 
-    def close(self) -> None:
-        self._disk.shutdown(wait=False)
-
     async def _write(self, how: Callable[[Path, bytes], None], data: bytes) -> None:
         try:
             await asyncio.get_running_loop().run_in_executor(self._disk, how, self._path, data)
@@ -108,17 +105,14 @@ def _read(path: Path) -> list[Record]:
 
 
 def _append(path: Path, data: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     try:
-        descriptor = os.open(path, flags, FILE_MODE)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
     except FileNotFoundError:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, flags, FILE_MODE)
-    try:
-        if os.write(descriptor, data) < len(data):
+        _rewrite(path, data)
+        return
+    with open(descriptor, "wb") as file:
+        if os.write(file.fileno(), data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    finally:
-        os.close(descriptor)
 
 
 def _rewrite(path: Path, data: bytes) -> None:

@@ -45,6 +45,7 @@ class HardwareWatch:
         self.fleet: WatchedValue[Fleet] = WatchedValue(NOT_READ)
         """a fleet with a problem and without cards means that nothing is known, not that there are no cards"""
         self._strangers: Mapping[str, str] = {}
+        self._unknown_names: tuple[str, ...] = ()
         self._scan_now = asyncio.Event()
         self._scanned = asyncio.Event()
         self._listen_again = False
@@ -139,6 +140,10 @@ class HardwareWatch:
             if self._strangers.get(card) != problem:
                 log.warning("card left out: it cannot be read", card=card, problem=problem)
         self._strangers = self._roster.strangers
+        if (unknown := self._roster.unknown_names) != self._unknown_names:
+            self._unknown_names = unknown
+            if unknown:
+                log.warning("cardmodes of the node configuration names cards that are not there", cards=unknown)
         self.fleet.set(new)
 
 

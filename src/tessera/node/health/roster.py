@@ -114,19 +114,43 @@ class Roster:
     def use(self, settings: AgentSettings) -> None:
         """Takes other settings; what is known of the cards stays."""
         self._rules = settings.health
+        self._node = settings.node
         self._filter = settings.node.filtered
         self._left_out: dict[str, bool] = {}
         """decided when a card is first seen: after a card is lost, the driver may renumber the others"""
+        self._modes: dict[str, str] = {}
+        """by uuid, decided in the same way; only cards whose mode the configuration names"""
+        self._named: set[str | int] = set()
+        """uuids and indices of `card_modes` that a card has had"""
         for uuid, card in list(self._cards.items()):
             if self._is_left_out(uuid, card.facts.index):
                 del self._cards[uuid]
+            else:
+                self._decide_mode(card.facts)
             # Listening with the new settings reports it again.
             card.deaf = ""
 
     @property
     def fleet(self) -> Fleet:
         cards = sorted(self._cards.values(), key=lambda card: (card.facts.index, card.facts.uuid))
-        return Fleet(tuple(CardState(card.facts, self._problem_of(card)) for card in cards), self._problem)
+        return Fleet(
+            tuple(
+                CardState(card.facts, self._problem_of(card), self._modes.get(card.facts.uuid, "")) for card in cards
+            ),
+            self._problem,
+        )
+
+    @property
+    def unknown_names(self) -> tuple[str, ...]:
+        """Cards that the configuration gives a mode and that are not there."""
+        if self._problem:
+            return ()
+        every = [name for each in self._node.card_modes for name in (*each.uuid, *each.index)]
+        return tuple(
+            each if isinstance(each, str) else f"index {each}"
+            for each in dict.fromkeys(every)
+            if each not in self._named
+        )
 
     @property
     def is_well(self) -> bool:
@@ -199,7 +223,13 @@ class Roster:
     def _problem_of(self, card: _Card) -> str:
         return card.health.problem or self.unfit.get(card.facts.uuid, "")
 
+    def _decide_mode(self, facts: CardFacts) -> None:
+        if self._node.card_modes and facts.uuid not in self._modes:
+            self._modes[facts.uuid] = self._node.mode_of(facts.uuid, facts.index)
+            self._named |= {facts.uuid, facts.index}
+
     def _read(self, facts: CardFacts, now: float) -> None:
+        self._decide_mode(facts)
         card = self._cards.setdefault(facts.uuid, _Card(facts, now))
         card.facts, card.found_at, card.readable = facts, now, True
         if card.deaf:

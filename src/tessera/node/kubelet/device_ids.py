@@ -41,12 +41,13 @@ def replicas(fleet: Fleet, node: NodeSettings) -> tuple[Replica, ...]:
 
 
 def _times(card: CardState, node: NodeSettings) -> int:
-    if node.mig_strategy != "none" and node.mode != "mig" and card.facts.mig_enabled:
+    mode = card.mode or node.mode
+    if node.serves_instances and card.facts.mig_enabled:
         # Its instances are counted instead (`static_mig`).
         return 0
-    if node.mode == "none":
+    if mode == "none":
         return 1
-    if node.mode == "mig":
+    if mode == "mig":
         # The scheduler plans with all instances that fit, so kubelet must not run out of devices first.
         return max(node.split_count, *(offer.instances for offer in card.facts.mig_profiles), 0)
     return node.split_count

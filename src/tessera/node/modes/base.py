@@ -69,6 +69,8 @@ class SharingMode(ABC):
         """the CDI specs that the mode keeps up to date, where devices are named by CDI"""
         self.instances: Callable[[], Sequence[MigInstance]] = tuple
         """the MIG instances that the specs list besides cards"""
+        self.whole: SharingMode | None = None
+        """the mode that this one is a part of, which then keeps the CDI specs"""
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -82,7 +84,9 @@ class SharingMode(ABC):
 
     async def refresh(self) -> None:
         """Writes the current cards and instances into the CDI specs: a device must be there before it is handed out."""
-        if self.cdi is not None:
+        if self.whole is not None:
+            await self.whole.refresh()
+        elif self.cdi is not None:
             await self.cdi.refresh(self._fleet, self.instances())
 
     @abstractmethod

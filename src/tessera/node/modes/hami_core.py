@@ -158,14 +158,13 @@ def common_mounts(settings: AgentSettings) -> tuple[HostMount, ...]:
     versioned = home / f"{LIBRARY}.{settings.library_version}"
     library = versioned if settings.library_version and versioned.is_file() else home / LIBRARY
     preload = home / "ld.so.preload"
+    lock = HostMount(LOCK_DIR, f"{settings.paths.lock}", read_only=False)
     for needed in (library, preload):
         if not needed.is_file():
+            if not settings.has_real_cards:
+                return (lock,)
             raise AllocationRefused(f"nothing would limit the container: {needed} is not on the host")
-    mounts = [
-        HostMount(f"{home / LIBRARY}", f"{library}"),
-        HostMount(LOCK_DIR, f"{settings.paths.lock}", read_only=False),
-        HostMount(PRELOAD, f"{preload}"),
-    ]
+    mounts = [HostMount(f"{home / LIBRARY}", f"{library}"), lock, HostMount(PRELOAD, f"{preload}")]
     if (home / "license").is_file():
         mounts += [HostMount(LICENSE, f"{home / 'license'}"), HostMount(VALIDATOR, f"{home / 'vgpuvalidator'}")]
     return tuple(mounts)

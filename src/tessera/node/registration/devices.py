@@ -127,21 +127,21 @@ def model_of(facts: CardFacts, *, always_prefixed: bool = False) -> str:
 
 
 def _device(card: CardState, settings: AgentSettings) -> Device:
-    facts, node = card.facts, settings.node
+    facts, node, mode = card.facts, settings.node, card.mode or settings.node.mode
     device = Device(
         uuid=facts.uuid,
         vendor=Nvidia.key,
         index=facts.index,
         model=model_of(facts, always_prefixed=settings.text_registration),
         numa=max(facts.numa or 0, 0),
-        mode=node.mode,
+        mode=mode,
         healthy=card.healthy,
     )
-    if node.mode == MIG:
+    if mode == MIG:
         return _mig_device(device, facts, settings)
-    if facts.mig_enabled and node.mig_strategy != "none":
+    if facts.mig_enabled and node.serves_instances:
         raise _LeftOut(f"MIG is enabled on it and the MIG strategy is {node.mig_strategy}")
-    if node.mode == NO_SHARING:
+    if mode == NO_SHARING:
         return replace(device, slots=1, memory=_memory(facts, settings), cores=100)
     return replace(
         device,

@@ -108,7 +108,7 @@ class NodeRegistrar:
         """Returns the wanted annotations; None for one that must not exist."""
         settings = self._settings
         way = BY_DOWNWARD_API if settings.uses_downward_api else BY_ALLOCATE
-        wanted: dict[str, str | None] = {AGENT: f"{way},{settings.node.mode}"}
+        wanted: dict[str, str | None] = {AGENT: ",".join((way, *sorted(settings.node.modes)))}
         if fleet.problem and not fleet.cards:
             return wanted
         answer = registrable(fleet, settings)

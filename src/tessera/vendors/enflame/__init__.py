@@ -28,6 +28,9 @@ CHART = EnflameSection(gcu="enflame.com/gcu", drs=DRS_NAME, memory=MEMORY_NAME, 
 
 
 def build(section: EnflameSection, switches: Switches) -> list[Vendor]:
+    if section == EnflameSection():
+        # Absent from the file, as where an administrator left this vendor off: nothing is claimed.
+        return [Gcu(ResourceNames()), Drs(ResourceNames())]
     partitions = ResourceNames(
         count=section.drs or section.vgcu or DRS_NAME,
         memory=section.memory or MEMORY_NAME,

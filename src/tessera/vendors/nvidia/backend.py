@@ -1,14 +1,14 @@
 """NVIDIA: shares by memory and cores, whole cards and MIG instances.
 
-Admission warns about what surprises people (a plain count means the whole card, memory wins over percentage) and
-changes only containers that ask for a card. The choice of a MIG instance is in `core.mig`.
+Admission warns about what surprises people (a plain count means the whole card, memory wins over percentage, shares of
+cores are not exact) and changes only containers that ask for a card. The choice of a MIG instance is in `core.mig`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.core.devices import Device
+from tessera.core.devices import HAMI_CORE, MIG, MPS, Device
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -79,6 +79,7 @@ class Nvidia(Vendor):
             container.env[PRIORITY_ENV] = str(priority)
         self._complete_cores(container, pod)
         self._apply_core_policy(container, pod)
+        self._warn_of_best_effort(container, pod)
         if percent is not None and container.amount(self.names.memory) not in (None, 0):
             pod.warn(f"container {container.name}: {self.names.memory} decides, {self.percentage} beside it is ignored")
         if pod.runtime_class is None and self.section.runtime_class_name:
@@ -121,6 +122,18 @@ class Nvidia(Vendor):
         container.env[CORE_POLICY] = policy
         if container.amount(self.names.cores) not in (None, 0, WHOLE_CARD_CORES):
             pod.warn(f"container {container.name}: in this cluster {self.names.cores} {effect} (core policy {policy})")
+
+    def _warn_of_best_effort(self, container: ContainerDraft, pod: PodDraft) -> None:
+        """HAMi-core counts the blocks of kernels, and large kernels have few: measured, they exceed their share."""
+        cores, modes = container.amount(self.names.cores), pod.annotations.get(self.keys.mode, HAMI_CORE)
+        is_off = self.section.disable_core_limit or self.section.gpu_core_policy == "disable"
+        if is_off or isinstance(cores, BadRequest) or not 0 < (cores or 0) < WHOLE_CARD_CORES or HAMI_CORE not in modes:
+            return
+        # Without the container's name: the same sentence is shown once per pod.
+        pod.warn(
+            f"{self.names.cores} is best effort on cards in mode {HAMI_CORE}, large kernels exceed their share; "
+            f"{self.keys.mode}: {MPS} or {MIG} asks for cards that enforce it, if this cluster has them"
+        )
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         found, percent = super().request(resources), resources.amount(self.percentage)

@@ -354,6 +354,7 @@ def test_who_knows_the_cards(
 ) -> None:
     found = told(*arguments, environ=environ)
     assert (found.inventory, found.simulated) == (kind, file)
+    assert found.settings.has_real_cards is (kind is not InventoryKind.SIMULATED)
 
 
 # -- what is wrong

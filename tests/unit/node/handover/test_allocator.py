@@ -27,6 +27,7 @@ async def test_an_answer_waits_for_no_api_call_and_is_written_behind() -> None:
     async with world.running():
         await world.ask("GPU-a-0")
         await world.ask("GPU-b-0")
+        assert world.count("allocations", result="handed_over") == 2
         assert world.api.left("p") == entry(A) + entry(B)
         await world.at_rest()
         assert (world.api.left("p"), world.api.phase("p")) == (";;", "success")
@@ -125,7 +126,7 @@ async def test_kubelet_gets_again_what_it_lost_in_a_restart() -> None:
 
 @in_fake_time
 async def test_what_kubelet_did_not_wait_for_is_handed_out_again() -> None:
-    world = HandoverNode(bound("p", A))
+    world = HandoverNode(bound("p", A, B))
     world.mode.gate = asyncio.Event()
     async with world.running():
         asked = asyncio.create_task(world.ask("GPU-a-0"))
@@ -133,7 +134,8 @@ async def test_what_kubelet_did_not_wait_for_is_handed_out_again() -> None:
         asked.cancel()
         await asyncio.sleep(1)
         world.mode.gate.set()
-        assert (await world.ask("GPU-a-1"))["pod"] == "p"
+        assert (await world.ask("GPU-a-1"))["container"] == "c0"
+        assert (await world.ask("GPU-b-1"))["container"] == "c1"
         await world.at_rest()
         assert world.api.phase("p") == "success"
 

@@ -58,6 +58,16 @@ async def test_the_pod_of_the_lock_fails_where_the_number_of_devices_is_another(
             await world.ask("GPU-a-0", "GPU-a-1")
         assert world.api.phase("p") == "failed"
         assert world.api.lock_text is None
+        assert world.count("allocations", result="refused") == 1
+
+
+@in_fake_time
+async def test_another_number_of_devices_is_compared_with_that_of_the_next_container() -> None:
+    world = HandoverNode(bound("p", A, f"{A} {B}", annotations={TO_ALLOCATE: ";" + entry(f"{A} {B}")}))
+    world.api.lock_for("p")
+    async with world.running():
+        with pytest.raises(AllocationRefused, match="default/p is to get 2, asked for 1"):
+            await world.ask("GPU-a-0")
 
 
 @in_fake_time
@@ -174,8 +184,9 @@ def test_an_unreadable_pod_is_refused_with_the_reason(
         if locked:
             world.api.lock_for("bad")
         async with world.running():
-            with pytest.raises(AllocationRefused, match=text):
+            with pytest.raises(AllocationRefused, match=text) as refusal:
                 await world.ask("GPU-a-0")
+            assert "good" not in str(refusal.value)
             await world.at_rest()
             assert world.api.phase("bad") == ("failed" if locked else "allocating")
             assert world.api.lock_text is None

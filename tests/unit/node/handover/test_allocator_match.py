@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tessera.kube.errors import KubeError
-from tessera.node.handover.allocator import CHECKPOINT_S
+from tessera.node.handover.allocator import CHECKPOINT_S, OVERDUE_S, WATCH_LAG_S
 from tessera.node.handover.bound_pod import TO_ALLOCATE
 from tessera.node.handover.checkpoint import Record
 from tessera.node.modes.base import AllocationRefused
@@ -70,6 +70,7 @@ async def test_a_container_that_depends_on_its_answer_gets_it_beside_one_that_do
         assert world.api.phase("depends") == world.api.phase("carries") == "success"
         assert world.events == []
         assert world.mode.doubts[0] == "depends"
+        assert world.count("allocations", result="uncertain") == 1
 
 
 @in_fake_time
@@ -104,6 +105,23 @@ async def test_a_pod_that_the_watch_shows_late_is_waited_for() -> None:
         world.api.behind = False
         world.api.catch_up()
         assert (await asked)["pod"] == "p"
+        assert "list_pods" not in world.api.fake.calls
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["API away", "no pod"])
+def test_kubelet_waits_no_longer_than_the_watch_may_be_behind(is_there: bool) -> None:
+    @in_fake_time
+    async def check() -> None:
+        async with HandoverNode().running() as world:
+            await asyncio.sleep(100)
+            if is_there:
+                world.api.put(bound("p", A))
+                without_reads(world, refused(503))
+            async with asyncio.timeout(WATCH_LAG_S + 0.1):
+                with pytest.raises(AllocationRefused):
+                    await world.ask("GPU-a-0")
+
+    check()
 
 
 @in_fake_time
@@ -186,6 +204,18 @@ async def test_a_pod_that_the_scheduler_gave_up_does_not_leave_its_slice_to_the_
 
 
 @in_fake_time
+async def test_a_stuck_pod_that_uses_the_downward_api_does_not_leave_its_answer_to_the_next() -> None:
+    """The scheduler lets a dependent pod pass it in the end."""
+    world = HandoverNode()
+    async with world.running():
+        world.api.put(bound("stuck", A, downward_api=[0]))
+        await asyncio.sleep(300)
+        world.api.behind = True
+        world.api.put(bound("next", B, at=300))
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
+@in_fake_time
 async def test_a_lock_that_names_a_replaced_pod_does_not_give_its_slice_to_the_new_one() -> None:
     world = HandoverNode()
     async with world.running():
@@ -205,7 +235,7 @@ async def the_lock_passes(world: HandoverNode, *, held: str, to: str) -> None:
     """The first pod may use the downward API; the next one depends on Allocate."""
     world.api.put(bound("stuck", A, downward_api=[0] if held == "downward API" else []))
     world.api.lock_for("stuck")
-    await asyncio.sleep(300)
+    await asyncio.sleep(OVERDUE_S)
     world.api.behind = True
     world.api.lock_for(to)
     world.api.put(bound("next", B, at=300))
@@ -228,6 +258,20 @@ def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_slice_of_th
     check()
 
 
+@in_fake_time
+async def test_a_lock_that_has_passed_to_the_next_pod_does_not_give_it_the_answer_of_one_that_needs_no_lock() -> None:
+    world = HandoverNode()
+    async with world.running():
+        world.api.put(bound("stuck", f"{A} {B}"))
+        world.api.lock_for("stuck")
+        await asyncio.sleep(OVERDUE_S)
+        world.api.put(bound("unlocked", A, downward_api=[0]))
+        world.api.behind = True
+        world.api.lock_for("next")
+        world.api.put(bound("next", B, at=300))
+        assert (await world.ask("GPU-b-0"))["pod"] == "next"
+
+
 @pytest.mark.parametrize("delay", [0, 60], ids=["refused", "hangs"])
 def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> None:
     @in_fake_time
@@ -239,6 +283,7 @@ def test_an_old_lock_that_cannot_be_read_gives_no_pod_a_slice(delay: int) -> Non
             async with asyncio.timeout(10):
                 with pytest.raises(AllocationRefused, match="lock of node n1 cannot be read"):
                     await world.ask("GPU-b-0")
+            assert world.count("allocations", result="refused") == 1
 
     check()
 

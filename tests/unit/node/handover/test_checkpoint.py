@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
+from tessera.node.handover import checkpoint as checkpoint_module
 from tessera.node.handover.checkpoint import FILE, MOST_RECORDS, Checkpoint, Record
 from tessera.node.handover.claims import Claim
 from tessera.services.failpoints import VARIABLE
@@ -23,20 +26,18 @@ def record(*ids: str, claim: Claim = P) -> Record:
 
 async def loaded(folder: Path) -> list[Record]:
     """What the next process reads."""
-    checkpoint = Checkpoint(folder)
-    found = list(await checkpoint.load())
-    checkpoint.close()
-    return found
+    return list(await Checkpoint(folder).load())
 
 
 async def test_an_answer_is_known_to_the_next_process_as_soon_as_it_is_added(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path / "state")
     assert await checkpoint.load() == ()
-    await checkpoint.add(record("a", "b"))
-    await checkpoint.add(record("c", claim=Q))
+    with captured() as logs:
+        await checkpoint.add(record("a", "b"))
+        await checkpoint.add(record("c", claim=Q))
+    assert logs.of("allocation checkpoint cannot be written") == []
     assert await loaded(tmp_path / "state") == list(checkpoint) == [record("a", "b"), record("c", claim=Q)]
     assert [path.name for path in (tmp_path / "state").iterdir()] == [FILE]
-    checkpoint.close()
 
 
 async def test_failpoints_are_right_before_and_after_the_answer_is_on_disk(
@@ -48,7 +49,6 @@ async def test_failpoints_are_right_before_and_after_the_answer_is_on_disk(
     checkpoint = Checkpoint(tmp_path)
     await checkpoint.add(record("a"))
     assert was_there == [False, True]
-    checkpoint.close()
 
 
 async def test_answers_of_pods_that_are_gone_are_forgotten(tmp_path: Path) -> None:
@@ -62,7 +62,6 @@ async def test_answers_of_pods_that_are_gone_are_forgotten(tmp_path: Path) -> No
     assert await loaded(tmp_path) == [record("b", claim=Q), shared, record("c", claim=Q)]
     await checkpoint.prune(lambda _uid: False)
     assert await loaded(tmp_path) == []
-    checkpoint.close()
 
 
 @pytest.mark.parametrize("text", ["{\n", "[{}]\n", '{"ids":["a"],"claim":7}\n', "[" * 20000 + "\n"])
@@ -83,17 +82,13 @@ async def test_a_line_that_a_crash_cut_off_spoils_no_later_one(tmp_path: Path) -
     assert await again.load() == (record("a"),)
     await again.add(record("c"))
     assert await loaded(tmp_path) == [record("a"), record("c")]
-    for each in (checkpoint, again):
-        each.close()
 
 
-@pytest.mark.parametrize("first", [0, 1], ids=["first line", "later line"])
 async def test_a_line_that_a_full_disk_cut_off_spoils_no_later_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
-    for number in range(first):
-        await checkpoint.add(record(str(number)))
+    await checkpoint.add(record("a"))
     whole = os.write
     with captured() as logs, monkeypatch.context() as patch:
         patch.setattr("os.write", lambda descriptor, data: whole(descriptor, data[:20]))
@@ -101,12 +96,34 @@ async def test_a_line_that_a_full_disk_cut_off_spoils_no_later_one(
     assert len(logs.of("allocation checkpoint cannot be written")) == 1
     await checkpoint.add(record("b", claim=Q))
     again = Checkpoint(tmp_path)
-    expected = [*(record(str(number)) for number in range(first)), record("b", claim=Q)]
-    assert list(await again.load()) == expected
+    assert list(await again.load()) == [record("a"), record("b", claim=Q)]
     await again.add(record("c"))
-    assert await loaded(tmp_path) == [*expected, record("c")]
-    for each in (checkpoint, again):
-        each.close()
+    assert await loaded(tmp_path) == [record("a"), record("b", claim=Q), record("c")]
+
+
+async def test_an_answer_is_not_written_while_the_file_is_being_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line would go into the old file and be lost with it."""
+    checkpoint = Checkpoint(tmp_path)
+    await checkpoint.add(record("a"))
+    before, replacing, may_end = set(threading.enumerate()), asyncio.Event(), threading.Event()
+    loop, rewrite = asyncio.get_running_loop(), checkpoint_module._rewrite
+
+    def replace_slowly(path: Path, data: bytes) -> None:
+        loop.call_soon_threadsafe(replacing.set)
+        may_end.wait(10)
+        rewrite(path, data)
+
+    monkeypatch.setattr(checkpoint_module, "_rewrite", replace_slowly)
+    pruned = asyncio.create_task(checkpoint.prune(lambda _uid: False))
+    await replacing.wait()
+    added = asyncio.create_task(checkpoint.add(record("b")))
+    await asyncio.sleep(0)
+    assert set(threading.enumerate()) <= before, "a second thread writes"
+    may_end.set()
+    await asyncio.gather(pruned, added)
+    assert await loaded(tmp_path) == [record("b")]
 
 
 async def test_a_folder_that_cannot_be_written_keeps_no_answer_back(tmp_path: Path) -> None:
@@ -116,7 +133,6 @@ async def test_a_folder_that_cannot_be_written_keeps_no_answer_back(tmp_path: Pa
         await checkpoint.add(record("a"))
     assert list(checkpoint) == [record("a")]
     assert len(logs.of("allocation checkpoint cannot be written")) == 1
-    checkpoint.close()
 
 
 @pytest.mark.parametrize("name", [FILE, "allocations.draft"])
@@ -128,7 +144,6 @@ async def test_a_link_in_place_of_the_file_is_not_followed(tmp_path: Path, name:
     await checkpoint.add(record("a"))
     await checkpoint.prune(lambda _uid: False)
     assert victim.read_text() == "precious"
-    checkpoint.close()
 
 
 async def test_old_answers_make_room(tmp_path: Path) -> None:
@@ -138,4 +153,3 @@ async def test_old_answers_make_room(tmp_path: Path) -> None:
     await checkpoint.prune(lambda _uid: True)
     assert len(found := await loaded(tmp_path)) == MOST_RECORDS
     assert found[0] == record("3")
-    checkpoint.close()

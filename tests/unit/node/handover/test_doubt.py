@@ -73,7 +73,7 @@ async def test_kubelet_shows_which_container_of_a_dependent_pod_comes_next() -> 
 async def test_if_kubelet_does_not_show_it_the_second_container_is_refused() -> None:
     async with HandoverNode(bound("p", A, B), passing(C), resources=False).running() as world:
         await world.ask("GPU-a-0")
-        with pytest.raises(AllocationRefused, match=r"1 devices could be .* different slices on node n1: default/p"):
+        with pytest.raises(AllocationRefused, match=r"1 devices could be .* different slices on node n1: default/p$"):
             await world.ask("GPU-b-1")
         await world.at_rest()
         assert world.api.phase("p") == "allocating"
@@ -119,6 +119,18 @@ async def test_devices_that_an_init_container_of_another_pod_has_given_on_are_no
         assert answer["container"] == "c2"
         await world.at_rest()
         assert (world.api.phase("p"), world.events) == ("success", [])
+
+
+@in_fake_time
+async def test_devices_that_the_init_container_of_a_failed_pod_left_do_not_stand_for_the_next_container() -> None:
+    """kubelet asks for no preference where a NUMA node has just as many devices as it needs."""
+    async with HandoverNode(
+        bound("p", f"{A} {B}", f"{A} {C}", inits=1), passing(f"{A} {B}", B, inits=1)
+    ).running() as world:
+        await world.ask("i", "j")
+        world.api.status("d", "Failed")
+        with pytest.raises(AllocationRefused, match="different slices"):
+            await world.ask("i", "k")
 
 
 @in_fake_time

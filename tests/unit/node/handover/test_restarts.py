@@ -155,6 +155,15 @@ async def test_devices_that_kubelet_must_include_need_not_be_those_of_an_init_co
 
 
 @in_fake_time
+async def test_a_container_that_needs_more_than_its_init_containers_left_leaves_nothing_to_the_next() -> None:
+    """So the next one gets fresh devices only."""
+    world = HandoverNode(bound("p", A, "a/1/1 b/1/1", C, inits=1), inherited=True)
+    world.resources.holds("p", "c1", "i", "j")
+    async with world.running():
+        assert (await world.ask(ask_first(world)))["container"] == "c2"
+
+
+@in_fake_time
 async def test_a_sidecar_that_kubelet_shows_is_followed_by_the_next_container() -> None:
     pod = bound("p", A, B, C, inits=1, sidecars=1)
     world = HandoverNode(pod, inherited=True)

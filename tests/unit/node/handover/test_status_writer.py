@@ -49,7 +49,7 @@ def writer_on(api: Api, state: AllocationState) -> StatusWriter:
 async def test_only_what_the_pod_does_not_say_yet_is_written(
     pod: dict[str, Any], answered: list[int], failed: bool, written: dict[str, str]
 ) -> None:
-    state = AllocationState()
+    state = AllocationState(downward_api=True)
     for position in answered:
         state.add(Allocation(frozenset({str(position)}), frozenset({("uid-p", position)})))
     state.failed.update(["uid-p"] * failed)
@@ -59,7 +59,7 @@ async def test_only_what_the_pod_does_not_say_yet_is_written(
 def releasing(lock: str | None) -> tuple[Api, StatusWriter]:
     api = Api()
     api.lock(lock)
-    return api, writer_on(api, AllocationState())
+    return api, writer_on(api, AllocationState(downward_api=True))
 
 
 @pytest.mark.parametrize(

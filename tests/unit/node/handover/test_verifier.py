@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
+from tessera.node.handover.assembly import SWEEP_S
 from tessera.node.handover.bound_pod import ALLOCATED, TO_ALLOCATE
 from tessera.node.modes.base import AllocationRefused
 from tessera.node.settings import AgentSettings
@@ -63,6 +64,15 @@ async def test_pods_that_use_the_downward_api_and_are_asked_for_at_once_all_end_
             await world.gets(name, "c0", f"GPU-a-{number}")
         await world.at_rest()
         assert [world.api.phase(name) for name in names] == ["success"] * 3
+
+
+@in_fake_time
+async def test_a_pod_that_uses_the_downward_api_does_not_wait_for_a_sweep_to_end_its_handover() -> None:
+    async with HandoverNode(bound("p", A, downward_api=[0])).running() as world:
+        await world.at_rest(SWEEP_S * 1.5)
+        await world.gets("p", "c0", "GPU-a-0")
+        await world.at_rest(1)
+        assert world.api.phase("p") == "success"
 
 
 @in_fake_time

@@ -12,7 +12,7 @@ from tessera.node.fleet import Fleet
 from tessera.node.health.roster import GONE, KEPT_S, NOT_READ, Roster
 from tessera.node.health.xids import HealthRules
 from tessera.node.settings import AgentSettings
-from tessera.wire.node_config import DeviceFilter, NodeSettings
+from tessera.wire.node_config import CardModes, DeviceFilter, NodeSettings
 
 A, B, C = (CardFacts(f"GPU-{name}", index, "NVIDIA H200") for index, name in enumerate("abc"))
 
@@ -222,3 +222,36 @@ def test_whatever_happens_to_one_card_changes_no_other(happenings: list[tuple[fl
         assert [card.facts for card in fleet if card.facts != B] == [A, C]
         assert all(card.healthy for card in fleet if card.facts != B)
         assert len({card.facts.uuid for card in fleet}) == len(fleet.cards)
+
+
+def with_modes(*entries: CardModes) -> AgentSettings:
+    return AgentSettings(node_name="n1", node=NodeSettings(card_modes=entries))
+
+
+def modes(of: Roster) -> dict[str, str]:
+    return {card.facts.uuid: card.mode for card in of.fleet}
+
+
+def test_a_card_keeps_its_mode_when_the_driver_renumbers_the_others() -> None:
+    made = roster(A, B, chosen=with_modes(CardModes(mode="mps", index=(1,))))
+    assert modes(made) == {"GPU-a": "hami-core", "GPU-b": "mps"}
+    made.on_scan([replace(B, index=0)], now=1.0)
+    assert modes(made)["GPU-b"] == "mps"
+
+
+def test_other_settings_decide_anew_and_none_name_no_mode() -> None:
+    made = roster(A, B)
+    assert modes(made) == {"GPU-a": "", "GPU-b": ""}
+    made.use(with_modes(CardModes(mode="mig", uuid=("GPU-a",))))
+    assert modes(made) == {"GPU-a": "mig", "GPU-b": "hami-core"}
+    made.use(settings())
+    assert modes(made) == {"GPU-a": "", "GPU-b": ""}
+
+
+def test_names_of_cards_that_are_not_there_are_known_once_the_cards_are_read() -> None:
+    chosen = with_modes(CardModes(mode="mps", index=(1, 7), uuid=("GPU-a", "GPU-x")))
+    assert Roster(chosen).unknown_names == ()
+    made = roster(A, B, chosen=chosen)
+    assert made.unknown_names == ("GPU-x", "index 7")
+    made.on_scan([A, B, replace(C, uuid="GPU-x", index=7)], now=1.0)
+    assert not made.unknown_names

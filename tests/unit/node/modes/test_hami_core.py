@@ -168,6 +168,15 @@ async def test_a_license_brings_two_more_files(node: Node) -> None:
 
 
 @pytest.mark.parametrize("missing", LIBRARY)
+async def test_simulated_cards_need_no_library(tmp_path: Path, missing: str) -> None:
+    node = Node(tmp_path, has_real_cards=False)
+    assert "/etc/ld.so.preload" in node.sources(await node.answer(claim()))
+    (node.home / missing).unlink()
+    sources = node.sources(await node.answer(claim()))
+    assert sources.keys() == {"~", "/tmp/vgpulock"}
+
+
+@pytest.mark.parametrize("missing", LIBRARY)
 async def test_without_the_library_nobody_starts_without_limits(node: Node, missing: str) -> None:
     (node.home / missing).unlink()
     with structlog.testing.capture_logs() as logs:

@@ -328,3 +328,19 @@ async def test_daemons_are_begun_heard_and_left_running_on_the_services_own_loop
 def test_the_program_is_nvidias_where_none_is_named(node: Node) -> None:
     made = Mps(node.settings, device_lists=Visible(), modes=node.hardware)
     assert made._program == MpsProgram(("nvidia-cuda-mps-control",), {"PATH": "/bin"})
+
+
+async def test_of_a_node_with_several_modes_only_the_cards_in_this_one_are_touched(node: Node) -> None:
+    mixed = Fleet((replace(CARD_A, mode="mps"), replace(CARD_B, mode="hami-core")))
+    agent = node.agent()
+    await agent.start(mixed)
+    await agent.reconcile([], mixed)
+    assert (agent.started, node.hardware.modes) == ({A: 1}, {A: EXCLUSIVE, B: DEFAULT})
+
+
+async def test_only_the_named_cards_are_given_back(node: Node) -> None:
+    agent = node.agent()
+    await agent.start(BOTH)
+    await agent.stop()
+    assert await retire_mps(node.fake.root, node.hardware, program=node.fake.program, cards={B}) == {}
+    assert node.hardware.modes == {A: EXCLUSIVE, B: DEFAULT}

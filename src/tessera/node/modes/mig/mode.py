@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import structlog
 
+from tessera.core.devices import MIG
 from tessera.host.call_thread import CallThread, CallTimeout
 from tessera.host.cards import InventoryError, MigHardware, MigInstance
 from tessera.node.fleet import Fleet
@@ -92,7 +93,7 @@ class Mig(SharingMode):
             # The first reconcile knows the claims and enables MIG.
             cards, shared = Fleet(), self._shared
         else:
-            cards, shared = fleet, shared_without_mig(claims)
+            cards, shared = fleet.in_mode(MIG), shared_without_mig(claims)
         await self._try_job("MIG cannot be enabled", lambda: self._enable_mig(cards, shared, self._clock()))
         await super().start(fleet)
 
@@ -116,13 +117,15 @@ class Mig(SharingMode):
         self._fleet = fleet
         self._shared = shared = shared_without_mig(claims)
         self._holders = holders = holders_of(claims, besides=self._in_progress)
-        now = self._clock()
+        now, own = self._clock(), fleet.in_mode(MIG)
 
         def job() -> None:
             self._records.catch_up()
             self._instances.adopt(claims, fleet)
             self._instances.release(holders, cards=_uuids(fleet), now=now)
-            self._enable_mig(fleet, shared, now)
+            self._enable_mig(own, shared, now)
+            # Cards that had this mode before, while others still have it.
+            self._switch.keep_restored(_uuids(fleet) - _uuids(own), now=now)
 
         if not fleet.problem:
             await self._try_job("MIG instances are not reconciled", job)

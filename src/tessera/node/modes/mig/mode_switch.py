@@ -64,6 +64,12 @@ class ModeSwitch:
         self._problems[uuid] = problem
         return problem
 
+    def keep_restored(self, cards: Collection[str], *, now: float) -> None:
+        """Like `restore`, but pauses before each card is tried again."""
+        due = [uuid for uuid in self._records.switched & set(cards) if now >= self._not_before.get(uuid, now)]
+        self._not_before |= dict.fromkeys(due, now + RETRY_S)
+        self.restore(due)
+
     def restore(self, cards: Collection[str]) -> None:
         """Disables MIG where the agent enabled it and the card is idle."""
         for uuid in sorted(self._records.switched & set(cards)):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from tessera.core.devices import MPS
 from tessera.host.async_hardware import AsyncComputeModes
 from tessera.host.cards import ComputeModes, InventoryError
 from tessera.node.fleet import CardState, Fleet
@@ -69,7 +70,7 @@ class Mps(SharingMode):
 
     async def start(self, fleet: Fleet) -> None:
         await super().start(fleet)
-        for card in fleet:
+        for card in fleet.in_mode(MPS):
             self._serve_card(card)
         await asyncio.gather(*(card.ready(within=self._hand_over_s) for card in self._cards.values()))
 
@@ -100,7 +101,8 @@ class Mps(SharingMode):
 
     async def reconcile(self, live: Sequence[Claim], fleet: Fleet) -> None:
         await super().reconcile(live, fleet)
-        for state in fleet:
+        own = fleet.in_mode(MPS)
+        for state in own:
             self._serve_card(state)
         for uuid, card in list(self._cards.items()):
             if card.retired:
@@ -108,7 +110,7 @@ class Mps(SharingMode):
                 continue
             needs = self._needs(live, card)
             # Unreadable cards are still the node's; only the configuration removes a card.
-            card.reconcile(needs, retire=fleet.card(uuid) is None and not fleet.problem and not needs)
+            card.reconcile(needs, retire=own.card(uuid) is None and not fleet.problem and not needs)
 
     async def stop(self) -> None:
         for uuid in list(self._cards):
@@ -155,18 +157,25 @@ class Mps(SharingMode):
 
 
 async def retire_mps(
-    root: Path, modes: ComputeModes, *, program: MpsProgram, keep: Collection[str] = ()
+    root: Path,
+    modes: ComputeModes,
+    *,
+    program: MpsProgram,
+    keep: Collection[str] = (),
+    cards: Collection[str] | None = None,
 ) -> dict[str, str]:
     """Ends the daemons below `root` and restores compute modes. Returns why a daemon is still there, by uuid.
 
-    Only daemons that an agent recorded are touched, and none that has clients. Cards in `keep` stay, because
-    containers may still use them. Raises OSError if `root` cannot be read.
+    `cards` are the ones to give back; None means all. Only daemons that an agent recorded are touched, and none that
+    has clients. Cards in `keep` stay, because containers may still use them. Raises OSError if `root` cannot be read.
     """
     async_modes = AsyncComputeModes(modes)
     left: dict[str, str] = {}
     try:
         for card_dir in await asyncio.to_thread(card_dirs, root):
             uuid = card_dir.path.name
+            if cards is not None and uuid not in cards:
+                continue
             if uuid in keep:
                 left[uuid] = "a container may still use the card"
                 continue
