@@ -133,6 +133,7 @@ def test_the_manifests_for_those_without_helm_are_up_to_date(helm: Path) -> None
     [
         ("scheduler.replica=2", "replica"),
         ("devicePlugin.libPath=/opt/vgpu", "global.gpuHookPath"),
+        ("devicePlugin.monitor.ctrPath=/opt/vgpu/containers", "global.gpuHookPath"),
         ("scheduler.tls.existingSecret=mine", "scheduler.tls.caBundle"),
         ("scheduler.admissionWebhook.customURL.enabled=true", "needs a certificate for that host"),
         ("devicePlugin.nodeConfiguration.config=nonsense", "is no JSON"),
@@ -190,8 +191,34 @@ def test_tesseras_image_and_kube_schedulers_come_from_registries_of_their_own(
         for each in rendered
         if each["kind"] == kind
         for container in each["spec"]["template"]["spec"]["containers"]
+        if container["name"] != "monitor"
     ]
     assert found == [image.format(version=tessera.__version__) for image in images]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("devicePlugin.privileged=null", ["tessera-device-plugin", "tessera-mps-daemons"]),
+        ("devicePlugin.mpsDaemons.enabled=false", ["tessera-device-plugin"]),
+        # Agents could not find them by their process ids.
+        ("devicePlugin.hostPID=false", ["tessera-device-plugin"]),
+        ("devicePlugin.nodeConfiguration.config=", ["tessera-device-plugin"]),
+    ],
+)
+def test_mps_daemons_are_in_pods_that_no_upgrade_replaces(helm: Path, settings: str, expected: list[str]) -> None:
+    values = [chart.EXAMPLES / "mig-and-mps.yaml"]
+    rendered = yaml.safe_load_all(chart.template(helm, values=values, settings=settings))
+    found = {each["metadata"]["name"]: each["spec"] for each in rendered if each["kind"] == "DaemonSet"}
+    assert sorted(found) == expected
+    agent = found["tessera-device-plugin"]["template"]["spec"]
+    own = found.get("tessera-mps-daemons")
+    assert ("--external-mps-daemons" in agent["containers"][0]["args"]) is (own is not None)
+    if own is not None:
+        assert own["updateStrategy"] == {"type": "OnDelete"}
+        assert own["template"]["spec"]["hostPID"] is agent["hostPID"] is True
+        mounts = [each for each in own["template"]["spec"]["containers"][0]["volumeMounts"] if each["name"] == "mps"]
+        assert mounts == [each for each in agent["containers"][0]["volumeMounts"] if each["name"] == "mps"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +266,8 @@ def test_the_apiserver_takes_what_other_values_render(installed: ChartInstall, h
     for each in known:
         if each["kind"] == "DaemonSet":
             # The control plane of these tests was not started to let such containers in.
-            each["spec"]["template"]["spec"]["containers"][0]["securityContext"].pop("privileged", None)
+            for container in each["spec"]["template"]["spec"]["containers"]:
+                container["securityContext"].pop("privileged", None)
     file = installed.plane.folder / "variant.yaml"
     file.write_text(yaml.safe_dump_all(known))
     applied = ("apply", "--server-side", "--force-conflicts", "--dry-run=server", "-f", str(file))

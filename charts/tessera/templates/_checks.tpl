@@ -12,6 +12,11 @@
 {{- fail (printf "devicePlugin.libPath is %s, but containers look for the library in %s (global.gpuHookPath): change both, or leave libPath empty" . $hook) -}}
 {{- end -}}
 {{- end -}}
+{{- with .Values.devicePlugin.monitor.ctrPath -}}
+{{- if ne (trimSuffix "/" .) (printf "%s/containers" $hook) -}}
+{{- fail (printf "devicePlugin.monitor.ctrPath is %s, but containers have their directories in %s/containers (global.gpuHookPath): change both, or leave ctrPath empty" . $hook) -}}
+{{- end -}}
+{{- end -}}
 {{- if and .Values.scheduler.tls.existingSecret (not .Values.scheduler.tls.caBundle) -}}
 {{- fail "scheduler.tls.existingSecret needs scheduler.tls.caBundle: without it the apiserver does not trust the webhook" -}}
 {{- end -}}

@@ -161,3 +161,15 @@ Taken from the configuration itself, so that a configuration that is given as te
 {{- end -}}
 {{- $modes | uniq | toJson -}}
 {{- end -}}
+
+{{/* Whether nodes or cards are in mode mps. The content of an external ConfigMap is unknown; if the agents are privileged, they may be. */}}
+{{- define "tessera.usesMps" -}}
+{{- $p := .Values.devicePlugin -}}
+{{- if or (and $p.nodeConfiguration.externalConfigName $p.privileged) (has "mps" (fromJsonArray (include "tessera.operatingModes" .))) }}true{{ end -}}
+{{- end -}}
+
+{{/* Whether MPS daemons have containers of their own. Agents find them by process ids, so not if hostPID is false. */}}
+{{- define "tessera.mpsDaemons.used" -}}
+{{- $p := .Values.devicePlugin -}}
+{{- if and $p.enabled $p.mpsDaemons.enabled (include "tessera.usesMps" .) (ne (toString $p.hostPID) "false") }}true{{ end -}}
+{{- end -}}

@@ -20,6 +20,7 @@ COMMANDS: dict[str, LazyCommand] = {
     "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to fix what is broken."),
     "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
     "monitor": LazyCommand("tessera.cli.monitor:command", "Export how containers use the cards of one node."),
+    "mps-daemons": LazyCommand("tessera.cli.mps_daemons:command", "Start MPS daemons that outlive the node agent."),
     "scheduler": LazyCommand("tessera.cli.scheduler:command", "Place device pods: webhook, extender, registration."),
     "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without changing anything."),
     "snapshot": LazyCommand("tessera.cli.snapshot:command", "Save everything that decides placement to a file."),

@@ -212,6 +212,8 @@ class AgentSettings:
     mofed: bool = Group.CONTAINERS("mofed-enabled", SWITCH, False, "Ask for Mellanox devices.", env=("MOFED_ENABLED",))
     library_version: str = Group.CONTAINERS("library-version", VERSION, "",
         "Mount libvgpu.so.VERSION where it exists.", default_text="libvgpu.so")
+    external_mps_daemons: bool = Group.CARDS("external-mps-daemons", SWITCH, False,
+        "Let `tessera mps-daemons` start MPS daemons, so that they outlive the agent's container.")
     disable_core_limit: bool = Group.LOWEST("disable-core-limit", SWITCH, False,
         "Limit memory only.", env=("DISABLE_CORE_LIMIT",))
     resource: str = Group.LOWEST("resource-name", SOME_RESOURCE, RESOURCE_NAME, "Resource that kubelet counts.")

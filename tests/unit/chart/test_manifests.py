@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from tessera.cli import main
+from tessera.monitor.settings import build_settings
 from tessera.scheduler.admission.reserved_annotations import RESERVED_PREFIX, reserved_keys
 from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.vendors.base import Switches, Vendor
@@ -97,9 +98,9 @@ def test_the_scheduler_has_no_rights_on_its_machine(name: str) -> None:
 def test_an_agent_is_not_privileged_unless_its_node_needs_it() -> None:
     pod = the("DaemonSet", "tessera-device-plugin")["spec"]["template"]["spec"]
     assert not {"hostPID", "hostNetwork", "hostIPC"} & pod.keys()
-    (agent,) = pod["containers"]
-    assert agent["securityContext"]["privileged"] is False
-    assert agent["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
+    for each in pod["containers"]:
+        assert each["securityContext"]["privileged"] is False
+        assert each["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["DAC_OVERRIDE", "FOWNER"]}
     paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
     assert paths == {
         "/var/lib/kubelet/device-plugins",
@@ -164,6 +165,23 @@ def test_the_program_understands_what_the_chart_tells_it(
     result = CliRunner().invoke(main, [*found["command"][1:], *told, "--print-config"], env=environ)
     assert result.exit_code == 0, result.output
     assert "Warning" not in result.stderr
+
+
+def test_the_monitor_understands_what_the_chart_tells_it_and_reads_where_the_agent_writes() -> None:
+    found = containers("DaemonSet", "tessera-device-plugin")
+    told = dict(each.removeprefix("--").split("=") for each in found["monitor"]["args"])
+    settings = build_settings(told, {"NODE_NAME": "node-a"})
+    agent = next(each for each in found["device-plugin"]["args"] if each.startswith("--hook-path="))
+    assert settings.base == Path(agent.partition("=")[2]) / "vgpu"
+    assert {"name": "hook", "mountPath": str(settings.base)} in found["monitor"]["volumeMounts"]
+    assert not settings.warnings
+
+
+def test_agents_and_monitors_have_a_port_each_in_their_service() -> None:
+    found = containers("DaemonSet", "tessera-device-plugin")
+    named = {port["name"]: port["containerPort"] for each in found.values() for port in each["ports"]}
+    ports = the("Service", "tessera-device-plugin-monitor")["spec"]["ports"]
+    assert {port["port"]: named[port["targetPort"]] for port in ports} == {31992: 9394, 31994: 9395}
 
 
 # -- admission

@@ -244,12 +244,6 @@ def test_instances_of_init_containers_count_beside_those_of_apps() -> None:
     assert world.chosen(two).placement.node == "n1"
 
 
-def test_only_the_instances_of_an_init_container_count_beside_an_app() -> None:
-    cards = node().gpu("plain").gpu("M", memory=40960, mode="mig", slots=1, profiles=A100_40GB)
-    both = pod().init(gpu=2, mem=8000).container(gpu=1, mem=8000)
-    assert uuids(cluster(cards).quota(memory=9856 + 8000).chosen(both).placement) == [["plain", "M"], ["plain"]]
-
-
 def test_a_container_shares_the_quota_with_those_that_run_beside_it_only() -> None:
     world = cluster(node().gpu("dear", memory=200).gpu("cheap", memory=100)).quota(memory=80 + 40)
     world.start(gpu_pod("other", mem=1).called("other", namespace="other").annotate(("nvidia.com/use-gpuuuid", "dear")))

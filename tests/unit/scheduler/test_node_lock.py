@@ -160,6 +160,13 @@ async def test_a_lock_that_expires_while_waiting_is_taken_soon_after() -> None:
 
 
 @in_fake_time
+async def test_a_lock_is_held_up_to_the_age_at_which_it_expires() -> None:
+    world = World(f"{at(-EXPIRE)},default,other")
+    assert isinstance(await world.acquire(), HeldLock)
+    assert asyncio.get_running_loop().time() == pytest.approx(1.0, abs=0.01)
+
+
+@in_fake_time
 async def test_a_change_between_reading_and_waiting_is_not_missed() -> None:
     world = World(THEIRS)
     world.api.script("get_pod", Step(meanwhile=lambda: world.change(None)))

@@ -37,9 +37,9 @@ PLAIN = container("plain")
 VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 
 
-def surprises(document: Any) -> tuple[str, ...]:
+def surprises(document: Any, **how: Any) -> tuple[str, ...]:
     """The warnings, without the one that every share of cores gets."""
-    return tuple(each for each in verdict(document).warnings if "best effort" not in each)
+    return tuple(each for each in verdict(document, **how).warnings if "best effort" not in each)
 
 
 def limits(made: Document) -> dict[str, Any]:
@@ -603,9 +603,9 @@ def test_a_pod_that_does_not_ask_for_mig_is_warned_where_there_is_nothing_else()
     makers = vendors()
     mig = node_facts(node("n1").gpu("M", mode="mig", profiles=A100_40GB).api(), makers)
     plain = node_facts(node("n2").gpus(1).api(), makers)
-    [warning] = verdict(pod(GPU), nodes=[mig]).warnings
+    [warning] = surprises(pod(GPU), nodes=[mig])
     assert "only with the annotation nvidia.com/vgpu-mode: mig" in warning
-    assert verdict(pod(GPU), nodes=[mig, plain]).warnings == ()
+    assert surprises(pod(GPU), nodes=[mig, plain]) == ()
     assert verdict(pod(GPU, annotations={"nvidia.com/vgpu-mode": "mig"}), nodes=[mig]).warnings == ()
     assert verdict(pod(container()), nodes=[mig]).warnings == ()
 

@@ -8,8 +8,9 @@
                        log/
 
 The daemon outlives the agent, so a restart does not disturb running clients; a later agent takes the recorded process
-over. The record is written before the compute mode changes, so no crash loses the old mode. One daemon serves clients
-of all users (`-multiuser-server`); otherwise one user's clients would wait for another's to end.
+over. In a cluster it also outlives the agent's container, if another one starts it (`launcher`). The record is written
+before the compute mode changes, so no crash loses the old mode. One daemon serves clients of all users
+(`-multiuser-server`); otherwise one user's clients would wait for another's to end.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import structlog
@@ -118,6 +120,26 @@ def card_dirs(root: Path) -> list[CardDir]:
     return [CardDir(root, each.name) for each in sorted(root.iterdir()) if (each / RECORD).is_file()]
 
 
+class Launcher(Protocol):
+    """Starts control daemons."""
+
+    async def launch(self, card_dir: CardDir, uuid: str) -> ProcessIdentity | None:
+        """Starts the daemon of a card; None if it has already ended. Raises ControlError and OSError."""
+        ...
+
+
+class OwnLauncher:
+    """Starts them as children of this process."""
+
+    def __init__(self, program: MpsProgram) -> None:
+        self._program = program
+
+    async def launch(self, card_dir: CardDir, uuid: str) -> ProcessIdentity | None:
+        environ = self._program.environment(**{VISIBLE: uuid, PIPES: str(card_dir.pipe), LOGS: str(card_dir.log)})
+        command = (*self._program.command, *ARGUMENTS)
+        return await asyncio.to_thread(spawn, command, environ=environ, console=card_dir.console)
+
+
 class MpsDaemon:
     """Used by one task only (`card`). All methods raise ControlError, InventoryError and OSError."""
 
@@ -128,11 +150,13 @@ class MpsDaemon:
         *,
         program: MpsProgram,
         modes: AsyncComputeModes,
+        launcher: Launcher | None = None,
         start_s: float = START_S,
     ) -> None:
+        """Without a `launcher` the daemon is a child of this process."""
         self._dir = card_dir
         self._uuid = uuid
-        self._program = program
+        self._launcher = launcher or OwnLauncher(program)
         self._modes = modes
         self.on_end: Callable[[], None] = lambda: None
         """called when the daemon ended"""
@@ -218,11 +242,7 @@ class MpsDaemon:
             self._process = None
 
     async def _spawn(self, before: DaemonRecord) -> None:
-        environ = self._program.environment(
-            **{VISIBLE: self._uuid, PIPES: str(self._dir.pipe), LOGS: str(self._dir.log)}
-        )
-        command = (*self._program.command, *ARGUMENTS)
-        who = await asyncio.to_thread(spawn, command, environ=environ, console=self._dir.console)
+        who = await self._launcher.launch(self._dir, self._uuid)
         self._process = watch_process(who, self.on_end) if who is not None else None
         if who is None or self._process is None:
             raise ControlError(await self._ended_at_once())

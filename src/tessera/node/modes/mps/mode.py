@@ -26,6 +26,7 @@ from tessera.node.modes.device_lists import DeviceLists
 from tessera.node.modes.mps.card import MpsCard
 from tessera.node.modes.mps.control import ControlError, Limits, MpsProgram, limits_on
 from tessera.node.modes.mps.daemon import CardDir, MpsDaemon, card_dirs
+from tessera.node.modes.mps.launcher import SocketLauncher
 from tessera.node.modes.mps.process import PIPES
 from tessera.node.settings import AgentSettings
 
@@ -55,6 +56,7 @@ class Mps(SharingMode):
         self._device_lists = device_lists
         self._modes = AsyncComputeModes(modes)
         self._program = program or MpsProgram(environ=settings.environ)
+        self._launcher = SocketLauncher(settings.paths.mps) if settings.external_mps_daemons else None
         self._hand_over_s = hand_over_s
         self._cards: dict[str, MpsCard] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -124,7 +126,7 @@ class Mps(SharingMode):
             self._cards[uuid].facts = state.facts
             return
         folder = CardDir(self._settings.paths.mps, uuid)
-        daemon = MpsDaemon(folder, uuid, program=self._program, modes=self._modes)
+        daemon = MpsDaemon(folder, uuid, program=self._program, modes=self._modes, launcher=self._launcher)
         card = MpsCard(state.facts, daemon)
         self._cards[uuid] = card
         self._tasks[uuid] = asyncio.create_task(card.run(), name=f"mps-{uuid}")
