@@ -201,11 +201,16 @@ class Prometheus:
 async def scraping(program: Path, folder: Path, targets: Mapping[str, Address]) -> AsyncIterator[Prometheus]:
     """Prometheus with these jobs."""
     [port] = free_ports(1)
-    # HAMi's old dashboard needs the label node_name, which its page has people add.
+    # The operator labels targets like this. HAMi's old dashboard needs node_name, which its page has people add.
+    labels = {"namespace": "tessera-system", "pod": "tessera", "container": "tessera", "node_name": "n"}
     configuration = {
         "global": {"scrape_interval": "1s"},
         "scrape_configs": [
-            {"job_name": job, "static_configs": [{"targets": [str(address)], "labels": {"node_name": "n"}}]}
+            {
+                "job_name": job,
+                "honor_labels": True,
+                "static_configs": [{"targets": [str(address)], "labels": labels}],
+            }
             for job, address in targets.items()
         ],
         "rule_files": [str(ALERTS)],
@@ -261,6 +266,7 @@ async def test_every_query_of_every_dashboard_returns_data(
         empty = [where for where, query in asked.items() if not await prometheus.query(chosen(query))]
         assert len(asked) > len(HAMI) + len(OLD_HAMI) + 2 * len(DASHBOARDS)
         assert not empty
+        assert await prometheus.query('hami_vgpu_memory_used_bytes{namespace="default",pod="chat-1",container="main"}')
         named = {name for rule in rules() for name in METRIC.findall(rule["expr"])}
         assert not [name for name in sorted(named) if not await prometheus.query(name)]
         firing = await prometheus.query('ALERTS{alertstate="firing"}')
@@ -347,7 +353,7 @@ def test_every_alert_has_a_case_in_which_it_fires() -> None:
 
 
 def test_the_chart_renders_dashboards_and_alerts(helm: Path, programs: Mapping[str, Path], tmp_path: Path) -> None:
-    settings = "dashboards.enabled=true,alerts.enabled=true"
+    settings = "dashboards.enabled=true,alerts.enabled=true,prometheus.enabled=true"
     rendered = chart.run(
         helm, "template", "x", str(chart.CHART), f"--set={settings}", "--api-versions=monitoring.coreos.com/v1"
     )
@@ -356,6 +362,8 @@ def test_the_chart_renders_dashboards_and_alerts(helm: Path, programs: Mapping[s
     assert [json.loads(text) for each in boards for text in each["data"].values()] == [
         json.loads(path.read_text()) for path in DASHBOARDS
     ]
+    monitors = [each for each in objects if each["kind"] == "ServiceMonitor"]
+    assert [endpoint["honorLabels"] for each in monitors for endpoint in each["spec"]["endpoints"]] == [True] * 3
     [rule] = [each for each in objects if each["kind"] == "PrometheusRule"]
     assert rule["spec"] == yaml.safe_load(ALERTS.read_text())
     done = subprocess.run(
