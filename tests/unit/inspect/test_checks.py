@@ -69,6 +69,13 @@ def test_what_is_wrong_with_a_webhook_is_found(configurations: Any, severity: Se
     assert found.fix
 
 
+def test_what_is_wrong_with_all_webhooks_of_a_configuration_is_said_once() -> None:
+    one = webhook(clientConfig={})
+    one["webhooks"].append({**one["webhooks"][0], "name": "exempt.vgpu.hami.io"})
+    [found] = bad(registration(one))
+    assert "caBundle is empty" in found.what
+
+
 @pytest.mark.parametrize(
     ("policy", "conditions", "words"),
     [

@@ -51,7 +51,8 @@ def check_registration(installation: Installation, *, now: float) -> Iterator[Fi
             fix="delete the one without a running scheduler: kubectl delete mutatingwebhookconfiguration NAME",
         )
     for configuration in installation.webhooks:
-        yield from _configuration(configuration, now)
+        # Its webhooks differ in the pods that they cover, and share what is wrong with them.
+        yield from dict.fromkeys(_configuration(configuration, now))
         if installation.deployment is not None:
             yield from _check_failure_policy(configuration)
 
