@@ -32,8 +32,8 @@ TURN_BUDGET_MS = 10.0
 """longest processor time between two iterations of the loop; 5 ms is the goal, doubled for slow machines"""
 CHANGED = 100
 """nodes that change between two scrapes: some pods per second for some seconds"""
-WORKLOADS = 5000
-"""that the pods belong to"""
+WORKLOADS = 20
+"""in each of the namespaces"""
 
 
 def cluster(*, nodes: int, devices: int, pods_per_node: int) -> Ledger:

@@ -70,6 +70,10 @@ class Audited:
 class ControlPlane:
     """Use as `with ControlPlane(...) as plane`, or call `stop` at the end."""
 
+    certificate_names: tuple[str, ...] = ("127.0.0.1", "localhost")
+    fixed_port = 0
+    """of the apiserver; 0: any that is free"""
+
     def __init__(
         self,
         folder: Path,
@@ -191,7 +195,8 @@ class ControlPlane:
     # -- setup
 
     def _start_once(self) -> None:
-        self._port, client, peer = free_ports(3)
+        port, client, peer = free_ports(3)
+        self._port = self.fixed_port or port
         self._write_files()
         etcd = self.etcd_url = f"http://127.0.0.1:{client}"
         folder = self.folder
@@ -262,7 +267,7 @@ class ControlPlane:
         return {"PATH": os.defpath, "HOME": str(self.folder)}
 
     def _write_files(self) -> None:
-        certificate = self.authority.issue_cert("127.0.0.1", "localhost")
+        certificate = self.authority.issue_cert(*self.certificate_names)
         tokens = [f'{user}-secret,{name},{name},"{group}"' for user, (name, group) in USERS.items()]
         files = {
             "ca.crt": self.authority.cert_pem.bytes(),

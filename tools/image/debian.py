@@ -36,9 +36,10 @@ MERGED = ("bin", "lib", "lib32", "lib64", "libx32", "sbin")
 LEFT_OUT = re.compile(
     r"usr/share/(?!doc/[^/]+/copyright$)(doc|man|info|lintian|locale|bug|gcc|menu|pixmaps|applications)/"
     r"|usr/lib/python3[^/]*/(idlelib|lib2to3|pydoc_data|test|turtledemo|tkinter|ensurepip)/"
-    r"|usr/share/python3?/|usr/lib/(valgrind|mime)/|var/lib/dpkg/"
+    r"|usr/share/python3?/|usr/lib/(valgrind|mime)/|usr/lib/[^/]+/gconv/|var/lib/dpkg/"
 )
-"""manuals, translations, and parts of the standard library that no service uses; licences stay"""
+"""manuals, translations, tables of C's character sets, and parts of the standard library that no service uses; licences
+stay"""
 
 
 class Unbuildable(Exception):

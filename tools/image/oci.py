@@ -44,8 +44,8 @@ def digest(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def layer(root: Path, comment: str = "") -> Layer:
-    """Everything below a folder, owned by root and writable by nobody else."""
+def layer(root: Path, comment: str = "", *, level: int = LEVEL) -> Layer:
+    """Everything below a folder, owned by root and writable by nobody else; `level` is gzip's."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(root.rglob("*")):
@@ -62,7 +62,7 @@ def layer(root: Path, comment: str = "") -> Layer:
                     archive.addfile(entry, file)
             else:
                 archive.addfile(entry)
-    content = gzip.compress(plain.getvalue(), compresslevel=LEVEL, mtime=0)
+    content = gzip.compress(plain.getvalue(), compresslevel=level, mtime=0)
     return Layer(content, digest(plain.getvalue()), comment)
 
 

@@ -1,4 +1,4 @@
-"""Finds or builds the programs of a real Kubernetes control plane and node, and Helm, for the end-to-end tests.
+"""Finds or builds the programs of a real Kubernetes cluster, Helm and Prometheus, for the end-to-end tests.
 
     python tools/kubernetes/build.py [NAME...]      make sure that they are there, and say where
 
@@ -58,6 +58,8 @@ ETCD = Module("etcd", "go.etcd.io/etcd/server/v3", "etcd")
 HELM = Module("helm", "helm.sh/helm/v3", "helm")
 # Two file systems that need C libraries and that nothing here uses.
 CONTAINERD = Module("containerd", "github.com/containerd/containerd/v2", "containerd", tags="no_btrfs,no_zfs")
+# Nothing here needs to be discovered, and the clients of all clouds take minutes to build.
+PROMETHEUS = Module("prometheus", "github.com/prometheus/prometheus", "prometheus", tags="remove_all_sd")
 
 
 @dataclass(frozen=True)
@@ -86,12 +88,16 @@ TOOLS = {
             Tool(name, CONTAINERD, f"github.com/containerd/containerd/v2/cmd/{name}")
             for name in ("containerd", "containerd-shim-runc-v2", "ctr")
         ),
+        *(
+            Tool(name, PROMETHEUS, f"github.com/prometheus/prometheus/cmd/{name}")
+            for name in ("prometheus", "promtool")
+        ),
     )
 }
 NODE = ("kubelet", *(name for name, tool in TOOLS.items() if tool.module is CONTAINERD))
 """what a node needs. Those on PATH belong to the machine itself, in any version, and are not used"""
-PLANE = tuple(name for name, tool in TOOLS.items() if tool.module is not HELM and name not in NODE)
-"""what a cluster needs; only tests of the chart need Helm, and the others run without it"""
+PLANE = tuple(name for name, tool in TOOLS.items() if tool.module in (ETCD, CONTROL_PLANE) and name not in NODE)
+"""what a cluster needs; only tests of the chart need Helm or Prometheus, and the others run without them"""
 TOGETHER = frozenset({"kube-apiserver", "kube-controller-manager", "kube-scheduler"})
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     examples=[
         ("tessera doctor", "check everything that you may read"),
         ("tessera doctor --namespace team-a", "test the webhook in this namespace"),
-        ("tessera doctor --snapshot cluster.json", "nodes and ledger only; a file holds no more"),
+        ("tessera doctor --snapshot cluster.json", "nodes, ledger and quotas only; a file holds no more"),
         ("tessera doctor -o json | jq '.findings[] | select(.severity == \"broken\")'", "for scripts"),
     ],
     codes="  0  nothing is broken (there may be warnings)\n"
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     "-n", "--namespace", default="default", show_default=True, help="Where to test the webhook, as a dry run."
 )
 def command(source: ClusterSource, namespace: str, output: str) -> None:
-    """Check an installation: webhook, certificates, permissions, kube-scheduler, plugins and ledger.
+    """Check an installation: workloads, webhook, permissions, kube-scheduler, plugins, ledger and quotas.
 
     Nothing is changed: the webhook is tested with a dry run, which the apiserver does not store. What you may not read
     is listed as not checked.
@@ -51,7 +51,7 @@ def command(source: ClusterSource, namespace: str, output: str) -> None:
             cluster = OfflineCluster(await sources.read_state(source))
             findings = diagnose_objects(cluster)
             findings.append(
-                CLUSTER.unseen("webhook, certificates, permissions and kube-scheduler are not in a snapshot")
+                CLUSTER.unseen("workloads, webhook, certificates, permissions and kube-scheduler are not in a snapshot")
             )
         lines = diagnosis_lines(findings)
         sources.print_answer("Diagnosis", cluster.state, {"findings": findings}, output=output, lines=lines)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from tessera.inspect.checks import permissions, webhook
+from tessera.inspect.checks import agents, permissions, webhook
 from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.installation import Installation
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -19,8 +20,8 @@ CLUSTER = Area("cluster")
 
 
 def diagnose_objects(cluster: OfflineCluster) -> list[Finding]:
-    """The checks that need nodes and pods only: all that a snapshot allows."""
-    return [*check_nodes(cluster), *check_ledger(cluster)]
+    """The checks that need nodes, pods and quotas only: all that a snapshot allows."""
+    return [*check_nodes(cluster), *check_ledger(cluster), *check_quotas(cluster)]
 
 
 async def diagnose(
@@ -36,7 +37,9 @@ async def diagnose(
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
     )
-    found = [*check_scheduler(installation), *webhook.check_registration(installation, now=now)]
+    found = [*check_scheduler(installation)]
+    found += await _run_check(agents.AREA, agents.check_agents(client, installation))
+    found += webhook.check_registration(installation, now=now)
     if installation.webhooks or not installation.webhooks_seen:
         scheduler = cluster.settings.scheduler_name
         answers = webhook.check_dry_run(client, vendors, namespace=namespace, scheduler=scheduler)

@@ -127,7 +127,7 @@ class Engine:
             # Whatever an earlier decider bound has landed by now; what the informer knows may be older.
             catch_up()
             self.tenure.begin(number, fence)
-            self._observer.on_tenure(is_held=True)
+            self._observer.on_tenure()
             self.nodes.tick()
         else:
             self.tenure.end()
@@ -135,7 +135,6 @@ class Engine:
     def step_down(self) -> None:
         """The tenure is over."""
         self.tenure.end()
-        self._observer.on_tenure(is_held=False)
         self.cycles.end_term()
 
     def _is_ours(self, pod: Pod) -> bool:

@@ -69,8 +69,8 @@ class SchedulerObserver:
     def on_cards(self, node: str) -> None:
         """The API shows a node: its cards may be others in the ledger now, or gone."""
 
-    def on_tenure(self, *, is_held: bool) -> None:
-        """This replica decides from now on, or no longer does."""
+    def on_tenure(self) -> None:
+        """This replica decides from now on."""
 
     def on_write(self, verb: str) -> None:
         """A write is about to be sent to the apiserver."""
@@ -105,9 +105,9 @@ class ObserverGroup(SchedulerObserver):
         for member in self._members:
             member.on_cards(node)
 
-    def on_tenure(self, *, is_held: bool) -> None:
+    def on_tenure(self) -> None:
         for member in self._members:
-            member.on_tenure(is_held=is_held)
+            member.on_tenure()
 
     def on_write(self, verb: str) -> None:
         for member in self._members:

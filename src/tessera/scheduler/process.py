@@ -87,7 +87,7 @@ class Process(SchedulerObserver):
         self.metrics = Metrics()
         self.service = Service(settings, client, observer=self)
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
-        self._tenure_time = TenureTime(asyncio.get_running_loop().time)
+        self._tenure_time = TenureTime(asyncio.get_running_loop().time, lambda: self.service.is_leader)
         self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)
         self._tls = ServingTls(settings.tls, client, client_ca=settings.listeners.client_ca, now=time.time)
         self._tls.prepare()
@@ -219,8 +219,8 @@ class Process(SchedulerObserver):
     def on_cards(self, node: str) -> None:
         self._granted_time.on_cards(node)
 
-    def on_tenure(self, *, is_held: bool) -> None:
-        self._tenure_time.set_held(is_held)
+    def on_tenure(self) -> None:
+        self._tenure_time.begin()
 
     async def _render_metrics(self) -> AsyncGenerator[bytes, None]:
         service = self.service

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from tests.e2e.node.container import ROOT, Interrupted, run_inside
 from tests.e2e.node.machine import obstacles
+from tests.e2e.node.release import IMAGE, NO_IMAGE
+from tools.image import builder
+from tools.image.debian import Unbuildable
 from tools.kubernetes import build
 
 HERE = Path(__file__).resolve().parent
@@ -27,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if not reasons:
         try:
             # Here, where Go finds its modules; inside there is no network.
-            build.ensure([*build.PLANE, *build.NODE], tell=lambda text: print(text, flush=True))
+            build.ensure([*build.PLANE, *build.NODE, "helm"], tell=tell)
         except build.Missing as missing:
             reasons.append(str(missing))
     if reasons:
@@ -37,11 +41,28 @@ def main(arguments: list[str]) -> int:
     options = [each for each in arguments if each not in chosen]
     # Programs are started while threads of gRPC run; all that it could do about that is to print warnings.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    with tempfile.TemporaryDirectory(prefix="tessera-e2e-image-") as folder:
+        prepare_image(Path(folder))
+        try:
+            return run_inside(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *chosen)
+        except Interrupted as interrupted:
+            print(f"ended by {interrupted}", flush=True)
+            return INTERRUPTED
+
+
+def prepare_image(folder: Path) -> None:
+    """Builds the image that the chart installs; also here, because of the network. Without it only its tests are
+    skipped."""
+    archive = folder / "tessera.tar"
     try:
-        return run_inside(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, *chosen)
-    except Interrupted as interrupted:
-        print(f"ended by {interrupted}", flush=True)
-        return INTERRUPTED
+        builder.build(archive, cache=build.cache(os.environ) / "image", tell=tell)
+        os.environ[IMAGE] = str(archive)
+    except Unbuildable as error:
+        os.environ[NO_IMAGE] = str(error)
+
+
+def tell(text: str) -> None:
+    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.objects import containers_of, uid_of
 from tests.contract.client import client, read_kubeconfig
 from tests.e2e.cluster import Cluster, clean_up, end_tasks, make_namespace, webhook_configuration
+from tests.e2e.control_plane import ControlPlane
 from tests.e2e.node.agent import CARDS, PLUGINS, SPLIT, Agent
 from tests.e2e.node.container import NodeContainer
 from tests.e2e.node.control_plane import NODE, NodeControlPlane
@@ -128,20 +129,7 @@ class NodeCluster(Cluster):
     # -- containers
 
     async def environments(self, pods: Iterable[Json]) -> dict[tuple[str, str], Environment]:
-        """What each container printed, by pod and name."""
-        trust = ssl.create_default_context(cadata=self.plane.authority.cert_pem.bytes().decode())
-        headers = {"Authorization": "Bearer tenant-secret"}
-        found: dict[tuple[str, str], Environment] = {}
-        async with aiohttp.ClientSession(
-            self.plane.url, headers=headers, connector=aiohttp.TCPConnector(ssl=trust)
-        ) as session:
-            for pod in pods:
-                for container in containers_of(pod):
-                    path = PODS.path(self.namespace, pod["metadata"]["name"], "log")
-                    look = _log_reader(session, path, container["name"])
-                    text = await until(look, what=f"the output of {pod['metadata']['name']} {container['name']}")
-                    found[uid_of(pod), container["name"]] = read_environment(text)
-        return found
+        return await environments(self.plane, pods)
 
     async def wrong_environments(self) -> list[str]:
         seen = await self.environments(self.pods)
@@ -151,6 +139,23 @@ class NodeCluster(Cluster):
         """All pods end in order."""
         await self.api.delete(PODS.path(self.namespace))
         await self.wait_for(lambda: not self.pods, what="the end of all pods", within_s=PATIENCE_S)
+
+
+async def environments(plane: ControlPlane, pods: Iterable[Json]) -> dict[tuple[str, str], Environment]:
+    """What each container printed, by the uid of its pod and its name, as a tenant reads it."""
+    trust = ssl.create_default_context(cadata=plane.authority.cert_pem.bytes().decode())
+    headers = {"Authorization": "Bearer tenant-secret"}
+    found: dict[tuple[str, str], Environment] = {}
+    connector = aiohttp.TCPConnector(ssl=trust)
+    async with aiohttp.ClientSession(plane.url, headers=headers, connector=connector) as session:
+        for pod in pods:
+            for container in containers_of(pod):
+                metadata = pod["metadata"]
+                path = PODS.path(metadata["namespace"], metadata["name"], "log")
+                look = _log_reader(session, path, container["name"])
+                text = await until(look, what=f"the output of {metadata['name']} {container['name']}")
+                found[uid_of(pod), container["name"]] = read_environment(text)
+    return found
 
 
 def _log_reader(session: aiohttp.ClientSession, path: str, container: str) -> Callable[[], Any]:

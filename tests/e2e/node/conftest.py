@@ -18,7 +18,7 @@ collect_ignore_glob = [] if current_container() else ["test_*.py"]
 @pytest.fixture(scope="session")
 def tools() -> Mapping[str, Path]:
     """Found or built before this container was started."""
-    return build.find([*build.PLANE, *build.NODE])
+    return build.find([*build.PLANE, *build.NODE, "helm"])
 
 
 @pytest.fixture(scope="session")

@@ -28,8 +28,12 @@ from tools.kubernetes import build
 FOLDER = "TESSERA_E2E_NODE"
 """environment variable that holds the container's folder, inside the container"""
 ROOT = Path(__file__).resolve().parents[3]
-PLACES = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers")
-"""folders that kubelet and network plugins use and that cannot be configured: the container has its own"""
+PLACES = (
+    *("/var/lib/kubelet", "/var/lib/cni", "/var/log/containers"),
+    *("/usr/local/vgpu", "/var/lib/tessera", "/tmp/vgpulock"),
+)
+"""folders that kubelet, network plugins and the chart's agents use and that cannot be configured, or are not for a test
+of the defaults: the container has its own"""
 LOGS = "logs"
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -18,6 +18,8 @@ from tests.e2e.node.container import PLACES, NodeContainer, current_container
 
 ADDRESS = "10.77.0.1"
 """of the node; kubelet refuses one of 127.0.0.0/8"""
+SERVICE_ADDRESS = "10.0.0.1"
+"""of the Service `kubernetes`, the first of the apiserver's range"""
 SYSCTLS = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -32,7 +34,8 @@ SYSCTLS = {
 def set_up(node_container: NodeContainer) -> None:
     """Network, sysctls and mounts that only the container sees."""
     _do("ip", "link", "set", "lo", "up")
-    _do("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+    for address in (ADDRESS, SERVICE_ADDRESS):
+        _do("ip", "address", "add", f"{address}/32", "dev", "lo")
     # Sockets, network namespaces and states of containers.
     _do("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", "/run")
     for place in PLACES:

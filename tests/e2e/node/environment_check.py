@@ -8,6 +8,7 @@ from pathlib import Path
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.allocation import ALLOCATED, slices_of
 from tessera.lab.sandbox.objects import containers_of, key_of, uid_of
+from tessera.node.modes.hami_core import LIBRARY_HOME
 from tessera.wire.pod_devices import DeviceEntry
 from tessera.wire.quantity import Whole, read
 from tests.support.visible_devices import in_visible_order
@@ -51,8 +52,8 @@ def _expected(slice_: Sequence[DeviceEntry], uid: str, container: str, hook: Pat
         "CUDA_DEVICE_MEMORY_SHARED_CACHE": f"{hook}/vgpu/{uid}_{container}.cache",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": ",".join(f"{entry.uuid}={entry.memory}M" for entry in slice_),
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{cores or ALL_THREADS}",
-        # The same in every container of the node.
-        "CUDA_REDIRECT": f"{hook}/vgpu/libvgpu.so",
+        # The same in every container of the node, unless the library is where it looks for itself.
+        **({"CUDA_REDIRECT": f"{hook}/vgpu/libvgpu.so"} if hook != LIBRARY_HOME else {}),
     }
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,25 @@ class Runtime:
         for number, image in enumerate(IMAGES):
             archive = self._folder / f"image-{number}.tar"
             image.write(archive, self._machine.busybox)
-            done = self._ctr("--namespace=k8s.io", "images", "import", "--local", str(archive))
-            assert done.returncode == 0, done.stderr
+            self.load(archive)
+
+    def load(self, archive: Path) -> None:
+        """Makes an image known to kubelet."""
+        done = self._ctr("--namespace=k8s.io", "images", "import", "--local", str(archive))
+        assert done.returncode == 0, done.stderr
+
+    @cached_property
+    def has_overlays(self) -> bool:
+        """Whether containers can share the files of their image here; otherwise each has a copy of them."""
+        trial = self._folder / "overlay"
+        for name in ("lower", "upper", "work", "merged"):
+            (trial / name).mkdir(parents=True)
+        options = f"lowerdir={trial / 'lower'},upperdir={trial / 'upper'},workdir={trial / 'work'}"
+        command = ["mount", "-t", "overlay", "overlay", "-o", options, str(trial / "merged")]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+        if done.returncode == 0:
+            subprocess.run(["umount", str(trial / "merged")], stdin=subprocess.DEVNULL, check=True)
+        return done.returncode == 0
 
     def _ctr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -69,7 +87,13 @@ class Runtime:
     def _write_files(self) -> None:
         network = self._folder / "cni"
         network.mkdir()
-        addresses = {"type": "host-local", "dataDir": str(self._folder / "addresses"), "ranges": [[{"subnet": PODS}]]}
+        addresses = {
+            "type": "host-local",
+            "dataDir": str(self._folder / "addresses"),
+            "ranges": [[{"subnet": PODS}]],
+            # To the apiserver; nothing else is there.
+            "routes": [{"dst": "0.0.0.0/0"}],
+        }
         plugins = [{"type": "ptp", "ipam": addresses}]
         (network / "10-pods.conflist").write_text(
             json.dumps({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins})
@@ -89,8 +113,11 @@ class Runtime:
             "grpc": {"address": str(SOCKET)},
             "ttrpc": {"address": f"{SOCKET}.ttrpc"},
             "plugins": {
-                # Plain copies of a small image: an overlay is not possible on every file system.
-                "io.containerd.cri.v1.images": {"snapshotter": "native", "pinned_images": {"sandbox": PAUSE.name}},
+                "io.containerd.cri.v1.images": {
+                    # Plain copies of small images, where an overlay is not possible on this file system.
+                    "snapshotter": "overlayfs" if self.has_overlays else "native",
+                    "pinned_images": {"sandbox": PAUSE.name},
+                },
                 "io.containerd.cri.v1.runtime": {
                     # To be harder to kill than its parent takes CAP_SYS_RESOURCE, which root may lack in a container.
                     "restrict_oom_score_adj": True,

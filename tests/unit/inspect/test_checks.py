@@ -3,21 +3,25 @@ from __future__ import annotations
 import base64
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trustme
 
+from tessera.inspect.checks.agents import check_agents, check_daemon_set
 from tessera.inspect.checks.findings import Finding, Severity
 from tessera.inspect.checks.kube_scheduler import check_kube_scheduler
 from tessera.inspect.checks.ledger import check_ledger
 from tessera.inspect.checks.nodes import check_nodes
+from tessera.inspect.checks.quotas import check_quotas
 from tessera.inspect.checks.scheduler import check_scheduler
 from tessera.inspect.checks.webhook import DAY, check_registration
 from tessera.inspect.diagnosis import is_broken
 from tessera.inspect.installation import Installation, scheduler_arguments
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.diagnosis import diagnosis_lines
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError
 from tessera.wire.handshake import encode_requesting
 from tests.support.builders import GPU, NOW, NodeBuilder, gpu_pod, node, vendors
 from tests.support.cluster_states import state_of
@@ -27,6 +31,9 @@ NVIDIA = frozenset({"NVIDIA"})
 
 def bad(findings: Any) -> list[Finding]:
     return [each for each in findings if each.severity is not Severity.FINE]
+
+
+CONDITIONS = [{"name": "concerns-devices", "expression": "true"}]
 
 
 def webhook(**changes: Any) -> dict[str, Any]:
@@ -62,6 +69,30 @@ def test_what_is_wrong_with_a_webhook_is_found(configurations: Any, severity: Se
     assert found.fix
 
 
+def test_what_is_wrong_with_all_webhooks_of_a_configuration_is_said_once() -> None:
+    one = webhook(clientConfig={})
+    one["webhooks"].append({**one["webhooks"][0], "name": "exempt.vgpu.hami.io"})
+    [found] = bad(registration(one))
+    assert "caBundle is empty" in found.what
+
+
+@pytest.mark.parametrize(
+    ("policy", "conditions", "words"),
+    [
+        ("Fail", CONDITIONS, ""),
+        ("Ignore", None, ""),
+        ("Fail", None, "no matchConditions limit it"),
+        ("Ignore", CONDITIONS, "failurePolicy is Ignore"),
+    ],
+)
+def test_a_failure_policy_must_suit_the_pods_that_it_covers(policy: str, conditions: Any, words: str) -> None:
+    one = webhook(failurePolicy=policy, matchConditions=conditions)
+    one["webhooks"].append({**one["webhooks"][0], "name": "others.vgpu.hami.io", "failurePolicy": "Ignore"})
+    running = Installation(webhooks=(one,), webhooks_seen=True, deployment={})
+    found = bad(check_registration(running, now=NOW))
+    assert [words in each.what for each in found] == [True] * bool(words)
+
+
 def test_a_webhook_that_must_not_be_seen_is_not_called_missing() -> None:
     [found] = check_registration(Installation(), now=NOW)
     assert found.severity is Severity.UNSEEN
@@ -78,10 +109,13 @@ def test_an_authority_that_ends_soon_is_a_warning_and_one_that_has_ended_is_brok
 # -- the scheduler
 
 
-def scheduler(ready: int | None, *, wanted: int = 2, policy: str = "Fail", seen: bool = True) -> list[Finding]:
+def scheduler(
+    ready: int | None, *, wanted: int = 2, policy: str = "Fail", seen: bool = True, reason: str = ""
+) -> list[Finding]:
     containers = [{"name": "tessera", "image": "example.com/tessera:1"}, {"name": "b", "image": "example.com/other:2"}]
     template = {"spec": {"containers": containers}}
-    status = {} if ready is None else {"readyReplicas": ready}
+    conditions = [{"type": "ReplicaFailure", "status": "True", "message": reason}]
+    status = {} if ready is None else {"readyReplicas": ready, "conditions": conditions}
     deployment = {"spec": {"replicas": wanted, "template": template}, "status": status}
     found = Installation(
         namespace="system",
@@ -101,6 +135,8 @@ def scheduler(ready: int | None, *, wanted: int = 2, policy: str = "Fail", seen:
         (scheduler(1), Severity.WARNING, "has 1 ready replica(s), of 2"),
         (scheduler(1, wanted=1), Severity.WARNING, "has one replica, and failurePolicy is Fail"),
         (scheduler(2, seen=False), Severity.UNSEEN, "no readable Deployment"),
+        (scheduler(0, wanted=0), Severity.BROKEN, "is scaled to 0"),
+        (scheduler(0, reason="exceeded quota"), Severity.BROKEN, "has no ready replica, of 2 (exceeded quota)"),
     ],
 )
 def test_ready_replicas_are_held_against_the_failure_policy(
@@ -292,3 +328,167 @@ def test_the_worst_comes_first_and_is_counted() -> None:
     assert lines[0] == "broken   b: y"
     assert lines[-1] == "1 broken, 0 warnings, 0 not checked, 1 fine"
     assert is_broken(findings)
+
+
+# -- the agents
+
+
+def daemon_set(ready: int, wanted: int) -> dict[str, Any]:
+    return {
+        "metadata": {"namespace": "gpu", "name": "tessera-device-plugin"},
+        "spec": {"template": {"spec": {"nodeSelector": {"gpu": "on"}}}, "selector": {"matchLabels": {"app": "x"}}},
+        "status": {"desiredNumberScheduled": wanted, "numberReady": ready},
+    }
+
+
+@pytest.mark.parametrize(
+    ("ready", "wanted", "severity", "words"),
+    [
+        (3, 3, Severity.FINE, "is ready on 3 node(s)"),
+        (2, 3, Severity.WARNING, "is ready on 2 of 3 node(s)"),
+        (0, 3, Severity.BROKEN, "is ready on 0 of 3 node(s)"),
+        (0, 0, Severity.BROKEN, "runs on no node: none has the label(s) gpu=on"),
+    ],
+)
+def test_agents_that_are_not_ready_are_found(ready: int, wanted: int, severity: Severity, words: str) -> None:
+    [found] = check_daemon_set(daemon_set(ready, wanted))
+    assert found.severity is severity
+    assert words in found.what
+    assert bool(found.fix) is (severity is not Severity.FINE)
+
+
+class Cluster:
+    """An apiserver with one DaemonSet, or with an error for every one."""
+
+    def __init__(self, name: str, error: int = 404) -> None:
+        self.name, self.error = name, error
+
+    async def get(self, path: str, _: object) -> dict[str, Any]:
+        if path.endswith(f"/daemonsets/{self.name}"):
+            return daemon_set(2, 3)
+        raise ApiError(status=self.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "severities"),
+    [
+        ("mine-device-plugin", 404, [Severity.WARNING]),
+        ("hami-device-plugin", 404, [Severity.WARNING]),
+        ("", 404, []),
+        ("", 403, [Severity.UNSEEN]),
+    ],
+)
+async def test_the_agents_are_found_by_the_names_of_the_charts(
+    name: str, error: int, severities: list[Severity]
+) -> None:
+    installation = Installation(namespace="gpu", name="mine-scheduler")
+    found = await check_agents(cast("KubeClient", Cluster(name, error)), installation)
+    assert [each.severity for each in found] == severities
+
+
+# -- registrations and cordons
+
+
+REGISTER, HANDSHAKE = "hami.io/node-nvidia-register", "hami.io/node-handshake"
+
+
+@pytest.mark.parametrize("left", [(HANDSHAKE, "Reported"), ("tessera.io/agent", "downward-api,hami-core")])
+async def test_a_registration_that_vanished_is_told_from_another_plugin(left: tuple[str, str]) -> None:
+    held = gpu_pod("a", mem=1000).on("n2", "n2-0,NVIDIA,1000,0:;")
+    vanished = node("n2").capacity(**{GPU: 10}).annotate(left)
+    [found] = bad(check_nodes(OfflineCluster(state_of([GOOD_NODE, vanished], [held]))))
+    assert found.severity is Severity.BROKEN
+    assert f"n2: its registration of NVIDIA cards has vanished ({REGISTER})" in found.what
+    assert left[0] in found.what
+    assert "what 1 pod(s) hold" in found.why
+
+
+async def test_an_agent_on_a_node_without_cards_is_a_warning() -> None:
+    [found] = await found_on(GOOD_NODE, node("n2").annotate(("tessera.io/agent", "downward-api,hami-core")))
+    assert found.severity is Severity.WARNING
+    assert "registers no cards of NVIDIA" in found.what
+
+
+async def test_a_card_that_left_its_registration_is_named_with_its_pods() -> None:
+    held = gpu_pod("a", mem=1000).on("n1", "n1-7,NVIDIA,1000,0:;")
+    fine = gpu_pod("b", mem=1000).on("n1", "n1-1,NVIDIA,1000,0:;")
+    [found] = bad(check_nodes(OfflineCluster(state_of([GOOD_NODE], [held, fine]))))
+    assert found.severity is Severity.WARNING
+    assert found.what == "n1: card n1-7 is not registered any more, but held by default/a"
+
+
+@pytest.mark.parametrize(
+    ("cordoned", "words"),
+    [
+        ("n1-0", ""),
+        ("n1-0,n1-5", "names n1-5, which is no card of this node"),
+        ("0", "names 0, which is no card of this node"),
+    ],
+)
+async def test_a_cordon_that_names_no_card_is_found(cordoned: str, words: str) -> None:
+    found = await found_on(GOOD_NODE.annotate(("hami.io/device-cordon", cordoned)))
+    assert [words in each.what for each in found] == [True] * bool(words)
+    assert all("the node has n1-0, n1-1" in each.fix for each in found)
+
+
+async def test_a_cordon_of_a_card_that_takes_none_is_found() -> None:
+    dcu = vendors()["DCU"].keys.register
+    text = "DCU-0,4,32768,100,DCU-Z100,0,true,0,hami-core:"
+    found = await found_on(GOOD_NODE, node("n2").annotate((dcu, text), ("hami.io/device-cordon", "DCU-0")))
+    assert "n2: hami.io/device-cordon names DCU-0, but cards of DCU take no cordon" in [each.what for each in found]
+
+
+# -- quotas
+
+
+@pytest.mark.parametrize(
+    ("hard", "words", "fix"),
+    [
+        (
+            {"limits.nvidia.com/gpumem": "30Gi"},
+            "it means 32,212,254,720 times MiB",
+            "limits.nvidia.com/gpumem: '30720'",
+        ),
+        ({"limits.nvidia.com/gpumem": "200k"}, "it means 200,000 times MiB", "a plain number in units of MiB"),
+        ({"limits.nvidia.com/gpucores": "100k"}, "it means 100,000 per cent", "100 for each card"),
+        ({"limits.nvidia.com/gpumem": str(2**30)}, "limits nothing", "a plain number in units of MiB"),
+        ({"nvidia.com/gpumem": "30720"}, "limits nothing without the prefix", "limits.nvidia.com/gpumem: '30720'"),
+        ({"limits.nvidia.com/gpu": "4"}, "limits.nvidia.com/gpu limits nothing", "requests.nvidia.com/gpu: '4'"),
+        ({"nvidia.com/gpu": 4}, "nvidia.com/gpu limits nothing", "requests.nvidia.com/gpu: 4"),
+    ],
+)
+async def test_a_quota_that_limits_nothing_is_found(hard: dict[str, Any], words: str, fix: str) -> None:
+    [found] = check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)])))
+    assert found.severity is Severity.WARNING
+    assert "team/q" in found.what
+    assert words in found.what
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize(
+    "hard",
+    [
+        {"limits.nvidia.com/gpumem": "30720", "limits.nvidia.com/gpucores": "100"},
+        {"limits.nvidia.com/gpumem": "100k"},
+        {"limits.nvidia.com/gpumem": "200000"},
+        {"limits.nvidia.com/gpumem": "0"},
+        {"requests.nvidia.com/gpu": "4", "limits.nvidia.com/gpumem": 1000},
+    ],
+)
+async def test_a_quota_that_limits_something_is_fine(hard: dict[str, Any]) -> None:
+    [found] = check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)])))
+    assert found.severity is Severity.FINE
+
+
+@pytest.mark.parametrize("hard", [{"cpu": "4"}, {"requests.nvidia.com/gpu": "4"}, {"requests.nvidia.com/gpumem": "1"}])
+async def test_quotas_of_other_things_are_left_to_others(hard: dict[str, Any]) -> None:
+    assert not list(check_quotas(OfflineCluster(state_of([GOOD_NODE], quotas=[quota_of(hard)]))))
+
+
+async def test_a_quota_in_a_cluster_without_cards_is_not_judged() -> None:
+    limits = quota_of({"limits.nvidia.com/gpumem": "30Gi"})
+    assert not bad(check_quotas(OfflineCluster(state_of([], quotas=[limits]))))
+
+
+def quota_of(hard: dict[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": hard}}

@@ -15,7 +15,7 @@ from tessera.core.demand_history import FIRST
 from tessera.kube.errors import KubeError
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import WAKE_AGAIN_SECONDS, Engine
-from tessera.scheduler.observer import SchedulerObserver
+from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
@@ -51,10 +51,17 @@ class World:
         self.engine.pods.drop("default/full")
 
 
-def new_engine(settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup) -> Engine:
+def new_engine(
+    settings: Settings, api: FakeCluster, tasks: asyncio.TaskGroup, observer: SchedulerObserver | None = None
+) -> Engine:
     clock = Clock(lambda: NOW, asyncio.get_running_loop().time, UTC)
     return Engine(
-        settings, api, clock=clock, spawn=tasks.create_task, observer=SchedulerObserver(), tenure=Tenure.unlimited()
+        settings,
+        api,
+        clock=clock,
+        spawn=tasks.create_task,
+        observer=observer or SchedulerObserver(),
+        tenure=Tenure.unlimited(),
     )
 
 
@@ -190,6 +197,29 @@ async def test_a_replica_that_does_not_lead_writes_nothing() -> None:
         engine.nodes.put("n1", api.nodes["n1"])
         engine.tick()
     assert [write.verb for write in api.writes] == []
+
+
+class Told(SchedulerObserver):
+    def __init__(self) -> None:
+        self.all: list[str] = []
+
+    def on_cards(self, node: str) -> None:
+        self.all.append(node)
+
+    def on_tenure(self) -> None:
+        self.all.append("a tenure")
+
+
+@in_fake_time
+async def test_observers_hear_of_cards_and_of_the_begin_of_a_tenure() -> None:
+    api, told = FakeCluster(), Told()
+    api.add_node(node("n1").gpus(1))
+    async with asyncio.TaskGroup() as tasks:
+        engine = new_engine(Settings(), api, tasks, ObserverGroup(told))
+        engine.nodes.put("n1", api.nodes["n1"])
+        await engine.take_over(0, lambda: None)
+        engine.nodes.drop("n1")
+    assert told.all == ["n1", "a tenure", "n1"]
 
 
 # -- learning

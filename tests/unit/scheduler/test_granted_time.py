@@ -8,18 +8,16 @@ from tessera.core.grants import Use
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime, share_of
 from tests.support.builders import A100, Cluster, PodBuilder, cluster, gpu_pod, node, vendors
 
-WEB = [{"kind": "ReplicaSet", "name": "web-6d4f", "controller": True}]
-
 
 class World:
     """One node with two cards of 10,000 MiB, and its counters."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.held = TenureTime(lambda: self.now)
-        self.held.set_held(True)
+        self.is_held = True
+        self.time = TenureTime(lambda: self.now, lambda: self.is_held)
         self.cluster: Cluster = cluster(node("n1").gpus(2, memory=10_000))
-        self.counted = GrantedTime(self.cluster.ledger, self.held)
+        self.counted = GrantedTime(self.cluster.ledger, self.time)
         self.counted.on_cards("n1")
 
     def observe(self, pod: PodBuilder) -> None:
@@ -86,12 +84,24 @@ async def test_only_a_replica_that_decides_counts() -> None:
     world = World()
     world.observe(gpu_pod("p").on("n1", "n1-0,NVIDIA,5000,10:;"))
     world.now = 10.0
-    world.held.set_held(False)
-    world.now = 100.0
     assert await world.granted() == pytest.approx({"default": 5.0, "idle": 15.0})
-    world.held.set_held(True)
-    world.now = 110.0
+    world.is_held, world.now = False, 100.0
+    assert await world.granted() == pytest.approx({"default": 5.0, "idle": 15.0})
+    world.is_held, world.now = True, 200.0
+    world.time.begin()
+    world.now = 210.0
     assert await world.granted() == pytest.approx({"default": 10.0, "idle": 30.0})
+
+
+async def test_a_process_that_was_frozen_does_not_count_the_time_of_its_successor() -> None:
+    world = World()
+    world.observe(gpu_pod("p").on("n1", "n1-0,NVIDIA,5000,10:;"))
+    world.now = 10.0
+    await world.granted()
+    world.now, world.is_held = 600.0, False
+    world.cluster.ledger.release("uid-p")
+    world.counted.on_pod("uid-p", None)
+    assert await world.granted() == pytest.approx({"default": 5.0, "idle": 15.0})
 
 
 async def test_the_series_are_counters_and_name_workload_and_model() -> None:

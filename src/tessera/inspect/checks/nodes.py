@@ -7,7 +7,7 @@ from datetime import UTC, datetime, tzinfo
 
 import msgspec
 
-from tessera.core.devices import MIG
+from tessera.core.devices import MIG, NodeFacts
 from tessera.inspect.checks.findings import Area, Finding
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
@@ -48,6 +48,8 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
                 fix=f"kubectl describe node {name}",
             )
         yield from _check_lock(cluster, node)
+        yield from _check_cordon(cluster, facts)
+        yield from _check_held(cluster, facts)
     if registered:
         yield AREA.fine(f"{registered} of {len(cluster.nodes)} node(s) have registered cards")
     else:
@@ -63,7 +65,10 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
     offered = _amount(node, count) if count else 0
     has_registration = bool(vendor.keys.register) and bool(node.annotations.get(vendor.keys.register))
     if not has_registration:
-        if offered and vendor.keys.register:
+        seen = next((key for key in (vendor.keys.handshake, _agent(vendor)) if key and key in node.annotations), "")
+        if vendor.keys.register and seen:
+            yield _unregistered(cluster, node, vendor, seen=seen, is_offered=bool(offered))
+        elif offered and vendor.keys.register:
             yield AREA.warning(
                 f"{node.name} offers {offered} {count}, but no plugin of Tessera or HAMi has registered its cards",
                 why="another device plugin serves that resource: its pods get whole cards that Tessera does not count",
@@ -94,6 +99,24 @@ def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterat
             why="another plugin serves the resource too, or kubelet lost the plugin: kubelet may refuse pods there",
             fix="run only one device plugin per resource; if there is only one, restart it",
         )
+
+
+def _unregistered(cluster: OfflineCluster, node: Node, vendor: Vendor, *, seen: str, is_offered: bool) -> Finding:
+    """A node on which a plugin was `seen` and that registers no cards."""
+    pods = sum(vendor.key in entry.facts.grants for entry in cluster.ledger.pods_on(node.name))
+    if not pods and not is_offered:
+        return AREA.warning(
+            f"{node.name}: a plugin runs there ({seen}), but registers no cards of {vendor.key}",
+            why="the node gets no device pods",
+            fix="if the node has cards, the plugin's log says why it does not see them; else keep the plugin off it",
+        )
+    return AREA.broken(
+        f"{node.name}: its registration of {vendor.key} cards has vanished ({vendor.keys.register}); a plugin was there"
+        f" ({seen})",
+        why=f"its cards take no new pods, and what {pods} pod(s) hold there is not counted",
+        fix=f"restart the device plugin on {node.name}, which writes it again; if it vanishes again, find out who"
+        f" removes it: kubectl get node {node.name} -o yaml --show-managed-fields",
+    )
 
 
 def _unanswered(cluster: OfflineCluster, node: Node, vendor: Vendor, asked: Requesting) -> Iterator[Finding]:
@@ -140,6 +163,46 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
                 why="if its plugin needs the lock, no other pod is bound there meanwhile",
                 fix=f"Tessera takes it over by itself; to remove it now: kubectl annotate node {node.name} {key}-",
             )
+
+
+def _check_cordon(cluster: OfflineCluster, facts: NodeFacts) -> Iterator[Finding]:
+    devices = {device.uuid: device for device in facts.devices}
+    for uuid in sorted(facts.cordoned):
+        if uuid not in devices:
+            yield AREA.warning(
+                f"{facts.name}: {keys.DEVICE_CORDON} names {uuid}, which is no card of this node",
+                why="the card that was meant still takes new pods",
+                fix=f"write uuids, separated by commas; the node has {', '.join(sorted(devices)) or 'no cards'}",
+            )
+        elif not cluster.vendors[devices[uuid].vendor].honours_cordon:
+            yield AREA.warning(
+                f"{facts.name}: {keys.DEVICE_CORDON} names {uuid}, but cards of {devices[uuid].vendor} take no cordon",
+                why="the card still takes new pods",
+                fix=f"take the whole node out: kubectl cordon {facts.name}",
+            )
+
+
+def _check_held(cluster: OfflineCluster, facts: NodeFacts) -> Iterator[Finding]:
+    """Cards that left a registration while pods hold them."""
+    shown = {device.uuid for device in facts.devices}
+    vendors = {device.vendor for device in facts.devices}
+    holders: dict[str, list[str]] = {}
+    for entry in cluster.ledger.pods_on(facts.name):
+        held = entry.facts
+        for vendor in vendors & held.grants.keys():
+            for uuid in sorted({grant.uuid for grants in held.grants[vendor] for grant in grants} - shown):
+                holders.setdefault(uuid, []).append(f"{held.namespace}/{held.name}")
+    for uuid, pods in sorted(holders.items()):
+        yield AREA.warning(
+            f"{facts.name}: card {uuid} is not registered any more, but held by {', '.join(pods)}",
+            why="it was taken out, or its driver or plugin does not see it; what is used of it is not counted",
+            fix=f"look at the card (nvidia-smi -L on {facts.name}); delete the pods so that they get another one",
+        )
+
+
+def _agent(vendor: Vendor) -> str:
+    """The annotation that Tessera's own agent leaves."""
+    return keys.AGENT if vendor.key == Nvidia.key else ""
 
 
 def _amount(node: Node, resource: str) -> int | None:

@@ -24,10 +24,16 @@ def check_scheduler(installation: Installation) -> Iterator[Finding]:
     wanted = int(deployment.get("spec", {}).get("replicas", 1))
     ready = int(deployment.get("status", {}).get("readyReplicas") or 0)
     refuses = _refuses_pods(installation)
-    if not ready:
+    if not wanted:
+        yield AREA.broken(
+            f"{where} is scaled to 0",
+            why="pods that ask for devices are refused, or never scheduled",
+            fix=f"kubectl -n {installation.namespace} scale deployment {installation.name} --replicas=2",
+        )
+    elif not ready:
         images = " and ".join(_images(deployment)) or "its images"
         yield AREA.broken(
-            f"{where} has no ready replica, of {wanted}",
+            f"{where} has no ready replica, of {wanted}{_reason(deployment)}",
             why="every pod that asks for devices is refused (failurePolicy Fail)"
             if refuses
             else "pods that ask for devices are not completed, and are never scheduled or get no slice",
@@ -35,7 +41,7 @@ def check_scheduler(installation: Installation) -> Iterator[Finding]:
         )
     elif ready < wanted:
         yield AREA.warning(
-            f"{where} has {ready} ready replica(s), of {wanted}",
+            f"{where} has {ready} ready replica(s), of {wanted}{_reason(deployment)}",
             why="it does not survive the loss of one more" if ready == 1 else "it has fewer than it should",
             fix=f"kubectl -n {installation.namespace} describe pods",
         )
@@ -53,6 +59,15 @@ def _refuses_pods(installation: Installation) -> bool:
     """The apiserver's own default is Fail."""
     webhooks = [webhook for each in installation.webhooks for webhook in each.get("webhooks") or ()]
     return any(webhook.get("failurePolicy", "Fail") == "Fail" for webhook in webhooks)
+
+
+def _reason(deployment: Json) -> str:
+    """Why, if the controller says more than that there are too few."""
+    for condition in deployment.get("status", {}).get("conditions") or ():
+        known = (condition.get("type"), condition.get("status"))
+        if known in (("ReplicaFailure", "True"), ("Progressing", "False")) and condition.get("message"):
+            return f" ({condition['message']})"
+    return ""
 
 
 def _images(deployment: Json) -> list[str]:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tessera.inspect.checks.findings import Area, Finding
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation
+from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, WEBHOOK, Installation
 from tessera.inspect.state import Json
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError, KubeError
@@ -51,7 +51,10 @@ def check_registration(installation: Installation, *, now: float) -> Iterator[Fi
             fix="delete the one without a running scheduler: kubectl delete mutatingwebhookconfiguration NAME",
         )
     for configuration in installation.webhooks:
-        yield from _configuration(configuration, now)
+        # Its webhooks differ in the pods that they cover, and share what is wrong with them.
+        yield from dict.fromkeys(_configuration(configuration, now))
+        if installation.deployment is not None:
+            yield from _check_failure_policy(configuration)
 
 
 def _configuration(configuration: Json, now: float) -> Iterator[Finding]:
@@ -66,6 +69,29 @@ def _configuration(configuration: Json, now: float) -> Iterator[Finding]:
             )
         bundle = (webhook.get("clientConfig") or {}).get("caBundle", "")
         yield from _bundle(name, bundle, now)
+
+
+def _check_failure_policy(configuration: Json) -> Iterator[Finding]:
+    """What the apiserver does while no replica answers, seen against the pods that it calls the webhook for."""
+    name = configuration["metadata"]["name"]
+    # The others in the configuration concern pods that ask for nothing.
+    webhook = next((each for each in configuration.get("webhooks") or () if each.get("name") == WEBHOOK), None)
+    if webhook is None:
+        return
+    is_strict, is_limited = webhook.get("failurePolicy", "Fail") == "Fail", bool(webhook.get("matchConditions"))
+    if is_strict and not is_limited:
+        yield AREA.warning(
+            f"{name}: failurePolicy is Fail, but no matchConditions limit it to pods that ask for devices",
+            why="while no replica of the scheduler answers, no pod of any kind can be created",
+            fix="set scheduler.admissionWebhook.failurePolicy to Ignore, or install the chart on Kubernetes 1.28 or"
+            " later, where it sets conditions",
+        )
+    elif is_limited and not is_strict:
+        yield AREA.warning(
+            f"{name}: failurePolicy is {webhook['failurePolicy']}",
+            why=f"while no replica of the scheduler answers, {NOT_MUTATED}",
+            fix="set scheduler.admissionWebhook.failurePolicy to Fail: its conditions let all other pods through",
+        )
 
 
 def _covers_pods(webhook: Json) -> bool:

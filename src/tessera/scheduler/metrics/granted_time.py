@@ -25,19 +25,28 @@ LINES = 250
 
 
 class TenureTime:
-    """Seconds for which this replica has decided, in all its tenures together."""
+    """Seconds for which this replica has decided, in all its tenures together.
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    What passes between two looks counts if the tenure is held at the second. A process that was frozen finds at its
+    next look that another one decides, which has counted that time itself.
+    """
+
+    def __init__(self, monotonic: Callable[[], float], is_held: Callable[[], bool]) -> None:
         self._monotonic = monotonic
-        self._before = 0.0
-        self._since: float | None = None
+        self._is_held = is_held
+        self._seconds = 0.0
+        self._looked = monotonic()
 
     def __call__(self) -> float:
-        return self._before if self._since is None else self._before + self._monotonic() - self._since
+        now = self._monotonic()
+        if self._is_held():
+            self._seconds += now - self._looked
+        self._looked = now
+        return self._seconds
 
-    def set_held(self, is_held: bool) -> None:
-        self._before = self()
-        self._since = self._monotonic() if is_held else None
+    def begin(self) -> None:
+        """A tenure begins: what passed before is another replica's."""
+        self._looked = self._monotonic()
 
 
 class GrantedTime:
