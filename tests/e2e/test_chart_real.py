@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -194,6 +195,20 @@ def test_tesseras_image_and_kube_schedulers_come_from_registries_of_their_own(
         if container["name"] != "monitor"
     ]
     assert found == [image.format(version=tessera.__version__) for image in images]
+
+
+def test_the_install_block_of_the_readme_names_the_images_that_it_pushes(helm: Path) -> None:
+    block = (chart.ROOT / "README.md").read_text(encoding="utf-8").partition("## Install on a cluster")[2]
+    lines = [line.removeprefix("$ ") for line in block.partition("```console")[2].partition("```")[0].splitlines()]
+    (pushed,) = re.findall(r"docker push (\S+)", "\n".join(lines))
+    (install,) = [line.split()[1:] for line in lines if line.startswith("helm install ")]
+    newest = chart.KUBERNETES[-1]
+    rendered = [*yaml.safe_load_all(chart.run(helm, "template", *install[1:], f"--kube-version={newest}"))]
+    pods = [each["spec"]["template"]["spec"] for each in rendered if each["kind"] in ("Deployment", "DaemonSet")]
+    images = {container["image"] for spec in pods for container in spec["containers"]}
+    assert images == {pushed, f"registry.k8s.io/kube-scheduler:v{newest}"}
+    namespaces = {each["metadata"]["namespace"] for each in rendered if each["kind"] == "DaemonSet"}
+    assert f"kubectl create namespace {namespaces.pop()}" in lines
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import asyncio
 import json
 import os
 import shutil
+import sys
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -126,6 +128,14 @@ class Release:
         chosen = f"--selector=app.kubernetes.io/instance={NAME}"
         logs = self.plane.try_kubectl("logs", where, chosen, "--all-containers", "--prefix", "--tail=30").stdout
         return f"{events[-SHOWN:]}\n{logs[-SHOWN:]}"
+
+    async def diagnosis(self) -> str:
+        """What `tessera doctor` says to an administrator; it must find nothing broken."""
+        doctor = (sys.executable, "-m", "tessera", "doctor", f"--kubeconfig={self.plane.kubeconfig()}")
+        asking = await asyncio.create_subprocess_exec(*doctor, stdout=PIPE, stderr=STDOUT)
+        said, _ = await asking.communicate()
+        assert asking.returncode == 0, said.decode()
+        return said.decode()
 
     async def pods(self, component: str) -> dict[str, Json]:
         """By uid; those that end are left out."""

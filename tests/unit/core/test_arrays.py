@@ -23,6 +23,14 @@ def test_more_nodes_and_wider_nodes_than_the_first_arrays_hold() -> None:
     )
 
 
+def test_cards_in_mig_mode_beside_those_of_another_vendor_are_left_to_the_plain_rule() -> None:
+    dcu = ("hami.io/node-dcu-register", "D,10,1000,100,DCU-K100,0,true:")
+    world = cluster(
+        node("n1").gpu("M", mode="mig", profiles=A100_40GB).annotate(dcu), node("n2").gpu("G").annotate(dcu)
+    )
+    assert world.ledger.arrays.odd[:2].tolist() == [True, False]
+
+
 @pytest.mark.parametrize("size", [64, 65, 200])
 def test_nodes_of_any_width_are_judged(size: int) -> None:
     world = cluster(node().gpus(size))
