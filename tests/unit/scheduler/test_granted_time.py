@@ -80,6 +80,16 @@ async def test_a_pod_counts_on_the_cards_that_its_node_registers_later_or_again(
     assert (await world.granted())["default"] == pytest.approx(7.5)
 
 
+async def test_a_pod_that_the_api_shows_elsewhere_counts_there_alone() -> None:
+    world = World()
+    world.cluster.add(node("n2").gpus(1, memory=10_000))
+    world.counted.on_cards("n2")
+    world.observe(gpu_pod("p").on("n1", "n1-0,NVIDIA,5000,10:;"))
+    world.observe(gpu_pod("p").on("n2", "n2-0,NVIDIA,2500,10:;"))
+    world.now = 10.0
+    assert await world.granted() == pytest.approx({"default": 2.5, "idle": 27.5})
+
+
 async def test_only_a_replica_that_decides_counts() -> None:
     world = World()
     world.observe(gpu_pod("p").on("n1", "n1-0,NVIDIA,5000,10:;"))

@@ -109,6 +109,15 @@ def test_a_counter_never_falls() -> None:
         earlier = idle
 
 
+def test_a_counter_without_shares_stands_still() -> None:
+    world = World()
+    for pod in ("p", "q", "r"):
+        world.share(pod, 0.1)
+    for pod in ("p", "q", "r"):
+        world.share(pod, 0)
+    assert world.after(1e20)["web"] == 0
+
+
 class TestManyWorkloads:
     @pytest.fixture(autouse=True)
     def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
