@@ -63,9 +63,11 @@ def obstacle(node: Node) -> str:
 
 
 def load_images(node: Node, tools: Mapping[str, Path]) -> None:
-    """Tessera's, and one of kube-scheduler that has nothing but the program."""
-    node.runtime.load(Path(os.environ[IMAGE]))
+    """Tessera's, and one of kube-scheduler that has nothing but the program; once per node."""
     root = node.node_container.folder / "kube-scheduler-image"
+    if root.exists():
+        return
+    node.runtime.load(Path(os.environ[IMAGE]))
     program = root / "usr/local/bin/kube-scheduler"
     program.parent.mkdir(parents=True)
     shutil.copy(tools["kube-scheduler"], program)

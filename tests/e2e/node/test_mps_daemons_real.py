@@ -16,10 +16,11 @@ from tests.e2e.control_plane import ACCOUNTS
 from tests.e2e.node.cluster import Node, environments
 from tests.e2e.node.control_plane import NODE
 from tests.e2e.node.release import CARDS, SPLIT, VALUES, Release
-from tests.e2e.node.test_release_real import TENANT, deployment, installed, running
+from tests.e2e.node.test_release_real import deployment, installed, running
 from tests.e2e.replica import until
 from tests.support.fake_mps import SCRIPT, is_running
 
+TENANT = "e2e-mps"
 ROOT = Path("/run/tessera/mps")
 PROGRAMS = ROOT / "bin"
 SCRIPTED = ROOT / "script"
@@ -68,15 +69,15 @@ async def replaced(release: Release, before: Mapping[str, Json]) -> dict[str, Js
 
 async def test_mps_daemons_outlive_the_pod_of_the_agent_and_its_upgrade(node: Node, tools: Mapping[str, Path]) -> None:
     put_program()
-    async with installed(node, tools, MPS_VALUES) as release:
+    async with installed(node, tools, MPS_VALUES, tenant=TENANT) as release:
         await release.shares(CARDS * SPLIT)
         agents, holders = await release.pods("device-plugin"), await release.pods("mps-daemons")
         assert (len(agents), len(holders)) == (1, 1)
         started = daemons()
         assert (len(started), all(map(is_running, started.values()))) == (CARDS, True)
         path = f"/apis/apps/v1/namespaces/{TENANT}/deployments"
-        await release.api.create(path, deployment("first", 1))
-        pods = await running(release.api, 1)
+        await release.api.create(path, deployment("first", 1, tenant=TENANT))
+        pods = await running(release.api, 1, tenant=TENANT)
         (seen,) = (await environments(release.plane, pods)).values()
         assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" in str(seen)
 
@@ -94,6 +95,6 @@ async def test_mps_daemons_outlive_the_pod_of_the_agent_and_its_upgrade(node: No
         assert daemons() == started
         assert all(map(is_running, started.values()))
         # The agent that took them over serves through them.
-        await release.api.create(path, deployment("second", 2))
-        await running(release.api, 3)
+        await release.api.create(path, deployment("second", 2, tenant=TENANT))
+        await running(release.api, 3, tenant=TENANT)
         assert len((SCRIPTED / "started").read_text().split()) == CARDS

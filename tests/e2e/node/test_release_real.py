@@ -50,7 +50,9 @@ OTHER_SETTINGS = ",".join(
 
 
 @asynccontextmanager
-async def installed(node: Node, tools: Mapping[str, Path], values: Json = VALUES) -> AsyncIterator[Release]:
+async def installed(
+    node: Node, tools: Mapping[str, Path], values: Json = VALUES, *, tenant: str = TENANT
+) -> AsyncIterator[Release]:
     """The chart's release, and a namespace for tenants. Both are gone afterwards."""
     if reason := obstacle(node):
         pytest.skip(reason)
@@ -61,24 +63,24 @@ async def installed(node: Node, tools: Mapping[str, Path], values: Json = VALUES
         release = Release(plane, tools["helm"], api, values)
         with default_scheduler(plane):
             plane.kubectl("label", "node", NODE, "gpu=on")
-            await make_namespace(api, TENANT)
+            await make_namespace(api, tenant)
             try:
                 await release.install()
                 yield release
             finally:
                 await release.helm("uninstall", "--ignore-not-found")
-                await clean_up(api, TENANT, ())
+                await clean_up(api, tenant, ())
                 plane.kubectl("label", "node", NODE, "gpu-")
 
 
-def deployment(name: str, replicas: int) -> Json:
+def deployment(name: str, replicas: int, *, tenant: str = TENANT) -> Json:
     """Of pods that print their environment and stay."""
     template = talking(pod(name, container("main", gpu=1, mem=MIB, cores=CORES)))
     labels = {"app": name}
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": {"name": name, "namespace": TENANT},
+        "metadata": {"name": name, "namespace": tenant},
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": labels},
@@ -108,13 +110,13 @@ async def admitted_all_the_time(plane: ControlPlane) -> AsyncIterator[None]:
     assert refusals == []
 
 
-async def running(api: KubeClient, count: int) -> list[Json]:
+async def running(api: KubeClient, count: int, *, tenant: str = TENANT) -> list[Json]:
     """All pods of the tenant, when so many run and no others are there."""
     found: list[Json] = []
 
     async def all_run() -> bool:
         nonlocal found
-        found = list((await api.list(PODS.path(TENANT), dict[str, Any])).items)
+        found = list((await api.list(PODS.path(tenant), dict[str, Any])).items)
         return [phase_of(each) for each in found] == ["Running"] * count
 
     try:
