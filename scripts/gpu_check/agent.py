@@ -19,6 +19,8 @@ from scripts.gpu_check.mps import client as mps_client
 from scripts.gpu_check.report import Report
 from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.nvml.hardware import NvmlHardware
+from tessera.node.modes.mps.control import MpsProgram
+from tessera.node.modes.mps.mode import retire_mps
 from tessera.wire import keys
 from tessera.wire.kubelet import device_plugin_pb2 as messages
 from tessera.wire.mig import MigAllocation, decode_mig_allocations, encode_mig_allocations
@@ -29,22 +31,40 @@ REGISTER = "hami.io/node-nvidia-register"
 
 
 @asynccontextmanager
-async def started(hardware: NvmlHardware, mode: str) -> AsyncIterator[AgentNode]:
+async def started(
+    hardware: NvmlHardware, mode: str, *, flags: Mapping[str, str] | None = None
+) -> AsyncIterator[AgentNode]:
+    """The whole agent; `flags` override its folders. Afterwards no MPS daemon is left, whatever happened."""
     with tempfile.TemporaryDirectory(prefix=f"agent-{mode}-") as folder:
         Path(folder).chmod(0o755)
         async with agent_node(Path(folder), node={"operatingmode": mode}, start=False) as node:
             del node.flags["simulate"]
             node.flags["inventory"] = "nvml"
+            node.flags |= flags or {}
             node.environ["PATH"] = os.environ["PATH"]
             node.hardware = cast(Any, hardware)
             await node.start()
             await node.kubelet.listed()
-            yield node
+            try:
+                yield node
+            finally:
+                if node.is_running:
+                    await node.stop()
+                await retire_mps(Path(node.flags["mps-dir"]), hardware, program=MpsProgram(environ=node.environ))
 
 
 def on_host(answer: messages.ContainerAllocateResponse) -> Mapping[str, str]:
     host = {mount.container_path: mount.host_path for mount in answer.mounts}
     return {name: host.get(value, value) if name == PIPES else value for name, value in answer.envs.items()}
+
+
+async def restore(node: AgentNode, hardware: NvmlHardware) -> None:
+    """Starts the agent in another mode, and waits until the card is as it was. No slice may be held any more."""
+    node.configure(operatingmode="hami-core")
+    await node.stop()
+    await node.start()
+    card = node.card(0).uuid
+    await node.until(lambda: hardware.compute_mode(card).value == 0, what="the compute mode to be restored")
 
 
 async def check_mps(report: Report, hardware: NvmlHardware) -> None:
@@ -59,14 +79,10 @@ async def check_mps(report: Report, hardware: NvmlHardware) -> None:
         await node.phase_is("one", keys.PHASE_SUCCESS)
         seen = (await mps_client(on_host(answer), gib=(2, 6))).found
         report.check("torch gets 2 GiB of 4096 MiB and not 6", seen.get("2") is True and seen.get("6") is False, seen)
-        node.configure(operatingmode="hami-core")
-        await node.stop()
         # No slice is held any more: the next agent, in another mode, restores the card.
         await node.plane.client.delete("/api/v1/namespaces/default/pods/one", grace_seconds=0)
-        await node.start()
-        card = node.card(0)
-        await node.until(lambda: hardware.compute_mode(card.uuid).value == 0, what="the compute mode to be restored")
-        report.check("in another mode the card is put back", True, hardware.compute_mode(card.uuid).name)
+        await restore(node, hardware)
+        report.check("in another mode the card is put back", True, hardware.compute_mode(node.card(0).uuid).name)
 
 
 async def check_mig(report: Report, hardware: NvmlHardware) -> None:

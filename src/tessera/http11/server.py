@@ -134,6 +134,8 @@ class ServerState:
         self.refusals = RefusalLog()
         self.connections: set[ServerConnection] = set()
         self.tasks: set[asyncio.Task[Response] | asyncio.Task[None]] = set()
+        self.keeps_connections = True
+        """false before a planned end: every response then ends its connection, and clients turn to another server"""
         self.is_stopping = False
         self.is_drained = asyncio.Event()
         """set when the listener stops and no connection and no task is left"""
@@ -447,7 +449,7 @@ class ServerConnection(HttpConnection):
         if self._transport.is_closing():
             return
         is_chunked = response.pieces is not None and incoming.is_chunkable
-        keeps = incoming.keeps_connection and not self._state.is_stopping and (response.pieces is None or is_chunked)
+        keeps = incoming.keeps_connection and self._state.keeps_connections and (response.pieces is None or is_chunked)
         extra = b"" if keeps else b"Connection: close\r\n"
         if keeps and incoming.confirms_keep_alive:
             extra = b"Connection: keep-alive\r\n"

@@ -133,6 +133,8 @@ class Process(SchedulerObserver):
             await asyncio.gather(*work, stop, return_exceptions=True)
             raise
         code = 0 if stop in done else 1
+        if code == 0 and self.settings.shutdown_delay_seconds:
+            await self._announce_end()
         deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
         log.info("stopping", binds=self.service.engine.cycles.claimed)
         await self.close_listeners()
@@ -144,6 +146,15 @@ class Process(SchedulerObserver):
         left = await self.service.recorder.flush(deadline - asyncio.get_running_loop().time())
         log.info("stopped", events_lost=left)
         return code
+
+    async def _announce_end(self) -> None:
+        """Not ready from now on, and still served for a while: the apiserver calls the webhook over connections that
+        it keeps, and does not repeat a call that is cut off."""
+        seconds = self.settings.shutdown_delay_seconds
+        log.info("ending soon", seconds=seconds)
+        for listener in self.listeners.values():
+            listener.announce_end()
+        await asyncio.sleep(seconds)
 
     # -- listening
 
@@ -197,6 +208,8 @@ class Process(SchedulerObserver):
 
     def _unready(self) -> str:
         """What is missing before callers should be sent here; leading is not needed for that, but to be able to."""
+        if self.stopping.is_set():
+            return "this replica ends"
         return self.service.unsynced() or self.service.engine.takeover.problem or self._tls.missing()
 
     # -- metrics

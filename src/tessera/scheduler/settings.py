@@ -222,8 +222,10 @@ class Settings(ClusterAccess):
     leadership: Leadership | None = None
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
+    shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
+        "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
     grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,
-        "Time for running binds and events after SIGTERM.")
+        "Time for running binds and events after that.")
 
     @property
     def policies(self) -> PolicyDefaults:

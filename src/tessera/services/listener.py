@@ -80,6 +80,10 @@ class Listener:
         self.address = Address(self.address.host, self._server.sockets[0].getsockname()[1])
         self._expiry = asyncio.create_task(self._expire_connections())
 
+    def announce_end(self) -> None:
+        """Serve as before, but end each connection with its next response: no client is cut off in a request later."""
+        self._state.keeps_connections = False
+
     async def stop(self) -> None:
         """Accept nothing new. Idle connections end at once, running requests within the grace period."""
         self._close()
@@ -100,6 +104,7 @@ class Listener:
             task.cancel()
 
     def _close(self) -> None:
+        self._state.keeps_connections = False
         self._state.is_stopping = True
         self._state.check_drained()
         if self._server is not None:

@@ -61,6 +61,13 @@ class Started:
         writer.write(b"POST /bind HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
         return reader
 
+    async def ready(self) -> bytes:
+        """The whole answer, up to the end of the connection."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        return await reader.read()
+
 
 @asynccontextmanager
 async def made(**changes: Any) -> AsyncIterator[Started]:
@@ -206,15 +213,34 @@ async def test_an_idle_process_needs_no_time_to_end() -> None:
 
 
 @in_fake_time
+async def test_a_planned_end_is_announced_before_anything_is_closed() -> None:
+    delay = 5.0
+    async with made(shutdown_delay_seconds=delay) as started:
+        task = await started.listening()
+        began = asyncio.get_running_loop().time()
+        started.process.stopping.set()
+        await until(lambda: started.logs.of("ending soon"))
+        answer = await started.ready()
+        assert b" 503 " in answer
+        assert answer.endswith(b"this replica ends\n")
+        assert b"Connection: close" in answer
+        assert await task == 0
+        assert asyncio.get_running_loop().time() - began == delay
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", started.port)
+
+
+@in_fake_time
 async def test_a_part_that_fails_ends_the_process_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     fault = RuntimeError("a bug")
 
     async def fails() -> None:
         raise fault
 
-    async with made() as started:
+    async with made(shutdown_delay_seconds=5.0) as started:
         monkeypatch.setattr(started.process.service, "run", fails)
         assert await started.process.run() == 1
+        assert started.logs.of("ending soon") == []
         assert [event["exc_info"] for event in started.logs.of("a part of the service failed")] == [fault]
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection("127.0.0.1", started.port)

@@ -697,6 +697,22 @@ async def test_a_response_that_fails_half_way_ends_without_its_last_chunk() -> N
 # -- starting and stopping
 
 
+@either
+@on_uvloop
+async def test_before_a_planned_end_every_response_ends_its_connection_and_none_is_cut(tls: bool) -> None:
+    async with serving(tls=tls) as served:
+        kept = await served.connect()
+        kept.send(post("/echo", b"before"))
+        assert await kept.answer() == (200, b"before")
+        served.listener.announce_end()
+        fresh = await served.connect()
+        for client in (kept, fresh):
+            client.send(post("/echo", b"after"))
+            status, headers, body = await client.whole()
+            assert (status, body, headers["Connection"]) == (200, b"after", "close")
+            assert await client.ends()
+
+
 @in_fake_time
 async def test_stopping_needs_no_time_where_nothing_runs() -> None:
     async with serving() as served:
