@@ -97,12 +97,12 @@ def default_scheduler(plane: ControlPlane) -> Iterator[None]:
 class Release:
     """The release, installed or not."""
 
-    def __init__(self, plane: ControlPlane, helm: Path, api: KubeClient) -> None:
+    def __init__(self, plane: ControlPlane, helm: Path, api: KubeClient, values: Json = VALUES) -> None:
         self.plane = plane
         self.api = api
         self._helm = helm
         self._values = plane.folder / "values.json"
-        self._values.write_text(json.dumps(VALUES))
+        self._values.write_text(json.dumps(values))
         self._before = self._objects()
         """what was there already"""
 

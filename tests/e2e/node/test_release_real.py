@@ -25,6 +25,7 @@ from tests.e2e.node.environment_check import wrong_environments
 from tests.e2e.node.release import (
     CARDS,
     SPLIT,
+    VALUES,
     Release,
     default_scheduler,
     lives,
@@ -49,7 +50,7 @@ OTHER_SETTINGS = ",".join(
 
 
 @asynccontextmanager
-async def installed(node: Node, tools: Mapping[str, Path]) -> AsyncIterator[Release]:
+async def installed(node: Node, tools: Mapping[str, Path], values: Json = VALUES) -> AsyncIterator[Release]:
     """The chart's release, and a namespace for tenants. Both are gone afterwards."""
     if reason := obstacle(node):
         pytest.skip(reason)
@@ -57,7 +58,7 @@ async def installed(node: Node, tools: Mapping[str, Path]) -> AsyncIterator[Rele
     await asyncio.to_thread(load_images, node, tools)
     access = load_access(kubeconfig=str(plane.kubeconfig()), environ={})
     async with KubeClient(access) as api:
-        release = Release(plane, tools["helm"], api)
+        release = Release(plane, tools["helm"], api, values)
         with default_scheduler(plane):
             plane.kubectl("label", "node", NODE, "gpu=on")
             await make_namespace(api, TENANT)

@@ -8,14 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from tessera.core.devices import MigPlacement, MigSlot
 from tessera.host.cards import CardEvent
 from tessera.kube.backoff import Backoff
 from tessera.node import process as module
 from tessera.node.registration.registrar import NodeRegistrar
 from tessera.services import file_watch
+from tessera.wire import keys
+from tessera.wire.mig import MigAllocation, encode_mig_allocations
+from tessera.wire.registration import decode_registration
 from tests.support.agent import SPLIT, AgentNode, agent_node
 from tests.support.logs import captured
 
+REGISTER = "hami.io/node-nvidia-register"
 NOT_READ = "configuration not read again, the old one stays"
 
 
@@ -144,3 +149,43 @@ async def test_a_fault_of_one_part_makes_all_parts_start_anew(tmp_path: Path, mo
             await node.bound_pod("p", [[node.slice(0, memory=1000)]])
             await node.allocate(1, holder=("p", "c0"))
             await node.phase_is("p", "success")
+
+
+@pytest.mark.usefixtures("quick_look")
+async def test_one_card_changes_its_mode_and_back_while_the_other_serves_on(tmp_path: Path) -> None:
+    async with agent_node(tmp_path, cards={"cards": [{"model": "H200", "count": 2}]}) as node:
+        shared, divided = node.card(0).uuid, node.card(1).uuid
+
+        async def modes_are(*modes: str) -> None:
+            def registered() -> bool:
+                found = decode_registration(node.annotations().get(REGISTER, ""), vendor="NVIDIA")
+                return tuple(each.mode for each in found) == modes
+
+            await node.plane.wait_for(registered, what=f"cards in {modes}")
+            await node.until(lambda: not node.process.missing())
+
+        await modes_are("hami-core", "hami-core")
+        with captured() as logs:
+            node.configure(cardmodes=[{"operatingmode": "mig", "uuid": [divided, "GPU-none"]}])
+            await modes_are("hami-core", "mig")
+            assert node.annotations()[keys.AGENT] == "answer,hami-core,mig"
+            (warned,) = logs.of("cardmodes of the node configuration names cards that are not there")
+            assert warned["cards"] == ("GPU-none",)
+        place = MigAllocation(0, 0, divided, MigSlot("1g.18gb", MigPlacement(6, 1)))
+        records = {keys.MIG_ALLOCATIONS: encode_mig_allocations([place])}
+        await node.bound_pod("instance", [[node.slice(1, memory=16384, cores=14)]], annotations=records)
+        answer = await node.allocate(1, holder=("instance", "c0"))
+        (made,) = node.hardware.instances(divided)
+        assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == made.mig_uuid
+        await node.phase_is("instance", "success")
+        await node.bound_pod("share", [[node.slice(0, memory=1000)]])
+        answer = await node.allocate(1, holder=("share", "c0"))
+        assert (answer.envs["NVIDIA_VISIBLE_DEVICES"], answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"]) == (shared, "1000m")
+        await node.phase_is("share", "success")
+
+        # Back, and the agent restarts meanwhile: the instance stays until its pod is gone.
+        node.configure()
+        await node.restart()
+        await modes_are("hami-core", "hami-core")
+        assert node.hardware.instances(divided) == [made]
+        assert not node.hardware.mig_enabled(shared)
