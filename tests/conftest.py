@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+settings.register_profile("brief", settings.get_profile("steady"), max_examples=25)
 settings.register_profile(
     "thorough", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
@@ -31,7 +32,7 @@ HERE = Path(__file__).parent
 E2E_LIMIT_S = 1800.0
 """the first of these tests may have to build Kubernetes"""
 MODEL_LIMIT_S = 600.0 * max(1.0, int(os.environ.get("MODEL_STEPS", "100000")) / 100_000)
-PROPERTY_LIMIT_S = 600.0 if PROFILE == "steady" else 0.0
+PROPERTY_LIMIT_S = 600.0 if PROFILE != "thorough" else 0.0
 """0 is no limit"""
 
 

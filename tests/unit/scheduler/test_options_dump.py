@@ -50,6 +50,7 @@ EVERYTHING = Settings(
     legacy_metrics=True,
     trusted_users=frozenset({"b", "a"}),
     grace_seconds=0.0,
+    shutdown_delay_seconds=5.0,
     device_sections={"nvidia": chart_sections()["nvidia"], "iluvatars": chart_sections()["iluvatars"]},
 )
 SINGLE = replace(
