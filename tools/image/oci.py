@@ -45,7 +45,7 @@ def digest(content: bytes) -> str:
 
 
 def layer(root: Path, comment: str = "", *, level: int = LEVEL) -> Layer:
-    """Everything below a folder, owned by root and writable by nobody else; `level` is gzip's."""
+    """Everything below a folder, owned by root and writable by root only; `level` is gzip's."""
     plain = io.BytesIO()
     with tarfile.open(fileobj=plain, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for path in sorted(root.rglob("*")):

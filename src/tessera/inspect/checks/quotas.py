@@ -1,4 +1,4 @@
-"""Finds quotas that limit nothing, though somebody meant them to: wrong prefixes, and numbers in the wrong unit."""
+"""Finds quotas that limit nothing, though they name our resources: wrong prefixes, and numbers in the wrong unit."""
 
 from __future__ import annotations
 
