@@ -436,25 +436,33 @@ class Forecast(_Value, frozen=True):
 
 
 class CandidateMask(_Value, frozen=True):
-    """The nodes that a decision could choose from, relative to the nodes that the ledger's arrays had then."""
+    """The nodes that a decision could choose from, relative to the nodes that the ledger's arrays had then.
 
+    A list of candidates is thousands of names, in every decision. Candidates without registered devices are only
+    counted: none of them is ever chosen, whatever its name.
+    """
+
+    count: int = 0
+    """candidates in all"""
     mask: bytes | None = None
     """one bit per node of `CardArrays.order`, free columns left out, the first node in the highest bit of the first
     byte; None = all nodes"""
-    others: tuple[str, ...] = ()
-    """names that are not among these nodes"""
-    count: int = 0
-    """candidates in all"""
+    others: int = 0
+    """candidates that are not among these nodes"""
 
     def names(self, order: Sequence[str]) -> list[str]:
-        """The candidates, given the names of the nodes in their order; ValueError if that is another set of nodes."""
+        """The candidates, given the names of the nodes in their order, with made-up names for the others.
+
+        Raises ValueError if the mask belongs to another number of nodes.
+        """
+        others = [f"unregistered-{number}" for number in range(self.others)]
         if self.mask is None:
-            return [*order, *self.others]
+            return [*order, *others]
         if len(self.mask) != -(-len(order) // 8):
             raise ValueError(f"a mask of {8 * len(self.mask)} bits for {len(order)} nodes")
         bits = int.from_bytes(self.mask, "big") >> (-len(order) % 8)
         last = len(order) - 1
-        return [*(name for place, name in enumerate(order) if bits >> (last - place) & 1), *self.others]
+        return [*(name for place, name in enumerate(order) if bits >> (last - place) & 1), *others]
 
 
 # -- records

@@ -199,10 +199,11 @@ def test_a_mask_names_the_candidates(size: int) -> None:
     bits = "".join("1" if name in chosen else "0" for name in order)
     padded = bits + "0" * (-size % 8)
     mask = bytes(int(padded[i : i + 8], 2) for i in range(0, len(padded), 8))
-    assert CandidateMask(mask, ("x",), len(chosen) + 1).names(order) == [*chosen, "x"]
-    assert CandidateMask(None, ("x",)).names(order) == [*order, "x"]
+    others = ["unregistered-0", "unregistered-1"]
+    assert CandidateMask(len(chosen) + 2, mask, 2).names(order) == [*chosen, *others]
+    assert CandidateMask(size + 2, None, 2).names(order) == [*order, *others]
     with pytest.raises(ValueError, match="bits"):
-        CandidateMask(mask + b"\0").names(order)
+        CandidateMask(size, mask + b"\0").names(order)
 
 
 def test_a_line_that_is_no_record_and_a_newer_format_are_errors() -> None:
