@@ -56,7 +56,7 @@ def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
     arrays = ledger.arrays
     for vendor in pod.vendors:
         rules = ledger.rules.get(vendor)
-        if rules is None or not rules.mode_annotation or MIG in (pod.constraint(vendor).mode or ""):
+        if rules is None or not rules.mode_annotation or pod.constraint(vendor).names_mode(MIG):
             continue
         if vendor in arrays.mig_vendors:
             kinds = zip(arrays.kinds, arrays.kind_counts(), strict=True)

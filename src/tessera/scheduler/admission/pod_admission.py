@@ -24,6 +24,7 @@ from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
+from tessera.vendors.mistakes import find_mistakes
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.pod_reader import pod_request
 from tessera.wire import admission
@@ -154,6 +155,11 @@ def _complete(
             where = f"container {shortened(asked.container)}: " if asked.container else ""
             return admission.denied(where + asked.text)
         request = asked
+    for mistake in find_mistakes(pod, vendors, skipped=left_alone):
+        if mistake.is_refused:
+            return admission.denied(mistake.text)
+        draft.warn(mistake.text)
+    if request is not None:
         over = _over_quota(request, namespace, vendors, ledger.quotas)
         if over:
             return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")

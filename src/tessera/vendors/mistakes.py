@@ -1,0 +1,158 @@
+"""Finds honest mistakes in a pod: misspelt names, values that mean nothing, amounts that cannot be meant.
+
+The known words are those that vendors declare (`ResourceNames`, `AnnotationKeys`) and that `pod_reader` reads for all
+of them; there is no list here. The webhook refuses or warns, and `explain` says the same of pods that did not pass it.
+What a pod can cost is bounded: only its first `MOST_UNKNOWN` unknown names are compared with known ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+
+from tessera.vendors import spelling
+from tessera.vendors.annotation_values import Choice
+from tessera.vendors.base import Vendor
+from tessera.vendors.drafts import Resources
+from tessera.vendors.pod_reader import POD_ANNOTATIONS, POD_CHOICES
+from tessera.wire.objects import Container, Pod
+from tessera.wire.quotes import shortened
+
+MOST_UNKNOWN = 32
+"""unknown names under our prefixes that are compared with known ones, per pod"""
+MOST_AMOUNTS = 64
+"""pairs of a container and a vendor that it names whose amounts are looked at; a pod with more requests than
+`MAX_REQUESTS` is refused anyway"""
+GENERAL_PREFIX = "hami.io/"
+"""of annotations that belong to no vendor; makers' annotations are sought under it, and it under theirs"""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something in a pod that is probably not what its author means."""
+
+    text: str
+    is_refused: bool = False
+    """it can never be honoured, so the webhook refuses the pod; other mistakes have no effect"""
+
+
+class Names:
+    """The names of one kind that pods may write."""
+
+    def __init__(self, known: Iterable[str], advised: Iterable[str]) -> None:
+        self._known = frozenset(known)
+        self._advised: dict[str, list[str]] = {}
+        """by prefix; names that only Tessera writes are known, but not advised"""
+        self._by_name: dict[str, list[str]] = {}
+        """the same by what follows the prefix"""
+        for full in sorted(set(advised)):
+            prefix, slash, name = full.partition("/")
+            self._advised.setdefault(prefix + slash, []).append(name)
+            self._by_name.setdefault(name, []).append(full)
+        self._prefixes = tuple(sorted(self._advised))
+
+    def unknown(self, names: Iterable[str]) -> Iterator[str]:
+        """Those under our prefixes that are not known."""
+        return (name for name in names if name.startswith(self._prefixes) and name not in self._known)
+
+    def nearest(self, unknown: str) -> str | None:
+        """The known name that was probably meant."""
+        prefix, slash, name = unknown.partition("/")
+        found = spelling.nearest(name, self._advised.get(prefix + slash, ()))
+        if found is not None:
+            return prefix + slash + found
+        # The right name under the wrong one of our prefixes.
+        elsewhere = self._by_name.get(name, ())
+        is_ours = [full for full in elsewhere if prefix + slash == GENERAL_PREFIX or full.startswith(GENERAL_PREFIX)]
+        return is_ours[0] if len(is_ours) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """All names that mean something in a pod."""
+
+    resources: Names
+    annotations: Names
+
+
+def vocabulary(vendors: Mapping[str, Vendor]) -> Vocabulary:
+    return _vocabulary(tuple(vendors.values()))
+
+
+@lru_cache(maxsize=2)
+def _vocabulary(vendors: tuple[Vendor, ...]) -> Vocabulary:
+    resources = [name for vendor in vendors for name in vendor.names.all]
+    wishes = [*POD_ANNOTATIONS, *(key for vendor in vendors for key in vendor.keys.constraining if key)]
+    written = (key for vendor in vendors for key in vendor.keys.written if key)
+    return Vocabulary(Names(resources, resources), Names([*wishes, *written], wishes))
+
+
+def find_mistakes(
+    pod: Pod, vendors: Mapping[str, Vendor], *, skipped: frozenset[int] = frozenset()
+) -> tuple[Mistake, ...]:
+    """All mistakes of a pod: refused ones first, otherwise in the order of the pod. `skipped`: positions of containers
+    that are not looked at."""
+    every = (*pod.init_containers, *pod.app_containers)
+    containers = [container for position, container in enumerate(every) if position not in skipped]
+    named = frozenset(name for container in containers for name in _named(container))
+    asked = [vendor for vendor in vendors.values() if not named.isdisjoint(vendor.names.all)]
+    found = [
+        *_amounts(containers, pod.annotations, asked),
+        *_values(pod.annotations, asked),
+        *islice(_misspelt(containers, pod.annotations, vocabulary(vendors)), MOST_UNKNOWN),
+    ]
+    return tuple(sorted(dict.fromkeys(found), key=lambda mistake: not mistake.is_refused))
+
+
+def is_misspelt(resource: str, vendors: Mapping[str, Vendor]) -> bool:
+    """Whether a resource looks like one that Tessera manages, misspelt."""
+    names = vocabulary(vendors).resources
+    return any(names.nearest(unknown) is not None for unknown in names.unknown((resource,)))
+
+
+def _amounts(
+    containers: Iterable[Container], annotations: Mapping[str, str], asked: Collection[Vendor]
+) -> Iterator[Mistake]:
+    named = (
+        (container, vendor)
+        for container in containers
+        for vendor in asked
+        if not _named(container).isdisjoint(vendor.names.all)
+    )
+    for container, vendor in islice(named, MOST_AMOUNTS):
+        resources = Resources(container.resources.limits or {}, container.resources.requests or {})
+        bad = vendor.find_unmeant(resources, annotations)
+        if bad is not None:
+            yield Mistake(f"container {shortened(container.name)}: {bad.text}", is_refused=True)
+
+
+def _values(annotations: Mapping[str, str], asked: Collection[Vendor]) -> Iterator[Mistake]:
+    """Of a pod that asks for devices; the annotations mean nothing in others."""
+    choices: dict[str, Choice] = {choice.key: choice for choice in POD_CHOICES} if asked else {}
+    for vendor in asked:
+        choices |= {choice.key: choice for choice in vendor.choices(annotations)}
+    for key, choice in choices.items():
+        text = annotations.get(key)
+        if text is not None and (problem := choice.find_problem(text)) is not None:
+            yield Mistake(problem.text, is_refused=problem.is_refused)
+
+
+def _misspelt(containers: Iterable[Container], annotations: Mapping[str, str], words: Vocabulary) -> Iterator[Mistake]:
+    unknown = (
+        (container.name, name) for container in containers for name in words.resources.unknown(_named(container))
+    )
+    for container, name in islice(unknown, MOST_UNKNOWN):
+        if (meant := words.resources.nearest(name)) is not None:
+            where = f"container {shortened(container)}: "
+            yield Mistake(f"{where}resource {shortened(name)} is unknown; did you mean {meant}?")
+    for key in islice(words.annotations.unknown(annotations), MOST_UNKNOWN):
+        if (meant := words.annotations.nearest(key)) is not None:
+            yield Mistake(f"annotation {shortened(key)} is unknown and has no effect; did you mean {meant}?")
+
+
+def _named(container: Container) -> Set[str]:
+    """The resources of a container, in the order of its limits where these name all."""
+    limits, requests = container.resources.limits or {}, container.resources.requests or {}
+    return limits.keys() if limits.keys() >= requests.keys() else {**limits, **requests}.keys()
