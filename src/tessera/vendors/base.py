@@ -21,7 +21,7 @@ from tessera.core.requests import UNCONSTRAINED, WHOLE_CARD_CORES, Constraint, P
 from tessera.vendors.annotation_values import Choice
 from tessera.vendors.downward_api import DownwardApi
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
-from tessera.vendors.parts.card_shares import LEAST_MIB_OF_A_CARD, WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.parts.card_shares import LEAST_ASK, LEAST_MIB_OF_A_CARD, WHOLE_MEMORY, cards_asked, memory_of
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
@@ -181,7 +181,7 @@ class Vendor(Rules):
         most = self.most_cores(count if isinstance(count, int) else 1)
         if isinstance(cores, int) and cores > most:
             return BadRequest(names.cores, str(cores), f"a whole card is {most}: write a number from 1 to {most}")
-        if isinstance(memory, int) and 0 < memory < self.least_memory(annotations):
+        if isinstance(memory, int) and LEAST_ASK < memory < self.least_memory(annotations):
             text, example = str(resources.text(names.memory)), f"{memory * 1024 // self.quota_factor} for {memory} GiB"
             return BadRequest(names.memory, text, f"no process starts in {memory} MiB of a card: write {example}")
         return None

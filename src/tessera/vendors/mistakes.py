@@ -17,11 +17,13 @@ from tessera.vendors.annotation_values import Choice
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import Resources
 from tessera.vendors.pod_reader import POD_ANNOTATIONS, POD_CHOICES
-from tessera.wire.objects import Container, Pod
+from tessera.wire.objects import Pod
 from tessera.wire.quotes import shortened
 
+MOST_NAMES = 2048
+"""resources of a pod that are looked at, and annotations; an apiserver accepts tens of thousands"""
 MOST_UNKNOWN = 32
-"""unknown names under our prefixes that are compared with known ones, per pod"""
+"""of these, unknown ones under our prefixes that are compared with known names"""
 MOST_AMOUNTS = 64
 """pairs of a container and a vendor that it names whose amounts are looked at; a pod with more requests than
 `MAX_REQUESTS` is refused anyway"""
@@ -53,9 +55,9 @@ class Names:
             self._by_name.setdefault(name, []).append(full)
         self._prefixes = tuple(sorted(self._advised))
 
-    def unknown(self, names: Iterable[str]) -> Iterator[str]:
-        """Those under our prefixes that are not known."""
-        return (name for name in names if name.startswith(self._prefixes) and name not in self._known)
+    def is_unknown(self, name: str) -> bool:
+        """Whether it is not known, though it stands under one of our prefixes."""
+        return name.startswith(self._prefixes) and name not in self._known
 
     def nearest(self, unknown: str) -> str | None:
         """The known name that was probably meant."""
@@ -95,42 +97,60 @@ def find_mistakes(
     """All mistakes of a pod: refused ones first, otherwise in the order of the pod. `skipped`: positions of containers
     that are not looked at."""
     every = (*pod.init_containers, *pod.app_containers)
-    containers = [container for position, container in enumerate(every) if position not in skipped]
-    named = frozenset(name for container in containers for name in _named(container))
-    asked = [vendor for vendor in vendors.values() if not named.isdisjoint(vendor.names.all)]
-    found = [
-        *_amounts(containers, pod.annotations, asked),
-        *_values(pod.annotations, asked),
-        *islice(_misspelt(containers, pod.annotations, vocabulary(vendors)), MOST_UNKNOWN),
+    asking = [
+        Asking(container.name, Resources(container.resources.limits or {}, container.resources.requests or {}))
+        for position, container in enumerate(every)
+        if position not in skipped and (container.resources.limits or container.resources.requests)
     ]
-    return tuple(sorted(dict.fromkeys(found), key=lambda mistake: not mistake.is_refused))
+    named = frozenset[str]().union(*(container.names for container in asking))
+    asked = [vendor for vendor in vendors.values() if not named.isdisjoint(vendor.names.all)]
+    annotations = pod.annotations
+    found = [
+        *_amounts(asking, annotations, asked),
+        *_values(annotations, asked),
+        *_misspelt(asking, annotations, vocabulary(vendors)),
+    ]
+    return tuple(sorted(dict.fromkeys(found), key=lambda mistake: not mistake.is_refused)) if found else ()
 
 
 def is_misspelt(resource: str, vendors: Mapping[str, Vendor]) -> bool:
     """Whether a resource looks like one that Tessera manages, misspelt."""
     names = vocabulary(vendors).resources
-    return any(names.nearest(unknown) is not None for unknown in names.unknown((resource,)))
+    return names.is_unknown(resource) and names.nearest(resource) is not None
 
 
-def _amounts(
-    containers: Iterable[Container], annotations: Mapping[str, str], asked: Collection[Vendor]
-) -> Iterator[Mistake]:
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """A container that names resources."""
+
+    container: str
+    resources: Resources
+
+    @property
+    def names(self) -> Set[str]:
+        """In the order of the limits, where these name all."""
+        limits, requests = self.resources.limits, self.resources.requests
+        return limits.keys() if not requests else {**limits, **requests}.keys()
+
+
+def _amounts(asking: Iterable[Asking], annotations: Mapping[str, str], asked: Collection[Vendor]) -> Iterator[Mistake]:
     named = (
-        (container, vendor)
-        for container in containers
+        (one, vendor)
+        for one in asking
         for vendor in asked
-        if not _named(container).isdisjoint(vendor.names.all)
+        if any(one.resources.text(name) is not None for name in vendor.names.all)
     )
-    for container, vendor in islice(named, MOST_AMOUNTS):
-        resources = Resources(container.resources.limits or {}, container.resources.requests or {})
-        bad = vendor.find_unmeant(resources, annotations)
+    for one, vendor in islice(named, MOST_AMOUNTS):
+        bad = vendor.find_unmeant(one.resources, annotations)
         if bad is not None:
-            yield Mistake(f"container {shortened(container.name)}: {bad.text}", is_refused=True)
+            yield Mistake(f"container {shortened(one.container)}: {bad.text}", is_refused=True)
 
 
 def _values(annotations: Mapping[str, str], asked: Collection[Vendor]) -> Iterator[Mistake]:
     """Of a pod that asks for devices; the annotations mean nothing in others."""
-    choices: dict[str, Choice] = {choice.key: choice for choice in POD_CHOICES} if asked else {}
+    if not asked or not annotations:
+        return
+    choices: dict[str, Choice] = {choice.key: choice for choice in POD_CHOICES}
     for vendor in asked:
         choices |= {choice.key: choice for choice in vendor.choices(annotations)}
     for key, choice in choices.items():
@@ -139,20 +159,14 @@ def _values(annotations: Mapping[str, str], asked: Collection[Vendor]) -> Iterat
             yield Mistake(problem.text, is_refused=problem.is_refused)
 
 
-def _misspelt(containers: Iterable[Container], annotations: Mapping[str, str], words: Vocabulary) -> Iterator[Mistake]:
-    unknown = (
-        (container.name, name) for container in containers for name in words.resources.unknown(_named(container))
-    )
+def _misspelt(asking: Iterable[Asking], annotations: Mapping[str, str], words: Vocabulary) -> Iterator[Mistake]:
+    named = islice(((one.container, name) for one in asking for name in one.names), MOST_NAMES)
+    unknown = ((container, name) for container, name in named if words.resources.is_unknown(name))
     for container, name in islice(unknown, MOST_UNKNOWN):
         if (meant := words.resources.nearest(name)) is not None:
             where = f"container {shortened(container)}: "
             yield Mistake(f"{where}resource {shortened(name)} is unknown; did you mean {meant}?")
-    for key in islice(words.annotations.unknown(annotations), MOST_UNKNOWN):
+    keys = (key for key in islice(annotations, MOST_NAMES) if words.annotations.is_unknown(key))
+    for key in islice(keys, MOST_UNKNOWN):
         if (meant := words.annotations.nearest(key)) is not None:
             yield Mistake(f"annotation {shortened(key)} is unknown and has no effect; did you mean {meant}?")
-
-
-def _named(container: Container) -> Set[str]:
-    """The resources of a container, in the order of its limits where these name all."""
-    limits, requests = container.resources.limits or {}, container.resources.requests or {}
-    return limits.keys() if limits.keys() >= requests.keys() else {**limits, **requests}.keys()
