@@ -68,6 +68,16 @@ def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
     return ""
 
 
+def capacity(ledger: Ledger, vendor: str) -> tuple[int, int]:
+    """MiB and cores of all cards of a vendor. Cheap enough for admission; cards of nodes that are too wide for the
+    arrays do not count."""
+    memory, cores = ledger.arrays.capacity(vendor)
+    rules = ledger.rules.get(vendor)
+    if rules is not None and rules.core_masks:
+        return sum(memory), sum(mask.bit_count() for mask in cores)
+    return sum(memory), sum(cores)
+
+
 def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:
     """For every request: the largest memory, cores or count with which the pod would fit, each changed alone."""
     selector = Selector(ledger)
