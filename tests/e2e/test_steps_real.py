@@ -115,7 +115,7 @@ async def test_killed_in_the_middle_of_the_write(plane: ControlPlane, landed: bo
 @pytest.mark.parametrize("agent", ["env", "answer", "hami"])
 async def test_killed_between_bind_and_allocate(plane: ControlPlane, agent: AgentKind) -> None:
     """Two pods that a plugin could mix up: where they take turns, the second one's bind ends with the scheduler."""
-    waiting = [gpu_pod("p", gpu=1, mem=1000), pod("q", container("a", gpu=1, mem=2000), container("b", gpu=1, mem=10))]
+    waiting = [gpu_pod("p", gpu=1, mem=1000), pod("q", container("a", gpu=1, mem=2000), container("b", gpu=1, mem=100))]
     slow = node("n1", 2, agent=agent)
     async with cluster(plane, [slow], scheduling=False) as found:
         slow.kubelet.pause()

@@ -181,7 +181,7 @@ async def test_cards_that_shrink_below_what_is_granted_take_nothing_until_it_fit
         await run(cluster, "q", gpu=1, mem=20000)
         await simulated.set_cards([replace(card, memory=40000, slots=1) for card in simulated.cards])
         await cluster.at_rest(overcommitted=True)
-        assert "CardTimeSlicingExhausted" in await refuse(cluster, "r", gpu=1, mem=10)
+        assert "CardTimeSlicingExhausted" in await refuse(cluster, "r", gpu=1, mem=100)
         await cluster.plane.delete_pod("default", "p")
         await cluster.plane.delete_pod("default", "q")
         await cluster.running_pods("r")
@@ -195,13 +195,13 @@ async def test_a_granted_card_that_goes_and_comes_back_is_still_granted(tmp_path
         await run(cluster, "p", gpu=2)
         await simulated.set_cards(cards[:1])
         await cluster.at_rest()
-        assert "NodeInsufficientDevice" in await refuse(cluster, "q", gpu=2, mem=10)
+        assert "NodeInsufficientDevice" in await refuse(cluster, "q", gpu=2, mem=100)
         await simulated.set_cards(cards)
         await cluster.at_rest()
         view = cluster.ledger.node("n1")
         assert view is not None
         assert [card.used for card in view.cards] == [1, 1]
-        assert "2/2" in await refuse(cluster, "r", gpu=2, mem=10)
+        assert "2/2" in await refuse(cluster, "r", gpu=2, mem=100)
 
 
 # -- nodes

@@ -56,7 +56,7 @@ def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
     arrays = ledger.arrays
     for vendor in pod.vendors:
         rules = ledger.rules.get(vendor)
-        if rules is None or not rules.mode_annotation or MIG in (pod.constraint(vendor).mode or ""):
+        if rules is None or not rules.mode_annotation or pod.constraint(vendor).names_mode(MIG):
             continue
         if vendor in arrays.mig_vendors:
             kinds = zip(arrays.kinds, arrays.kind_counts(), strict=True)
@@ -66,6 +66,16 @@ def mode_advice(ledger: Ledger, pod: PodRequest) -> str:
                     f"{rules.mode_annotation}: {MIG}"
                 )
     return ""
+
+
+def capacity(ledger: Ledger, vendor: str) -> tuple[int, int]:
+    """MiB and cores of all cards of a vendor. Cheap enough for admission; cards of nodes that are too wide for the
+    arrays do not count."""
+    memory, cores = ledger.arrays.capacity(vendor)
+    rules = ledger.rules.get(vendor)
+    if rules is not None and rules.core_masks:
+        return sum(memory), sum(mask.bit_count() for mask in cores)
+    return sum(memory), sum(cores)
 
 
 def smallest_changes(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> tuple[RequestChange, ...]:

@@ -143,6 +143,11 @@ class CardArrays:
         ]
         return np.array([d for d, _ in found], dtype=np.int64), np.array([n for _, n in found], dtype=np.int64)
 
+    def capacity(self, vendor: str) -> tuple[list[int], list[int]]:
+        """The memory and the cores of each card of a vendor, in one order."""
+        cards = np.isin(self.kind, [number for number, kind in enumerate(self.kinds) if kind.vendor == vendor])
+        return self.memory[cards].tolist(), self.cores[cards].tolist()
+
     def kind_counts(self) -> list[int]:
         """Cards of every kind, by its number."""
         counts: list[int] = np.bincount(self.kind[self.kind >= 0], minlength=len(self.kinds)).tolist()

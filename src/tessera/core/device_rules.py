@@ -95,7 +95,7 @@ class Rules:
                 return False
             if any(word in model for word in constraint.avoid_models):
                 return False
-        return not (constraint.mode is not None and device.mode and device.mode not in constraint.mode)
+        return constraint.mode is None or not device.mode or constraint.names_mode(device.mode)
 
     def accepts_uuid(self, uuid: str, constraint: Constraint) -> bool:
         if constraint.use_uuids and uuid not in constraint.use_uuids:

@@ -6,7 +6,7 @@ kept. What a pod counts is its effective use over all cards of a vendor (`demand
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tessera.core.arrays import CardArrays
@@ -25,6 +25,8 @@ class QuotaFacts:
     name: str
     limits: Mapping[str, int]
     """by resource name, in the unit the user wrote"""
+    doubtful: Mapping[str, str | int | float] = field(default_factory=dict)
+    """what it says about resources under the makers' domains that may limit nothing, as written"""
 
 
 @dataclass(slots=True)
@@ -33,18 +35,22 @@ class QuotaBook:
 
     _limits: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
     """(namespace, resource) -> limit by quota object"""
-    _objects: dict[tuple[str, str], QuotaFacts] = field(default_factory=dict)
+    _objects: dict[str, dict[str, QuotaFacts]] = field(default_factory=dict)
+    """namespace -> quota objects by name"""
     _used: dict[tuple[str, str], Use] = field(default_factory=dict)
     """(namespace, vendor) -> use"""
 
     def set_quota(self, facts: QuotaFacts) -> None:
         self.drop_quota(facts.namespace, facts.name)
-        self._objects[facts.namespace, facts.name] = facts
+        self._objects.setdefault(facts.namespace, {})[facts.name] = facts
         for resource, limit in facts.limits.items():
             self._limits.setdefault((facts.namespace, resource), {})[facts.name] = limit
 
     def drop_quota(self, namespace: str, name: str) -> None:
-        old = self._objects.pop((namespace, name), None)
+        in_namespace = self._objects.get(namespace, {})
+        old = in_namespace.pop(name, None)
+        if not in_namespace:
+            self._objects.pop(namespace, None)
         for resource in old.limits if old else ():
             by_object = self._limits[namespace, resource]
             del by_object[name]
@@ -87,7 +93,12 @@ class QuotaBook:
 
     def state(self) -> tuple[object, object]:
         """For comparing ledgers."""
-        return dict(self._objects), dict(self._used)
+        objects = {(facts.namespace, facts.name): facts for each in self._objects.values() for facts in each.values()}
+        return objects, dict(self._used)
+
+    def doubtful(self, namespace: str) -> Iterator[QuotaFacts]:
+        """The quotas of a namespace that may limit nothing."""
+        return (facts for facts in self._objects.get(namespace, {}).values() if facts.doubtful)
 
 
 def demand(spans: tuple[Span, ...], grants: Iterable[tuple[int, Grants]]) -> Use:

@@ -6,10 +6,11 @@ same ledger, so answers can be cached by shape. It must never hold an identity (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from tessera.core.demand_forecast import DemandForecast
 
@@ -25,6 +26,15 @@ MAX_WORDS = 256
 """models and uuids in a pod's annotations, of one vendor: each is compared with every card"""
 MAX_ANNOTATION = 16 << 10
 """characters of an annotation that is read from a pod; enough for `MAX_WORDS` uuids of 41 characters"""
+
+
+@lru_cache(maxsize=256)
+def names_word(text: str, word: str) -> bool:
+    """Whether a word stands in a text, with no letter or digit beside it: `mig` in `mps,mig`, but not in `migg`.
+
+    HAMi looks for the letters alone, and gives a MIG instance to a pod that misspelt another mode.
+    """
+    return re.search(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])", text) is not None
 
 
 def refuse_container_count(count: int) -> str:
@@ -79,7 +89,7 @@ class Constraint:
     use_uuids: tuple[str, ...] = ()
     avoid_uuids: tuple[str, ...] = ()
     mode: str | None = None
-    """the pod's mode annotation; a card whose mode does not occur in it is refused"""
+    """the pod's mode annotation; a card whose mode it does not name is refused"""
     extra: tuple[tuple[str, str], ...] = ()
     """further settings that only the vendor's own rules read, sorted by name"""
 
@@ -87,6 +97,10 @@ class Constraint:
     def words(self) -> int:
         """Models and uuids that are compared with a card."""
         return len(self.use_models) + len(self.avoid_models) + len(self.use_uuids) + len(self.avoid_uuids)
+
+    def names_mode(self, mode: str) -> bool:
+        """Whether the mode annotation names this mode, alone or among others."""
+        return self.mode is not None and names_word(self.mode, mode)
 
     def setting(self, name: str) -> str | None:
         return next((value for key, value in self.extra if key == name), None)

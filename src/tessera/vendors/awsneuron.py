@@ -94,6 +94,10 @@ class Neuron(Vendor):
             return BadRequest(self.names.cores, str(cores), advice)
         return NeuronRequest(vendor=self.key, count=cores // USUAL_CORES, cores=USUAL_CORES)
 
+    def most_cores(self, cards: int) -> int:
+        """Cores are a number, and how many a device has depends on the node."""
+        return INT32_MAX * USUAL_CORES
+
     def _positive(self, resources: Resources, name: str, *, most: int) -> int | BadRequest:
         text = resources.text(name)
         match read(text if text is not None else ""):

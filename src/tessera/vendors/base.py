@@ -17,10 +17,11 @@ import msgspec
 from tessera.core.device_rules import Rules
 from tessera.core.devices import Device
 from tessera.core.grants import Grant, Grants
-from tessera.core.requests import UNCONSTRAINED, Constraint, PodRequest, Request
+from tessera.core.requests import UNCONSTRAINED, WHOLE_CARD_CORES, Constraint, PodRequest, Request
+from tessera.vendors.annotation_values import Choice
 from tessera.vendors.downward_api import DownwardApi
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources, words
-from tessera.vendors.parts.card_shares import WHOLE_MEMORY, cards_asked, memory_of
+from tessera.vendors.parts.card_shares import LEAST_ASK, LEAST_MIB_OF_A_CARD, WHOLE_MEMORY, cards_asked, memory_of
 from tessera.vendors.protected_variables import ProtectedVariables
 from tessera.wire.errors import WireError
 from tessera.wire.integers import INT32_MAX
@@ -103,6 +104,11 @@ class AnnotationKeys:
             self.use_models, self.avoid_models, *self.use_uuids, *self.avoid_uuids, self.mode, *self.settings
         )  # fmt: skip
 
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Annotations that only agents, administrators and the scheduler write."""
+        return (self.register, self.handshake, self.to_allocate, self.allocated, *self.traits, self.lock)
+
 
 @dataclass(frozen=True, slots=True)
 class NodeProblem:
@@ -140,6 +146,8 @@ class Vendor(Rules):
     """hide all cards from containers that ask for none"""
     default_cores: int = 0
     """cores of each card for a container that names none"""
+    closed: tuple[Choice, ...] = ()
+    """annotations whose values are a closed set of words"""
     limits_only: bool = False
     """whether `request` ignores what only a container's requests name"""
 
@@ -154,6 +162,42 @@ class Vendor(Rules):
     def mutate(self, container: ContainerDraft, pod: PodDraft) -> bool | Denied:
         """Complete one container's request. True where the container asks for this vendor."""
         return container.text(self.names.count, limits_only=True) is not None
+
+    # -- mistakes
+
+    def choices(self, annotations: Mapping[str, str]) -> tuple[Choice, ...]:
+        """The annotations of a pod whose values can be wrong."""
+        return self.closed
+
+    def find_unmeant(self, resources: Resources, annotations: Mapping[str, str]) -> BadRequest | None:
+        """An amount that can be read, but not meant. The webhook refuses it; filter reads it as HAMi does, for pods
+        that did not pass the webhook."""
+        names, count = self.names, resources.amount(self.names.count)
+        if count == 0:
+            part = next((name for name in self.parts if resources.amount(name) not in (None, 0)), None)
+            advice = f"{part} of no card is nothing: write 1 or more, or remove {part}"
+            return BadRequest(names.count, "0", advice) if part is not None else None
+        cores, memory = resources.amount(names.cores), self.memory_asked(resources)
+        most = self.most_cores(count if isinstance(count, int) else 1)
+        if isinstance(cores, int) and cores > most:
+            return BadRequest(names.cores, str(cores), f"a whole card is {most}: write a number from 1 to {most}")
+        if isinstance(memory, int) and LEAST_ASK < memory < self.least_memory(annotations):
+            text, example = str(resources.text(names.memory)), f"{memory * 1024 // self.quota_factor} for {memory} GiB"
+            return BadRequest(names.memory, text, f"no process starts in {memory} MiB of a card: write {example}")
+        return None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Resources that say how much of each card a container wants."""
+        return self.names.memory, self.names.cores
+
+    def most_cores(self, cards: int) -> int:
+        """What a container may write for the cores of so many cards."""
+        return WHOLE_CARD_CORES
+
+    def least_memory(self, annotations: Mapping[str, str]) -> int:
+        """MiB of a card below which a request cannot be meant; 0 where small requests are rounded up."""
+        return LEAST_MIB_OF_A_CARD
 
     # -- requests
 

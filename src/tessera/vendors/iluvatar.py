@@ -50,6 +50,9 @@ class Iluvatar(Vendor):
             container.set_both(self.names.cores, count * CORES_PER_CARD)
         return count is not None
 
+    def most_cores(self, cards: int) -> int:
+        return cards * CORES_PER_CARD
+
 
 class IluvatarChips(Iluvatar):
     """Cards of one chip, registered by a node agent."""

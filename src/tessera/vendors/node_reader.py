@@ -14,10 +14,14 @@ from tessera.core.quota import QuotaFacts
 from tessera.vendors.base import NodeProblem, Vendor
 from tessera.vendors.drafts import words
 from tessera.wire import keys
-from tessera.wire.objects import Node, ResourceQuota
+from tessera.wire.objects import Node, QuantityText, ResourceQuota
 from tessera.wire.quantity import NotWhole, Whole, read
 
 QUOTA_PREFIX = "limits."
+MOST_DOUBTFUL = 8
+"""entries of one quota that are kept for warnings"""
+MOST_BELIEVED = 2**24
+"""of a quota, in its own unit: 16 TiB of memory. A larger number may be right, but may also have had a unit (`30Gi`)"""
 
 
 def node_facts(node: Node, vendors: Mapping[str, Vendor]) -> NodeFacts:
@@ -48,13 +52,25 @@ def node_facts(node: Node, vendors: Mapping[str, Vendor]) -> NodeFacts:
 def quota_facts(quota: ResourceQuota, vendors: Mapping[str, Vendor]) -> QuotaFacts:
     """The limits on device resources, rounded down. Scopes are ignored: a limit applies to all pods."""
     ours = {name for v in vendors.values() for name in (v.quota_memory, v.quota_cores) if name}
+    domains = tuple({f"{name.partition('/')[0]}/" for v in vendors.values() for name in v.names.all})
     limits: dict[str, int] = {}
+    doubtful: dict[str, QuantityText] = {}
     for name, text in (quota.spec.hard or {}).items():
         resource = name.removeprefix(QUOTA_PREFIX)
-        if name.startswith(QUOTA_PREFIX) and resource in ours:
-            match read(text):
-                case Whole(value):
-                    limits[resource] = value
-                case NotWhole(fraction):
-                    limits[resource] = int(fraction // 1)
-    return QuotaFacts(quota.metadata.namespace, quota.metadata.name, limits)
+        limit = quota_limit(text) if name.startswith(QUOTA_PREFIX) and resource in ours else None
+        if limit is not None:
+            limits[resource] = limit
+        is_doubtful = resource.startswith(domains) and (limit is None or limit > MOST_BELIEVED)
+        if is_doubtful and len(doubtful) < MOST_DOUBTFUL:
+            doubtful[name] = text
+    return QuotaFacts(quota.metadata.namespace, quota.metadata.name, limits, doubtful)
+
+
+def quota_limit(text: QuantityText) -> int | None:
+    """The limit that a quota's text means, rounded down; None if it is no quantity."""
+    match read(text):
+        case Whole(value):
+            return value
+        case NotWhole(fraction):
+            return int(fraction // 1)
+    return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from tessera.core.grants import Grant, Grants, Span
 from tessera.core.holdings import PodFacts
+from tessera.core.policies import POLICIES
 from tessera.core.requests import (
     MAX_ANNOTATION,
     UNCONSTRAINED,
@@ -21,6 +22,7 @@ from tessera.core.requests import (
     Weights,
     refuse_container_count,
 )
+from tessera.vendors.annotation_values import Choice, comma_list, switch
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, Resources
 from tessera.wire import keys
@@ -39,6 +41,16 @@ MAX_ENTRIES = 5_000
 """cards of one allocation: a hundred times what a pod gets on the largest nodes, and 40 ms of reading"""
 POD_ANNOTATIONS = (keys.NUMA_BIND, keys.NODE_POLICY, keys.DEVICE_POLICY, keys.SCORING_WEIGHTS)
 """read for every vendor"""
+POD_CHOICES = (
+    Choice(key=keys.NODE_POLICY, words=tuple(name for name, policy in POLICIES.items() if policy.nodes)),
+    Choice(
+        key=keys.DEVICE_POLICY,
+        words=tuple(name for name, policy in POLICIES.items() if policy.cards),
+        split=comma_list,
+    ),
+    switch(keys.NUMA_BIND),
+)
+"""those of them whose values are a closed set"""
 SIDECAR_POLICY = "Always"
 ENDED = frozenset({"Succeeded", "Failed"})
 RUNNING = Span(Role.APP)

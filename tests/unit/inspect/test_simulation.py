@@ -91,7 +91,7 @@ async def test_a_request_that_cannot_be_meant_is_refused_with_the_webhooks_words
 
 
 async def test_counting_ends_where_it_is_told_to() -> None:
-    found = simulate(world(), manifest(gpu=1, mem=10, cores=1), most=3)
+    found = simulate(world(), manifest(gpu=1, mem=100, cores=1), most=3)
     assert (found.fits_in_all, found.stop) == (3, None)
     assert "at least 3" in told(found)
 

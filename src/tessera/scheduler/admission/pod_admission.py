@@ -6,13 +6,15 @@ gets 400. Admitting a changed pod again changes nothing. Neither the document no
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import islice
 from typing import Any
 
 import msgspec
 
-from tessera.core.advice import mode_advice
+from tessera.core.advice import capacity, mode_advice
 from tessera.core.ledger import Ledger
 from tessera.core.quota import QuotaBook, bounds
 from tessera.core.requests import PodRequest
@@ -24,8 +26,10 @@ from tessera.scheduler.settings import PrivilegedMode, Settings
 from tessera.vendors import drafts
 from tessera.vendors.base import Vendor
 from tessera.vendors.drafts import BadPod
+from tessera.vendors.mistakes import find_mistakes
 from tessera.vendors.node_reader import QUOTA_PREFIX
 from tessera.vendors.pod_reader import pod_request
+from tessera.vendors.quota_mistakes import find_quota_mistakes
 from tessera.wire import admission
 from tessera.wire.admission import Verdict
 from tessera.wire.objects import Container, Metadata, Pod
@@ -38,6 +42,9 @@ OTHER_SCHEDULER = "pod already has different scheduler assigned"
 
 MAX_WARNINGS = 16
 """warnings per response; the apiserver truncates longer lists"""
+
+MAX_DOUBTFUL_QUOTAS, MAX_QUOTA_WARNINGS = 16, 3
+"""quotas of a namespace that are looked at, and warnings about them per response"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +161,13 @@ def _complete(
             where = f"container {shortened(asked.container)}: " if asked.container else ""
             return admission.denied(where + asked.text)
         request = asked
+    for mistake in find_mistakes(pod, vendors, skipped=left_alone):
+        if mistake.is_refused:
+            return admission.denied(mistake.text)
+        draft.warn(mistake.text)
+    if request is not None:
+        for text in islice(_broken_quotas(request, namespace, vendors, ledger), MAX_QUOTA_WARNINGS):
+            draft.warn(text)
         over = _over_quota(request, namespace, vendors, ledger.quotas)
         if over:
             return admission.denied(f"exceeding resource quota: pod {shown_name(pod.metadata)} {over}")
@@ -215,6 +229,15 @@ def _over_quota(request: PodRequest, namespace: str, vendors: Mapping[str, Vendo
                         f" leaves {max(left, 0)}{unit}: {amount - max(left, 0)}{unit} too much"
                     )
     return ""
+
+
+def _broken_quotas(request: PodRequest, namespace: str, vendors: Mapping[str, Vendor], ledger: Ledger) -> Iterator[str]:
+    """What is wrong with the namespace's quotas on cards that the pod asks for."""
+    asked = {key: vendors[key] for key in request.vendors}
+    capacity_of = cache(lambda vendor: capacity(ledger, vendor.key))
+    for quota in islice(ledger.quotas.doubtful(namespace), MAX_DOUBTFUL_QUOTAS):
+        for mistake in find_quota_mistakes(quota.doubtful, asked, capacity_of):
+            yield f"quota {shortened(quota.name)} of namespace {namespace}: {mistake.what}; {mistake.fix}"
 
 
 def _containers(pod: Pod) -> list[Container]:

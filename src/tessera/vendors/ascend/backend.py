@@ -8,7 +8,7 @@ The chip types and their templates are in `templates`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from tessera.core import card_checks
@@ -19,6 +19,7 @@ from tessera.core.grants import Grant, Grants
 from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.requests import Constraint, PodRequest, Request
+from tessera.vendors.annotation_values import Choice
 from tessera.vendors.ascend.templates import Chip
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
@@ -46,6 +47,7 @@ SOFT_CORES = 100
 
 class Ascend(Vendor):
     protected = PROTECTED
+    closed = (Choice(key=MODE, words=(SOFT,)),)
 
     def __init__(self, chip: Chip, *, soft_split: bool = False, siblings: Iterable[str] = ()) -> None:
         super().__init__(
@@ -122,6 +124,10 @@ class Ascend(Vendor):
                 pod.warn(f"{name}: {asked} became {units}, the next size that {self.key} can be cut to")
         container.set_both(name, units)
         return None
+
+    def least_memory(self, annotations: Mapping[str, str]) -> int:
+        """Requests are rounded up to a template, but not in soft split."""
+        return super().least_memory(annotations) if annotations.get(MODE) == SOFT else 0
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         asked = super().request(resources)

@@ -6,6 +6,7 @@ card. The slices that it takes follow from the recorded grant and the card's pro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -92,6 +93,9 @@ class Drs(Vendor):
         if resources.text(self.names.count) is not None:
             return [self.names.count]
         return [name for name in (self.names.memory, self.names.cores) if resources.text(name) is not None]
+
+    def least_memory(self, annotations: Mapping[str, str]) -> int:
+        return 0
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         names = self._asked(resources)

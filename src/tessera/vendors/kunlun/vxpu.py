@@ -5,6 +5,8 @@ A card is cut into slices of one size only. Which cards may go together is in `l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tessera.core import card_checks
 from tessera.core.device_rules import Ask
 from tessera.core.grants import Grant, Grants
@@ -45,6 +47,9 @@ class Vxpu(Vendor):
             if isinstance(memory, int):
                 container.set_both(self.names.memory, memory)
         return asks
+
+    def least_memory(self, annotations: Mapping[str, str]) -> int:
+        return 0
 
     def request(self, resources: Resources) -> Request | BadRequest | None:
         count = cards_asked(resources, self.names.count, unit="cards")

@@ -7,6 +7,7 @@ Whole GPUs are in `gpu`, the registration's format in `registration`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tessera.core import card_checks
@@ -18,6 +19,7 @@ from tessera.core.misfits import CardMisfit, Misfit, Reason
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.policies import node_policy
 from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest
+from tessera.vendors.annotation_values import Choice, switch
 from tessera.vendors.base import AnnotationKeys, Bound, ResourceNames, Vendor
 from tessera.vendors.drafts import BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.metax.registration import read_cards
@@ -70,6 +72,12 @@ class MetaxSgpu(Vendor):
         lock=NODE_LOCK,
     )
 
+    closed = (
+        Choice(key=QOS, words=POLICIES, is_required=True),
+        Choice(key=APP_CLASS, words=APP_CLASSES, is_required=True),
+        switch(TOPOLOGY_AWARE),
+    )
+
     def __init__(self, names: ResourceNames, *, topology_aware: bool = False) -> None:
         super().__init__(names)
         self.topology_aware = topology_aware
@@ -94,6 +102,10 @@ class MetaxSgpu(Vendor):
         ):
             pod.warn(f"a container without {self.names.cores} has its card alone, whatever memory it asks for")
         return True
+
+    def choices(self, annotations: Mapping[str, str]) -> tuple[Choice, ...]:
+        """The policy of an online pod is not read."""
+        return self.closed[1:] if annotations.get(APP_CLASS) == ONLINE else self.closed
 
     def memory_asked(self, resources: Resources) -> int | BadRequest:
         """A plain number is in GiB, a number with a unit in bytes."""

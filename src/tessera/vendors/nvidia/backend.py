@@ -6,15 +6,17 @@ cores are not exact) and changes only containers that ask for a card. The choice
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tessera.core.devices import HAMI_CORE, MIG, MPS, Device
-from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request
+from tessera.core.requests import WHOLE_CARD_CORES, Constraint, PodRequest, Request, names_word
+from tessera.vendors.annotation_values import Choice
 from tessera.vendors.base import AnnotationKeys, Bound, NodeProblem, Vendor
 from tessera.vendors.drafts import BadPod, BadRequest, ContainerDraft, Denied, PodDraft, Resources
 from tessera.vendors.nvidia.downward_api import CORE_POLICY, PROTECTED, NvidiaDownwardApi
 from tessera.vendors.nvidia.section import NvidiaSection, validate_mig_allowlist
-from tessera.vendors.nvidia.sharing_modes import narrow_modes
+from tessera.vendors.nvidia.sharing_modes import MODES, mode_words, names_any_mode, narrow_modes
 from tessera.vendors.parts.card_shares import WHOLE_MEMORY
 from tessera.wire.errors import WireError
 from tessera.wire.keys import MIG_ALLOCATIONS, NODE_LOCK
@@ -50,6 +52,7 @@ class Nvidia(Vendor):
         lock=NODE_LOCK,
     )
     mode_annotation = keys.mode
+    closed = (Choice(key=keys.mode, words=MODES, accepts=names_any_mode, split=mode_words, is_required=True),)
     protected = PROTECTED
 
     def __init__(self, section: NvidiaSection) -> None:
@@ -85,6 +88,14 @@ class Nvidia(Vendor):
         if pod.runtime_class is None and self.section.runtime_class_name:
             pod.runtime_class = self.section.runtime_class_name
         return True
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return *super().parts, self.percentage
+
+    def least_memory(self, annotations: Mapping[str, str]) -> int:
+        """A MIG instance has at least what its profile has, and 1 MiB asks for the smallest."""
+        return 0 if names_word(annotations.get(self.keys.mode, ""), MIG) else super().least_memory(annotations)
 
     def _asks(self, container: ContainerDraft) -> bool:
         """Whether the container gets a card. Adds the default count to a container that names only memory or cores."""
@@ -127,7 +138,9 @@ class Nvidia(Vendor):
         """HAMi-core counts the blocks of kernels, and large kernels have few: measured, they exceed their share."""
         cores, modes = container.amount(self.names.cores), pod.annotations.get(self.keys.mode, HAMI_CORE)
         is_off = self.section.disable_core_limit or self.section.gpu_core_policy == "disable"
-        if is_off or isinstance(cores, BadRequest) or not 0 < (cores or 0) < WHOLE_CARD_CORES or HAMI_CORE not in modes:
+        if is_off or isinstance(cores, BadRequest) or not 0 < (cores or 0) < WHOLE_CARD_CORES:
+            return
+        if not names_word(modes, HAMI_CORE):
             return
         # Without the container's name: the same sentence is shown once per pod.
         pod.warn(

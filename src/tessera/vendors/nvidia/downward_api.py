@@ -61,7 +61,7 @@ class NvidiaDownwardApi:
 
     def accepts(self, constraint: Constraint) -> bool:
         """Allocate makes MIG instances, so they have no name before."""
-        return MIG not in (constraint.mode or "")
+        return not constraint.names_mode(MIG)
 
     def references(self, container: int, devices: int) -> tuple[tuple[str, str], ...]:
         return _references(container, min(devices, MAX_DEVICES))

@@ -8,14 +8,24 @@ accept every pod.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import lru_cache
 
 from tessera.core.devices import HAMI_CORE, MIG, MPS, WHOLE
-from tessera.core.requests import Constraint, PodRequest
+from tessera.core.requests import Constraint, PodRequest, names_word
 from tessera.vendors.drafts import BadPod
 
 MODES = (HAMI_CORE, MIG, MPS, WHOLE)
+
+
+def mode_words(text: str) -> list[str]:
+    """The words of a mode annotation, whatever stands between them."""
+    return [word for word in re.split(r"[^\w.-]+", text) if word]
+
+
+def names_any_mode(word: str) -> bool:
+    return any(names_word(word, mode) for mode in MODES)
 
 
 def narrow_modes(pod: PodRequest, vendor: str) -> Constraint | BadPod:
@@ -34,7 +44,7 @@ def _modes(mode: str | None, *, several: bool) -> tuple[tuple[str, ...], tuple[s
     refused = {MPS} if several else set()
     if mode is None:
         refused.add(MIG)
-    accepted = tuple(one for one in MODES if mode is None or one in mode)
+    accepted = tuple(one for one in MODES if mode is None or names_word(mode, one))
     return accepted, tuple(one for one in accepted if one not in refused)
 
 

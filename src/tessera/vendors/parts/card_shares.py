@@ -12,6 +12,13 @@ from tessera.vendors.drafts import BadRequest, Resources
 MOST_MIB_OF_A_CARD = 2**24
 """MiB; 16 TiB, far above any card: a larger number was meant as bytes (`gpumem: 1Gi`)"""
 
+LEAST_MIB_OF_A_CARD = 64
+"""MiB; a CUDA context alone takes more. A smaller number was meant as GiB, or had a suffix: the apiserver turns
+`gpumem: 2000m` into `2` before any webhook sees it"""
+
+LEAST_ASK = 1
+"""MiB; asks for as little as there is, for example to look at a card. HAMi's own tests ask for it"""
+
 WHOLE_MEMORY = 100
 """per cent of a card's memory for a container that names no amount"""
 
