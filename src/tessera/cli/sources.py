@@ -54,9 +54,9 @@ class ClusterSource:
     kubeconfig: str | None
     context: str | None
     request_timeout: float
-    snapshot: str | None
     device_config_file: str | None
-    scheduler_flag: tuple[str, ...]
+    snapshot: str | None = None
+    scheduler_flag: tuple[str, ...] = ()
     cluster_file: str | None = None
 
     @property
@@ -79,10 +79,16 @@ class ClusterSource:
 
 
 def cluster_command(
-    name: str, *, examples: Sequence[tuple[str, str]], codes: str, more: str = "", forms: Sequence[str] = FORMS
+    name: str,
+    *,
+    examples: Sequence[tuple[str, str]],
+    codes: str,
+    more: str = "",
+    forms: Sequence[str] = FORMS,
+    changes: bool = False,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function. It gets the options of `ClusterSource` as the argument `source`, and `output`
-    as one of `forms`, if there are any."""
+    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot."""
 
     def make(run: Callable[..., Any]) -> click.Command:
         epilog = help_epilog(examples, codes, more)
@@ -92,26 +98,31 @@ def cluster_command(
             made.params.append(click.Option(
                 ["-o", "--output"], type=choice, default="text", show_default=True, help="How to print the answer."
             ))  # fmt: skip
-        made.params += _source_options()
+        made.params += _source_options(live_only=changes)
         made.callback = lambda **given: run(source=_take_source(given), **given)
         return made
 
     return make
 
 
-def _source_options() -> list[click.Option]:
-    return [
+def _source_options(*, live_only: bool) -> list[click.Option]:
+    live = [
         click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
         click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig."),
         click.Option(
             ["--request-timeout"], type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
             help="Limit for one request to the apiserver.",
         ),
-        click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--device-config-file"], type=FILE, metavar="FILE",
             help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
+    ]  # fmt: skip
+    if live_only:
+        return live
+    return [
+        *live,
+        click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--scheduler-flag"], multiple=True, metavar="NAME=VALUE",
             help="Decide as if the scheduler had this flag; may be repeated.",
@@ -200,8 +211,8 @@ async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], A
         return await work(client, f"cluster {access.server}")
 
 
-def print_lines(lines: Iterable[StyledLine]) -> None:
-    """In colour on a terminal, plain elsewhere."""
+def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
+    """In colour on a terminal, plain elsewhere. `err`: on standard error."""
     from tessera.inspect.render.lines import Style
 
     looks: dict[Style, dict[str, Any]] = {
@@ -216,7 +227,7 @@ def print_lines(lines: Iterable[StyledLine]) -> None:
     for line in lines:
         for text in _wrapped(line.text, width):
             look = looks.get(line.style)
-            click.echo(click.style(text, **look) if text and look else text, color=colour)
+            click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
