@@ -223,10 +223,11 @@ def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
         Style.DIM: {"dim": True},
     }
     colour = False if "NO_COLOR" in os.environ else None
-    width = terminal_width()
+    width, plain = terminal_width(), ascii_only()
     for line in lines:
         for text in _wrapped(line.text, width):
             look = looks.get(line.style)
+            text = as_ascii(text) if plain else text
             click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
 
 
@@ -255,7 +256,15 @@ def print_answer(kind: str, state: ClusterState, content: Any, *, output: str, l
 def print_document(kind: str, state: ClusterState | None, content: Any, form: str) -> None:
     from tessera.inspect.render.documents import encode_document, make_document
 
-    click.echo(encode_document(make_document(kind, state, content), form), nl=False)
+    click.echo(encode_document(make_document(kind, state, content), form, ascii_only=ascii_only()), nl=False)
+
+
+def print_stream_document(kind: str, state: ClusterState, content: Any, form: str) -> None:
+    """One of several documents about a cluster that is watched."""
+    from tessera.inspect.render.documents import encode_stream_document, make_document
+
+    document = make_document(kind, state, content)
+    click.echo(encode_stream_document(document, form, taken=state.taken, ascii_only=ascii_only()), nl=False)
 
 
 def terminal_width() -> int | None:
@@ -264,12 +273,25 @@ def terminal_width() -> int | None:
 
 
 def ascii_only() -> bool:
-    """Whether the output cannot show block characters."""
+    """Whether the output shows ASCII only: its encoding has no other characters, or the user's locale is C."""
     try:
         "█░".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return True
-    return False
+    # In the C locale Python writes UTF-8 all the same, and then says LC_CTYPE=C.UTF-8 itself. An unset locale, as in
+    # most containers, says nothing about the terminal.
+    everything, kind, default = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    chosen = everything or (default if kind in ("", "C.UTF-8") else kind)
+    return chosen in ("C", "POSIX")
+
+
+def as_ascii(text: str) -> str:
+    """The text for output that shows ASCII only."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+_ASCII = str.maketrans({"█": "#", "░": ".", "·": ".", "…": "...", "±": "+-"})
+"""what Tessera itself prints"""
 
 
 def exit_with(good: bool) -> None:

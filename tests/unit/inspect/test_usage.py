@@ -33,7 +33,8 @@ async def test_cards_show_what_is_granted_and_to_whom() -> None:
 
 
 async def test_nodes_are_the_sums_of_their_cards() -> None:
-    first, second = node_usage(cluster())
+    one = cluster()
+    first, second = node_usage(one, card_usage(one))
     assert (first.cards, first.memory_mib.used, first.memory_mib.total, first.pods) == (2, 49000, 163840, 2)
     assert second.state == "1 of 1 cards closed"
 
@@ -63,11 +64,11 @@ async def test_orders_put_the_fullest_or_the_freest_first() -> None:
 async def test_tables_have_bars_and_say_who() -> None:
     one = cluster()
     lines = [line.text for line in cards_table(card_usage(one), width=None, wide=False, ascii_only=True)]
-    assert lines[0].split() == ["NODE", "CARD", "MODEL", "MEMORY", "MIB", "CORES", "SLOTS", "PODS"]
+    assert lines[0].split() == ["NODE", "CARD", "MODEL", "MODE", "MEMORY", "MIB", "CORES", "SLOTS", "PODS"]
     assert "######...." in lines[1]
     assert lines[1].endswith("default/a 40000, team/b 9000")
     assert lines[3].endswith("(cordoned)")
-    assert len(nodes_table(node_usage(one), width=None, ascii_only=False)) == 3
+    assert len(nodes_table(node_usage(one, card_usage(one)), width=None, ascii_only=False)) == 3
     assert pods_table(pod_usage(one), width=None)[1].text.endswith("c0: card 0 40000 MiB")
 
 
