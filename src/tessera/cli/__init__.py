@@ -14,6 +14,7 @@ from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
     "cordon": LazyCommand("tessera.cli.cordon:command", "Close cards to new pods."),
+    "dashboard": LazyCommand("tessera.cli.dashboard:command", "Show a cluster's cards and waiting pods in a browser."),
     "demo": LazyCommand(
         "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
     ),
@@ -31,7 +32,7 @@ COMMANDS: dict[str, LazyCommand] = {
 }
 """by name; only commands that work are listed"""
 
-PLUGIN = ("cordon", "doctor", "drain", "explain", "simulate", "snapshot", "top", "uncordon")
+PLUGIN = ("cordon", "dashboard", "doctor", "drain", "explain", "simulate", "snapshot", "top", "uncordon")
 """commands that speak to a cluster: all that `kubectl tessera` has"""
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}

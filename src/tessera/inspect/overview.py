@@ -41,7 +41,7 @@ class UnreadableNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class UsageTotals:
     """Of the cards that are shown."""
 
     nodes: int
@@ -92,8 +92,8 @@ def pending_pods(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> l
     return sorted(found, key=lambda one: one.since)
 
 
-def sum_usage(cards: Sequence[CardUsage]) -> Totals:
-    return Totals(
+def sum_usage(cards: Sequence[CardUsage]) -> UsageTotals:
+    return UsageTotals(
         len({use.node for use in cards}),
         len(cards),
         sum(bool(use.state) for use in cards),

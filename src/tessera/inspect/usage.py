@@ -269,7 +269,7 @@ def _card(
         Amount(card.used_memory, device.memory),
         _cores(ledger, card),
         Amount(card.used, device.slots),
-        problem or _state(card),
+        problem or card_state(card),
         tuple(
             _with_measured(MeasuredHolder, one, by_pod.get((one.namespace, one.name, device.uuid))) for one in holders
         ),
@@ -294,7 +294,8 @@ def _cores(ledger: Ledger, card: Card) -> Amount:
     )
 
 
-def _state(card: Card) -> str:
+def card_state(card: Card) -> str:
+    """Why the card takes no new pods; empty if it does."""
     if not card.device.healthy:
         return "unhealthy"
     if card.held:

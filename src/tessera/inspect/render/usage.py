@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TypeVar
 
-from tessera.inspect.overview import PendingPod, Totals, UnreadableNode
+from tessera.inspect.overview import PendingPod, UnreadableNode, UsageTotals
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, bar, count_of, join_names, table
 from tessera.inspect.usage import Amount, CardUsage, MeasuredHolder, NodeUsage, PodUsage
 
@@ -97,7 +97,7 @@ def _known(number: int | None, unit: str = "") -> str:
 
 
 def overview_lines(
-    totals: Totals | None,
+    totals: UsageTotals | None,
     unreadable: Sequence[UnreadableNode],
     pending: Sequence[PendingPod],
     *,
@@ -123,7 +123,7 @@ def overview_lines(
         yield StyledLine(note, Style.DIM)
 
 
-def _totals(totals: Totals) -> str:
+def _totals(totals: UsageTotals) -> str:
     memory = totals.memory_mib
     closed = f" ({totals.closed_cards} closed)" if totals.closed_cards else ""
     parts = [
