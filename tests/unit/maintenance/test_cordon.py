@@ -82,9 +82,7 @@ async def test_a_cordon_keeps_the_cards_that_others_cordoned() -> None:
     async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
         assert await cordon(client, [FIRST, SECOND]) == {FIRST: True, SECOND: True}
     assert server.requests[1].method == "PATCH"
-    assert server.requests[1].json == {
-        "metadata": {"resourceVersion": "7", "annotations": {CORDON: "n1-0,n1-1,n1-2"}}
-    }
+    assert server.requests[1].json == {"metadata": {"resourceVersion": "7", "annotations": {CORDON: "n1-0,n1-1,n1-2"}}}
 
 
 @in_fake_time
@@ -122,5 +120,5 @@ async def test_conflicts_end() -> None:
 async def test_an_operator_without_the_right_is_told_which_role_to_ask_for() -> None:
     script = (reply(200, shown("")), refusal(403, "Forbidden", "cannot patch nodes"))
     async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
-        with pytest.raises(InspectionError, match="you may not change node n1.*\nAsk for the ClusterRole tessera-oper"):
+        with pytest.raises(InspectionError, match=r"you may not change node n1.*\nAsk for the ClusterRole tessera-oper"):
             await cordon(client, [FIRST])

@@ -115,7 +115,9 @@ async def test_a_card_without_pods_is_drained_at_once() -> None:
     async with stage() as on:
         result = await on.drain()
     assert (result.is_drained, on.looks, on.said) == (True, 1, [])
-    lines = [line.text for line in (*holders_table(Holders(), width=None), *result_lines([CARD], result, dry_run=False))]
+    lines = [
+        line.text for line in (*holders_table(Holders(), width=None), *result_lines([CARD], result, dry_run=False))
+    ]
     assert lines == ["no pod holds a slice", "n1/0: drained, 0 pods gone"]
 
 
