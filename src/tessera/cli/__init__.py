@@ -13,12 +13,14 @@ from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
+    "cordon": LazyCommand("tessera.cli.cordon:command", "Close cards to new pods."),
     "dashboard": LazyCommand("tessera.cli.dashboard:command", "Show a cluster's cards and waiting pods in a browser."),
     "demo": LazyCommand(
         "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
     ),
     "device-plugin": LazyCommand("tessera.cli.device_plugin:command", "Serve the GPUs of one node: the node agent."),
     "doctor": LazyCommand("tessera.cli.doctor:command", "Check an installation, and say how to fix what is broken."),
+    "drain": LazyCommand("tessera.cli.drain:command", "Cordon cards, and evict the pods that hold slices of them."),
     "explain": LazyCommand("tessera.cli.explain:command", "Say why a pod is pending, or why it is where it is."),
     "monitor": LazyCommand("tessera.cli.monitor:command", "Export how containers use the cards of one node."),
     "mps-daemons": LazyCommand("tessera.cli.mps_daemons:command", "Start MPS daemons that outlive the node agent."),
@@ -26,11 +28,12 @@ COMMANDS: dict[str, LazyCommand] = {
     "simulate": LazyCommand("tessera.cli.simulate:command", "Ask what would happen, without changing anything."),
     "snapshot": LazyCommand("tessera.cli.snapshot:command", "Save everything that decides placement to a file."),
     "top": LazyCommand("tessera.cli.top:command", "Show cards, their slices and the pods that hold them."),
+    "uncordon": LazyCommand("tessera.cli.cordon:uncordon", "Open cordoned cards to new pods again."),
 }
 """by name; only commands that work are listed"""
 
-PLUGIN = ("dashboard", "doctor", "explain", "simulate", "snapshot", "top")
-"""commands that ask a cluster: all that `kubectl tessera` has"""
+PLUGIN = ("cordon", "dashboard", "doctor", "drain", "explain", "simulate", "snapshot", "top", "uncordon")
+"""commands that speak to a cluster: all that `kubectl tessera` has"""
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tessera.cli.sources import ClusterSource, CommandError, cluster_command, read_state, run_async
+from tessera.cli.sources import ClusterSource, CommandError, cluster_command, print_lines, read_state, run_async
 
 
 @cluster_command(
@@ -15,12 +15,15 @@ from tessera.cli.sources import ClusterSource, CommandError, cluster_command, re
     forms=(),
     examples=[
         ("tessera snapshot -o cluster.json", "then: tessera explain POD --snapshot cluster.json"),
+        ("tessera snapshot -o yaml", "as YAML on standard output; a file that ends with .yaml is YAML too"),
         ("tessera snapshot -o cluster.json --hash-names", "without the names of your nodes, namespaces and pods"),
         ("tessera snapshot --snapshot a.json -o b.json --hash-names", "replace the names in an existing file"),
     ],
     codes="  0  written\n  2  not written: no access, no such folder, wrong flags",
 )
-@click.option("-o", "--output", "file", default="-", metavar="FILE", help="File to write. Default: standard output.")
+@click.option(
+    "-o", "--output", "file", default="-", metavar="FILE|json|yaml", help="File to write. Default: standard output."
+)
 @click.option("--hash-names", is_flag=True, help="Replace names of nodes, namespaces, pods and quotas, and uids.")
 @click.option(
     "--hash-key",
@@ -37,11 +40,14 @@ def command(source: ClusterSource, file: str, hash_names: bool, hash_key: str) -
     container names stay.
     """
     from tessera.inspect.anonymize import anonymize
-    from tessera.inspect.render.lines import count_of
+    from tessera.inspect.render.lines import StyledLine, count_of
     from tessera.inspect.snapshots import encode_snapshot
 
     if hash_key and not hash_names:
         raise click.UsageError("--hash-key needs --hash-names")
+    if file in ("text", "wide", "table"):
+        raise click.UsageError(f"a snapshot has no form {file}: write -o json, -o yaml or a file (-o ./{file})")
+    form = "yaml" if file == "yaml" or file.endswith((".yaml", ".yml")) else "json"
 
     async def work() -> tuple[bytes, str]:
         state = await read_state(source)
@@ -49,14 +55,14 @@ def command(source: ClusterSource, file: str, hash_names: bool, hash_key: str) -
         summary = ", ".join(count_of(len(found), thing) for found, thing in things)
         if hash_names:
             state = anonymize(state, hash_key.encode() or secrets.token_bytes(32))
-        return encode_snapshot(state, hashed=hash_names), summary
+        return encode_snapshot(state, hashed=hash_names, form=form), summary
 
     data, summary = run_async(work)
-    if file == "-":
+    if file in ("-", "json", "yaml"):
         click.echo(data, nl=False)
         return
     try:
         Path(file).write_bytes(data)
     except OSError as error:
         raise CommandError(f"cannot write {file}: {error.strerror or error}") from error
-    click.echo(f"{file}: {summary}, {len(data)} bytes")
+    print_lines([StyledLine(f"{file}: {summary}, {len(data)} bytes")])

@@ -54,9 +54,9 @@ class ClusterSource:
     kubeconfig: str | None
     context: str | None
     request_timeout: float
-    snapshot: str | None
     device_config_file: str | None
-    scheduler_flag: tuple[str, ...]
+    snapshot: str | None = None
+    scheduler_flag: tuple[str, ...] = ()
     cluster_file: str | None = None
 
     @property
@@ -79,10 +79,16 @@ class ClusterSource:
 
 
 def cluster_command(
-    name: str, *, examples: Sequence[tuple[str, str]], codes: str, more: str = "", forms: Sequence[str] = FORMS
+    name: str,
+    *,
+    examples: Sequence[tuple[str, str]],
+    codes: str,
+    more: str = "",
+    forms: Sequence[str] = FORMS,
+    changes: bool = False,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function. It gets the options of `ClusterSource` as the argument `source`, and `output`
-    as one of `forms`, if there are any."""
+    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot."""
 
     def make(run: Callable[..., Any]) -> click.Command:
         epilog = help_epilog(examples, codes, more)
@@ -92,26 +98,31 @@ def cluster_command(
             made.params.append(click.Option(
                 ["-o", "--output"], type=choice, default="text", show_default=True, help="How to print the answer."
             ))  # fmt: skip
-        made.params += _source_options()
+        made.params += _source_options(live_only=changes)
         made.callback = lambda **given: run(source=_take_source(given), **given)
         return made
 
     return make
 
 
-def _source_options() -> list[click.Option]:
-    return [
+def _source_options(*, live_only: bool) -> list[click.Option]:
+    live = [
         click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
         click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig."),
         click.Option(
             ["--request-timeout"], type=click.FloatRange(min=0.1), default=15.0, metavar="SECONDS", show_default=True,
             help="Limit for one request to the apiserver.",
         ),
-        click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--device-config-file"], type=FILE, metavar="FILE",
             help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
+    ]  # fmt: skip
+    if live_only:
+        return live
+    return [
+        *live,
+        click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--scheduler-flag"], multiple=True, metavar="NAME=VALUE",
             help="Decide as if the scheduler had this flag; may be repeated.",
@@ -200,8 +211,8 @@ async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], A
         return await work(client, f"cluster {access.server}")
 
 
-def print_lines(lines: Iterable[StyledLine]) -> None:
-    """In colour on a terminal, plain elsewhere."""
+def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
+    """In colour on a terminal, plain elsewhere. `err`: on standard error."""
     from tessera.inspect.render.lines import Style
 
     looks: dict[Style, dict[str, Any]] = {
@@ -212,11 +223,12 @@ def print_lines(lines: Iterable[StyledLine]) -> None:
         Style.DIM: {"dim": True},
     }
     colour = False if "NO_COLOR" in os.environ else None
-    width = terminal_width()
+    width, plain = terminal_width(), ascii_only()
     for line in lines:
         for text in _wrapped(line.text, width):
             look = looks.get(line.style)
-            click.echo(click.style(text, **look) if text and look else text, color=colour)
+            text = as_ascii(text) if plain else text
+            click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:
@@ -244,7 +256,15 @@ def print_answer(kind: str, state: ClusterState, content: Any, *, output: str, l
 def print_document(kind: str, state: ClusterState | None, content: Any, form: str) -> None:
     from tessera.inspect.render.documents import encode_document, make_document
 
-    click.echo(encode_document(make_document(kind, state, content), form), nl=False)
+    click.echo(encode_document(make_document(kind, state, content), form, ascii_only=ascii_only()), nl=False)
+
+
+def print_stream_document(kind: str, state: ClusterState, content: Any, form: str) -> None:
+    """One of several documents about a cluster that is watched."""
+    from tessera.inspect.render.documents import encode_stream_document, make_document
+
+    document = make_document(kind, state, content)
+    click.echo(encode_stream_document(document, form, taken=state.taken, ascii_only=ascii_only()), nl=False)
 
 
 def terminal_width() -> int | None:
@@ -253,12 +273,25 @@ def terminal_width() -> int | None:
 
 
 def ascii_only() -> bool:
-    """Whether the output cannot show block characters."""
+    """Whether the output shows ASCII only: its encoding has no other characters, or the user's locale is C."""
     try:
         "█░".encode(sys.stdout.encoding or "ascii")
     except (UnicodeEncodeError, LookupError):
         return True
-    return False
+    # In the C locale Python writes UTF-8 all the same, and then says LC_CTYPE=C.UTF-8 itself. An unset locale, as in
+    # most containers, says nothing about the terminal.
+    everything, kind, default = (os.environ.get(name, "") for name in ("LC_ALL", "LC_CTYPE", "LANG"))
+    chosen = everything or (default if kind in ("", "C.UTF-8") else kind)
+    return chosen in ("C", "POSIX")
+
+
+def as_ascii(text: str) -> str:
+    """The text for output that shows ASCII only."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+_ASCII = str.maketrans({"█": "#", "░": ".", "·": ".", "…": "...", "±": "+-"})
+"""what Tessera itself prints"""
 
 
 def exit_with(good: bool) -> None:

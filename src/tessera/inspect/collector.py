@@ -6,19 +6,23 @@ and quotas of one namespace. `unseen` lists what could not be read, and what tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from itertools import compress
 from operator import not_
 from typing import Any
 
 from tessera.inspect import sanitize
-from tessera.inspect.installation import FORBIDDEN, Installation, find_installation
+from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, Installation, find_installation
 from tessera.inspect.scheduler_settings import build_offline_settings
-from tessera.inspect.state import HOW_TO_READ, ClusterState, Json, ListForbidden, Setup
+from tessera.inspect.state import HOW_TO_READ, ClusterState, InspectionError, Json, ListForbidden, Setup
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import ApiError
 from tessera.kube.resources import NODES, PODS, RESOURCE_QUOTAS, Resource
 from tessera.vendors.registry import build_vendors
+
+NAMED = 20
+"""nodes that a message lists"""
 
 
 async def collect(
@@ -37,10 +41,6 @@ async def collect(
     """
     installation = installation or await find_installation(client)
     setup = override(installation.setup) if override is not None else installation.setup
-    settings = build_offline_settings(setup)
-    vendors = build_vendors(settings.device_sections, settings.switches)
-    kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
-    allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
     unseen = []
     try:
         nodes, nodes_seen = await _listed(client, NODES.path(), "nodes"), True
@@ -59,18 +59,59 @@ async def collect(
     except ListForbidden:
         quotas = []
         unseen.append("quotas (you may not list them): a pod that a quota stops looks as if it fits")
-    have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
-    return ClusterState(
+    state = ClusterState(
         source,
         now(),
-        tuple(sanitize.sanitize_node(node, kept) for node in nodes),
-        tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
-        tuple(sanitize.sanitize_quota(quota) for quota in quotas),
-        setup,
-        (*unseen, *installation.unseen),
-        sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
+        setup=setup,
+        unseen=(*unseen, *installation.unseen),
         nodes_seen=nodes_seen,
         all_pods_seen=all_pods_seen,
+    )
+    return _filled(state, nodes, pods, quotas)
+
+
+async def collect_nodes(
+    client: KubeClient, names: Collection[str], *, source: str, now: Callable[[], float], setup: Setup
+) -> tuple[ClusterState, list[Json]]:
+    """Only these nodes and the pods on them, and these pods as the API shows them. Raises InspectionError if a node
+    does not exist, and ListForbidden."""
+    nodes: list[Json] = []
+    pods: list[Json] = []
+    for name in sorted(names):
+        try:
+            nodes.append(await client.get(NODES.path(name=name), dict[str, Any]))
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                known = [node["metadata"]["name"] for node in await _listed(client, NODES.path(), "nodes")]
+                raise InspectionError(no_such_nodes([name], known)) from error
+            if error.status == FORBIDDEN:
+                raise ListForbidden(f"you may not read node {name}: {error.message}\n{HOW_TO_READ}") from error
+            raise
+        pods += await _listed(client, PODS.path(), "pods", field_selector=f"spec.nodeName={name}")
+    return _filled(ClusterState(source, now(), setup=setup), nodes, pods, []), pods
+
+
+def no_such_nodes(missing: Sequence[str], known: Iterable[str]) -> str:
+    """What to say to a person who named nodes that do not exist."""
+    names = sorted(known)
+    listed = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    what = "no node is" if len(missing) == 1 else "no nodes are"
+    return f"{what} called {', '.join(missing)}; the cluster has {listed or 'no nodes'}"
+
+
+def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: list[Json]) -> ClusterState:
+    """The state with these objects, reduced to what decides."""
+    settings = build_offline_settings(state.setup)
+    vendors = build_vendors(settings.device_sections, settings.switches)
+    kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
+    allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
+    have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
+    return replace(
+        state,
+        nodes=tuple(sanitize.sanitize_node(node, kept) for node in nodes),
+        pods=tuple(sanitize.sanitize_pod(pod, kept) for pod in compress(pods, have_devices)),
+        quotas=tuple(sanitize.sanitize_quota(quota) for quota in quotas),
+        others=sanitize.sum_host_asks(compress(pods, map(not_, have_devices))),
     )
 
 
@@ -86,9 +127,11 @@ async def _listed_in_reach(
     return await _listed(client, resource.path(namespace), what, where=f"namespace {namespace}"), False
 
 
-async def _listed(client: KubeClient, path: str, what: str, *, where: str = "the whole cluster") -> list[Json]:
+async def _listed(
+    client: KubeClient, path: str, what: str, *, where: str = "the whole cluster", field_selector: str = ""
+) -> list[Json]:
     try:
-        return (await client.list(path, dict[str, Any])).items
+        return (await client.list(path, dict[str, Any], field_selector=field_selector)).items
     except ApiError as error:
         if error.status != FORBIDDEN:
             raise

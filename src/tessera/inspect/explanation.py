@@ -6,13 +6,14 @@ choose today if the pod were not there; other pods may have come and gone since 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState
+from tessera.core.misfits import Reason
 from tessera.inspect.choice import Fits
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -25,6 +26,9 @@ from tessera.vendors.drafts import BadPod
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.expectations import nearest
 from tessera.wire.objects import Pod
+
+NAMED = 6
+"""cordoned cards that a note lists"""
 
 
 class PodVerdict(Enum):
@@ -108,7 +112,10 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     names, kept_off = cluster.candidates(document)
     verdict = judge(cluster.engine.selector, prepared.request, names, cards=cards)
     status = PodVerdict.FITS if isinstance(verdict, Fits) else PodVerdict.REFUSED
-    return replace(base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off))
+    notes = base.notes
+    if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
+        notes += (_closed_note(cluster, names),)
+    return replace(base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off), notes=notes)
 
 
 def expected_demand(cluster: OfflineCluster, prepared: PreparedRequest | BadPod) -> ExpectedDemand | None:
@@ -164,11 +171,40 @@ def _placed(
         base,
         status=PodVerdict.PLACED,
         slices=slices,
+        notes=(*base.notes, *_held_notes(cluster, facts.node, slices)),
         verdict=verdict,
         kept_off=group_by_reason(kept_off),
         node=facts.node,
         problem=facts.problem or base.problem,
     )
+
+
+def _cordoned(cluster: OfflineCluster, node: str) -> list[tuple[str, str]]:
+    """The node's cards that are closed to new pods, as NODE/INDEX and uuid."""
+    view = cluster.ledger.node(node)
+    cards = view.cards if view is not None else ()
+    return [
+        (f"{node}/{card.device.index}", card.device.uuid)
+        for card in cards
+        if card.cordoned and cluster.vendors[card.device.vendor].honours_cordon
+    ]
+
+
+def _closed_note(cluster: OfflineCluster, nodes: Iterable[str]) -> str:
+    """For a pod that cordoned cards refuse."""
+    found = [text for node in nodes for text, _ in _cordoned(cluster, node)]
+    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"cordoned cards: {', '.join(found[:NAMED])}{more}; tessera uncordon NODE/CARD opens them"
+
+
+def _held_notes(cluster: OfflineCluster, node: str, slices: Iterable[GrantedSlice]) -> list[str]:
+    """For a pod that holds cordoned cards."""
+    held = {one.card for one in slices}
+    return [
+        f"card {text} is cordoned: it takes no new pods, and this one keeps its slice until it ends or is evicted"
+        for text, uuid in _cordoned(cluster, node)
+        if uuid in held
+    ]
 
 
 def _notes(cluster: OfflineCluster, pod: Pod) -> list[str]:

@@ -1,4 +1,4 @@
-"""Snapshot files: a `ClusterState` as one versioned JSON document, small enough to attach to a bug report.
+"""Snapshot files: a `ClusterState` as one versioned document of JSON or YAML, small enough to attach to a bug report.
 
 A snapshot holds everything that decides placement: it gives the same answers as the cluster did. A file of a newer
 version is refused, because it may hold something that matters and is unknown here.
@@ -10,10 +10,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import yaml
 
 from tessera import __version__
 from tessera.core.requests import HostRequest
 from tessera.inspect.state import ClusterState, InspectionError, Setup
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+"""with libyaml where PyYAML has it, which is much faster"""
 
 KIND = "TesseraSnapshot"
 VERSION = 2
@@ -42,7 +47,8 @@ class _Head(msgspec.Struct, frozen=True):
     version: int = 0
 
 
-def encode_snapshot(state: ClusterState, *, hashed: bool = False) -> bytes:
+def encode_snapshot(state: ClusterState, *, hashed: bool = False, form: str = "json") -> bytes:
+    """`form`: json or yaml."""
     snapshot = _Snapshot(
         KIND,
         VERSION,
@@ -57,14 +63,19 @@ def encode_snapshot(state: ClusterState, *, hashed: bool = False) -> bytes:
         state.quotas,
         dict(state.others),
     )
+    if form == "yaml":
+        content = msgspec.to_builtins(snapshot)
+        return yaml.dump(content, Dumper=_DUMPER, sort_keys=False, width=120, encoding="utf-8")
     return msgspec.json.format(msgspec.json.encode(snapshot), indent=1) + b"\n"
 
 
 def decode_snapshot(data: bytes, *, file: str) -> ClusterState:
-    """Raises InspectionError with what is wrong with the file."""
+    """Raises InspectionError with what is wrong with the file, which may be JSON or YAML."""
     try:
+        if not data.lstrip().startswith(b"{"):
+            data = msgspec.json.encode(yaml.load(data, Loader=_LOADER))
         head = msgspec.json.decode(data, type=_Head)
-    except (msgspec.MsgspecError, UnicodeError) as error:
+    except (msgspec.MsgspecError, yaml.YAMLError, UnicodeError, TypeError) as error:
         raise InspectionError(f"{file}: not a snapshot: {error}; create one with tessera snapshot -o FILE") from error
     if head.kind != KIND:
         raise InspectionError(

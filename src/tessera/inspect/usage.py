@@ -1,10 +1,12 @@
-"""What is granted of cards and nodes, and to which pods, as the ledger counts it. Plain values for tables and JSON."""
+"""What is granted of cards and nodes, and to which pods, as the ledger counts it, beside what monitors measure. Plain
+values for tables and JSON.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 from tessera.core.grants import Placement, Use, effective_use
 from tessera.core.holdings import PodFacts
@@ -12,6 +14,7 @@ from tessera.core.ledger import Ledger
 from tessera.core.node_info import Card
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.slices import CardHolder, GrantedSlice, card_holders, placement_slices
+from tessera.inspect.utilization import NOTHING_MEASURED, MeasuredUse, SliceKey, Utilization
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,33 @@ class Amount:
         return self.used / self.total if self.total > 0 else 0.0
 
 
-def _sum(amounts: Iterable[Amount]) -> Amount:
+def sum_amounts(amounts: Iterable[Amount]) -> Amount:
     listed = list(amounts)
     return Amount(sum(one.used for one in listed), sum(one.total for one in listed))
+
+
+def _sum_measured(parts: Iterable[Utilization | None]) -> Utilization | None:
+    """What is known of them together; None if nothing is."""
+    known = [part for part in parts if part is not None]
+    if not known:
+        return None
+    memory = [part.memory_mib for part in known if part.memory_mib is not None]
+    busy = [part.percent for part in known if part.percent is not None]
+    return Utilization(sum(memory) if memory else None, sum(busy) if busy else None)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSlice(GrantedSlice):
+    """A granted slice, and what its container uses of it."""
+
+    measured: Utilization | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHolder(CardHolder):
+    """A pod that holds part of a card, and what it uses of it."""
+
+    measured: Utilization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +71,9 @@ class CardUsage:
     slots: Amount
     state: str
     """empty if the card takes new pods, else why it does not"""
-    pods: tuple[CardHolder, ...]
+    pods: tuple[MeasuredHolder, ...]
+    measured: Utilization | None = None
+    """of all processes on the card; None is unknown, here and elsewhere"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +86,8 @@ class NodeUsage:
     slots: Amount
     state: str
     pods: int
+    measured: Utilization | None = None
+    """of all cards whose use is known; the percentage is their mean"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +99,8 @@ class PodUsage:
     cards: int
     memory_mib: int
     cores: int
-    slices: tuple[GrantedSlice, ...]
+    slices: tuple[MeasuredSlice, ...]
+    measured: Utilization | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,37 +125,43 @@ class UsageFilter:
 EVERYTHING = UsageFilter()
 
 
-def card_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[CardUsage]:
+def card_usage(
+    cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING, use: MeasuredUse = NOTHING_MEASURED
+) -> list[CardUsage]:
     """Cards in the order of nodes and registration. With a namespace, only cards that its pods hold part of.
 
     Raises ListForbidden if nodes could not be listed.
     """
     cluster.state.require_nodes()
+    by_pod = _by_pod_and_card(cluster, use)
     found = [
-        _card(cluster.ledger, name, card, view.facts.problem)
+        _card(cluster.ledger, name, card, view.facts.problem, use.cards.get((name, card.device.uuid)), by_pod)
         for name in cluster.ledger.node_names()
         if (view := cluster.ledger.node(name)) is not None
         for card in view.cards
         if wanted.matches(card, name)
     ]
     if wanted.namespace:
-        found = [use for use in found if any(pod.namespace == wanted.namespace for pod in use.pods)]
+        found = [one for one in found if any(pod.namespace == wanted.namespace for pod in one.pods)]
     return found
 
 
-def node_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[NodeUsage]:
+def node_usage(cluster: OfflineCluster, cards: Iterable[CardUsage]) -> list[NodeUsage]:
+    """The nodes of these cards."""
     by_node: dict[str, list[CardUsage]] = {}
-    for use in card_usage(cluster, wanted):
+    for use in cards:
         by_node.setdefault(use.node, []).append(use)
     return [_node(cluster.ledger, name, cards) for name, cards in by_node.items()]
 
 
-def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list[PodUsage]:
+def pod_usage(
+    cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING, use: MeasuredUse = NOTHING_MEASURED
+) -> list[PodUsage]:
     """Pods by namespace and name. If nodes could not be listed, what the pods' own annotations say."""
     shown: set[tuple[str, str]] = set()
     if cluster.state.nodes_seen or wanted.vendors or wanted.model:
         cards = card_usage(cluster, UsageFilter(wanted.nodes, wanted.vendors, wanted.model))
-        shown = {(use.node, use.card) for use in cards}
+        shown = {(one.node, one.card) for one in cards}
     names = {
         pod.metadata.uid: [c.name for c in (*pod.init_containers, *pod.app_containers)] for pod in cluster.pods.values()
     }
@@ -140,6 +178,11 @@ def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list
             is_shown = bool(uses) and (not wanted.nodes or facts.node in wanted.nodes)
         if not is_shown:
             continue
+        placed = placement_slices(cluster.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ()))
+        slices = [
+            _with_measured(MeasuredSlice, one, use.slices.get(SliceKey(facts.uid, one.container, one.card)))
+            for one in placed
+        ]
         found.append(
             PodUsage(
                 facts.namespace,
@@ -147,12 +190,13 @@ def pod_usage(cluster: OfflineCluster, wanted: UsageFilter = EVERYTHING) -> list
                 facts.node,
                 entry.state.value,
                 len(uses),
-                sum(use.memory for use in uses.values()),
-                sum(use.cores for use in uses.values()),
-                placement_slices(cluster.ledger, Placement(facts.node, facts.grants), names.get(facts.uid, ())),
+                sum(one.memory for one in uses.values()),
+                sum(one.cores for one in uses.values()),
+                tuple(slices),
+                _sum_measured(one.measured for one in slices),
             )
         )
-    return sorted(found, key=lambda use: (use.namespace, use.name))
+    return sorted(found, key=lambda one: (one.namespace, one.name))
 
 
 def _named_uses(facts: PodFacts) -> dict[str, Use]:
@@ -183,8 +227,38 @@ def _rank(use: CardUsage | NodeUsage | PodUsage, order: str) -> float:
     return -ranks.get(order, memory.total - memory.used if order == "free" else 0)
 
 
-def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
+PodCard = tuple[str, str, str]
+"""namespace and name of a pod, and a card"""
+
+
+def _by_pod_and_card(cluster: OfflineCluster, use: MeasuredUse) -> dict[PodCard, Utilization]:
+    """What all containers of a pod use of a card."""
+    pods = {pod.metadata.uid: pod.metadata for pod in cluster.pods.values()} if use.slices else {}
+    parts: dict[PodCard, list[Utilization]] = {}
+    for key, measured in use.slices.items():
+        if key.uid in pods:
+            parts.setdefault((pods[key.uid].namespace, pods[key.uid].name, key.card), []).append(measured)
+    return {key: total for key, listed in parts.items() if (total := _sum_measured(listed)) is not None}
+
+
+Measured = TypeVar("Measured", MeasuredSlice, MeasuredHolder)
+
+
+def _with_measured(kind: type[Measured], one: Any, measured: Utilization | None) -> Measured:
+    """A value of `kind` that holds what `one` does."""
+    return kind(**{each.name: getattr(one, each.name) for each in fields(one)}, measured=measured)
+
+
+def _card(
+    ledger: Ledger,
+    node: str,
+    card: Card,
+    problem: str,
+    measured: Utilization | None,
+    by_pod: dict[PodCard, Utilization],
+) -> CardUsage:
     device = card.device
+    holders = card_holders(ledger, node, device.uuid)
     return CardUsage(
         node,
         device.index,
@@ -196,8 +270,18 @@ def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
         _cores(ledger, card),
         Amount(card.used, device.slots),
         problem or card_state(card),
-        card_holders(ledger, node, device.uuid),
+        tuple(
+            _with_measured(MeasuredHolder, one, by_pod.get((one.namespace, one.name, device.uuid))) for one in holders
+        ),
+        measured,
     )
+
+
+def mean_measured(cards: Iterable[CardUsage]) -> Utilization | None:
+    """The memory of all cards together, and the mean of their percentages."""
+    known = [use.measured for use in cards if use.measured is not None]
+    total, busy = _sum_measured(known), [each.percent for each in known if each.percent is not None]
+    return None if total is None else Utilization(total.memory_mib, round(sum(busy) / len(busy)) if busy else None)
 
 
 def _cores(ledger: Ledger, card: Card) -> Amount:
@@ -227,9 +311,10 @@ def _node(ledger: Ledger, name: str, cards: Sequence[CardUsage]) -> NodeUsage:
         name,
         len(cards),
         tuple(dict.fromkeys(use.model for use in cards)),
-        _sum(use.memory_mib for use in cards),
-        _sum(use.cores for use in cards),
-        _sum(use.slots for use in cards),
+        sum_amounts(use.memory_mib for use in cards),
+        sum_amounts(use.cores for use in cards),
+        sum_amounts(use.slots for use in cards),
         problem or (f"{len(closed)} of {len(cards)} cards closed" if closed else ""),
         len({(pod.namespace, pod.name) for use in cards for pod in use.pods}),
+        mean_measured(cards),
     )

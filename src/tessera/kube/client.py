@@ -69,12 +69,17 @@ class KubeClient:
     async def get(self, path: str, kind: type[T]) -> T:
         return self._decoders.decode(await self._transport.request("GET", path), kind)
 
+    async def get_raw(self, path: str, *, timeout: float | None = None) -> bytes:
+        """The response as it is, e.g. of a pod behind the apiserver's proxy."""
+        return await self._transport.request("GET", path, timeout=timeout)
+
     async def list(
         self,
         path: str,
         kind: type[T],
         *,
         field_selector: str = "",
+        label_selector: str = "",
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
     ) -> ObjectList[T]:
@@ -86,6 +91,7 @@ class KubeClient:
             path,
             kind,
             field_selector=field_selector,
+            label_selector=label_selector,
             page_size=page_size,
             on_unreadable=on_unreadable,
         )
@@ -101,11 +107,12 @@ class KubeClient:
         kind: type[T],
         *,
         field_selector: str = "",
+        label_selector: str = "",
         page_size: int = PAGE_SIZE,
         on_unreadable: OnUnreadable | None = None,
     ) -> AsyncGenerator[ListPage[T], None]:
         """All objects, one page in memory at a time. A page that `is_first` voids the ones before it."""
-        selectors = _selector(field_selector)
+        selectors = _selectors(field_selector, label_selector)
         token = ""
         while True:
             query = {**selectors, "limit": str(page_size)} | ({"continue": token} if token else {})
@@ -140,7 +147,7 @@ class KubeClient:
 
         Raises ApiError for a refusal and for an ERROR event, and Unreachable if the connection fails, ends in the
         middle of a line, or lasts longer than it should."""
-        query = _selector(field_selector) | {
+        query = _selectors(field_selector) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": resource_version,
@@ -192,6 +199,24 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace_seconds
         await self._transport.request("DELETE", path, _encode(options))
 
+    async def evict(
+        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None, dry_run: bool = False
+    ) -> None:
+        """Deletes the pod if it still has this `uid` (409 otherwise) and its disruption budget allows it (429
+        otherwise, with the budget in `causes`)."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}}
+        if grace_seconds is not None:
+            options["gracePeriodSeconds"] = grace_seconds
+        if dry_run:
+            options["dryRun"] = ["All"]
+        eviction = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": options,
+        }
+        await self._transport.request("POST", PODS.path(namespace, name, "eviction"), _encode(eviction))
+
     async def bind(
         self,
         namespace: str,
@@ -237,5 +262,5 @@ def _encode(body: Any) -> bytes:
     return body if isinstance(body, bytes) else msgspec.json.encode(body)
 
 
-def _selector(fields: str) -> dict[str, str]:
-    return {"fieldSelector": fields} if fields else {}
+def _selectors(fields: str, labels: str = "") -> dict[str, str]:
+    return ({"fieldSelector": fields} if fields else {}) | ({"labelSelector": labels} if labels else {})

@@ -91,8 +91,13 @@ class ListBody(msgspec.Struct, Generic[T]):
     items: list[T] | None = None
 
 
+class _Cause(msgspec.Struct):
+    message: str | None = None
+
+
 class _Details(msgspec.Struct, rename="camel"):
     retry_after_seconds: int | None = None
+    causes: list[_Cause] | None = None
 
 
 class _ApiStatus(msgspec.Struct):
@@ -187,12 +192,14 @@ def api_error(status: int, data: bytes, headers: Mapping[str, str]) -> ApiError:
     retry_after = _retry_after_seconds(headers.get("retry-after", ""))
     if retry_after is None and status_body.details is not None and status_body.details.retry_after_seconds is not None:
         retry_after = max(0.0, float(min(status_body.details.retry_after_seconds, 1 << 31)))
+    causes = (status_body.details.causes if status_body.details is not None else None) or ()
     # An ERROR event has no HTTP status of its own; without a code it counts as a fault of the server.
     return ApiError(
         status=status or status_body.code or 500,
         reason=status_body.reason or "",
         message=status_body.message or "no message",
         retry_after=retry_after,
+        causes=tuple(each.message for each in causes if each.message),
     )
 
 

@@ -16,7 +16,15 @@ class KubeError(Exception):
 class ApiError(KubeError):
     """The apiserver refused the request."""
 
-    def __init__(self, *, status: int, reason: str = "", message: str = "", retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        status: int,
+        reason: str = "",
+        message: str = "",
+        retry_after: float | None = None,
+        causes: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(status, reason, message)
         self.status = status
         """HTTP status, or the code of an ERROR event"""
@@ -25,6 +33,8 @@ class ApiError(KubeError):
         self.message = message
         self.retry_after = retry_after
         """seconds that the server asks the client to wait, if it does"""
+        self.causes = causes
+        """more about the refusal, e.g. which disruption budget refuses an eviction"""
 
     def __str__(self) -> str:
         return f"{self.status} {self.reason}: {self.message}" if self.reason else f"{self.status}: {self.message}"

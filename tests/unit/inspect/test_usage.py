@@ -8,6 +8,7 @@ from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.lines import TableColumn, bar, count_of, join_names, table
 from tessera.inspect.render.usage import cards_table, nodes_table, pods_table
 from tessera.inspect.usage import UsageFilter, card_usage, node_usage, pod_usage, sort_usage
+from tessera.inspect.utilization import MeasuredUse, SliceKey, Utilization
 from tests.support.builders import gpu_pod, node
 from tests.support.cluster_states import state_of
 
@@ -33,7 +34,8 @@ async def test_cards_show_what_is_granted_and_to_whom() -> None:
 
 
 async def test_nodes_are_the_sums_of_their_cards() -> None:
-    first, second = node_usage(cluster())
+    one = cluster()
+    first, second = node_usage(one, card_usage(one))
     assert (first.cards, first.memory_mib.used, first.memory_mib.total, first.pods) == (2, 49000, 163840, 2)
     assert second.state == "1 of 1 cards closed"
 
@@ -63,11 +65,11 @@ async def test_orders_put_the_fullest_or_the_freest_first() -> None:
 async def test_tables_have_bars_and_say_who() -> None:
     one = cluster()
     lines = [line.text for line in cards_table(card_usage(one), width=None, wide=False, ascii_only=True)]
-    assert lines[0].split() == ["NODE", "CARD", "MODEL", "MEMORY", "MIB", "CORES", "SLOTS", "PODS"]
+    assert lines[0].split() == ["NODE", "CARD", "MODEL", "MODE", "MEMORY", "MIB", "CORES", "SLOTS", "PODS"]
     assert "######...." in lines[1]
     assert lines[1].endswith("default/a 40000, team/b 9000")
     assert lines[3].endswith("(cordoned)")
-    assert len(nodes_table(node_usage(one), width=None, ascii_only=False)) == 3
+    assert len(nodes_table(node_usage(one, card_usage(one)), width=None, ascii_only=False)) == 3
     assert pods_table(pod_usage(one), width=None)[1].text.endswith("c0: card 0 40000 MiB")
 
 
@@ -95,3 +97,34 @@ def test_small_pieces() -> None:
         "A  B",
         "x  1",
     ]
+
+
+MEASURED = MeasuredUse(
+    {
+        SliceKey("uid-a", "c0", "n1-0"): Utilization(12000, 30),
+        SliceKey("uid-b", "c0", "n1-0"): Utilization(500, None),
+    },
+    {("n1", "n1-0"): Utilization(12700, 45), ("n1", "n1-1"): Utilization(300, 5)},
+)
+
+
+async def test_use_stands_beside_what_is_granted() -> None:
+    one = cluster()
+    cards = card_usage(one, use=MEASURED)
+    assert [use.measured for use in cards] == [Utilization(12700, 45), Utilization(300, 5), None]
+    assert [pod.measured for pod in cards[0].pods] == [Utilization(12000, 30), Utilization(500, None)]
+    first, second = node_usage(one, cards)
+    assert (first.measured, second.measured) == (Utilization(13000, 25), None)
+    held, other = pod_usage(one, use=MEASURED)
+    assert (held.measured, held.slices[0].measured) == (Utilization(12000, 30), Utilization(12000, 30))
+    assert other.measured == Utilization(500, None)
+    lines = [line.text for line in cards_table(cards, width=None, wide=False, ascii_only=True)]
+    assert lines[0].split()[-3:] == ["USED", "BUSY", "PODS"]
+    assert "12700   45%  default/a 40000 (uses 12000), team/b 9000 (uses 500)" in lines[1]
+    assert "?     ?  (cordoned)" in lines[3]
+
+
+async def test_a_narrow_terminal_gets_no_bars() -> None:
+    lines = cards_table(card_usage(cluster()), width=90, wide=False, ascii_only=True)
+    assert "MEMORY" not in lines[0].text
+    assert "MODE" in lines[0].text

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, tzinfo
 import msgspec
 
 from tessera.core.devices import MIG, NodeFacts
-from tessera.inspect.checks.findings import Area, Finding
+from tessera.inspect.checks.findings import Area, Finding, Severity
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.state import Json
 from tessera.scheduler.node_informer import ANSWER_WITHIN
@@ -58,6 +58,24 @@ def check_nodes(cluster: OfflineCluster) -> Iterator[Finding]:
             why="no device pod can be placed",
             fix="check that the device plugin runs on them: kubectl get daemonsets,pods -A | grep device-plugin",
         )
+
+
+def unreadable_nodes(cluster: OfflineCluster) -> dict[str, str]:
+    """Nodes whose cards are unknown, or not all known, and why."""
+    found: dict[str, str] = {}
+    for name, document in sorted(cluster.nodes.items()):
+        view = cluster.ledger.node(name)
+        if view is not None and view.facts.problem:
+            found[name] = view.facts.problem
+            continue
+        node = msgspec.convert(document, Node)
+        findings = [each for vendor in cluster.vendors.values() for each in _check_vendor(cluster, node, vendor)]
+        reasons = [each.what for each in findings if each.severity is Severity.BROKEN or view is None]
+        if reasons:
+            is_ours = all(node.labels.get(key) == value for key, value in cluster.settings.node_selector.items())
+            outside = "it is outside the scheduler's --node-label-selector"
+            found[name] = reasons[0].removeprefix(name).lstrip(": ") if is_ours else outside
+    return found
 
 
 def _check_vendor(cluster: OfflineCluster, node: Node, vendor: Vendor) -> Iterator[Finding]:
@@ -167,12 +185,21 @@ def _check_lock(cluster: OfflineCluster, node: Node) -> Iterator[Finding]:
 
 def _check_cordon(cluster: OfflineCluster, facts: NodeFacts) -> Iterator[Finding]:
     devices = {device.uuid: device for device in facts.devices}
+    closed = [
+        device
+        for device in facts.devices
+        if device.uuid in facts.cordoned and cluster.vendors[device.vendor].honours_cordon
+    ]
+    if closed:
+        named = ", ".join(f"{facts.name}/{device.index}" for device in closed)
+        yield AREA.fine(f"{named} cordoned: no new pods there until tessera uncordon {facts.name}/CARD")
     for uuid in sorted(facts.cordoned):
         if uuid not in devices:
             yield AREA.warning(
                 f"{facts.name}: {keys.DEVICE_CORDON} names {uuid}, which is no card of this node",
                 why="the card that was meant still takes new pods",
-                fix=f"write uuids, separated by commas; the node has {', '.join(sorted(devices)) or 'no cards'}",
+                fix=f"tessera uncordon {facts.name}/{uuid}, then tessera cordon {facts.name}/CARD; the node has "
+                + (", ".join(sorted(devices)) or "no cards"),
             )
         elif not cluster.vendors[devices[uuid].vendor].honours_cordon:
             yield AREA.warning(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -27,10 +29,26 @@ def make_document(kind: str, state: ClusterState | None, content: Any) -> Json:
     return head | (body if isinstance(body, dict) else {"items": body})
 
 
-def encode_document(content: Json, form: str) -> str:
+def encode_document(content: Json, form: str, *, ascii_only: bool = False) -> str:
+    """`ascii_only`: other characters are escaped, which changes nothing for programs."""
     if form == "yaml":
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=120)
-    return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=not ascii_only, width=120)
+    return _json_text(msgspec.json.format(msgspec.json.encode(content), indent=2).decode(), ascii_only=ascii_only)
+
+
+def encode_stream_document(content: Json, form: str, *, taken: float, ascii_only: bool = False) -> str:
+    """One of several: JSON on a line of its own, or YAML after a separator. `taken`: when it was true, as unix time."""
+    moment = datetime.fromtimestamp(taken, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    dated = {**content, "taken": moment}
+    if form == "yaml":
+        return "---\n" + encode_document(dated, form, ascii_only=ascii_only)
+    return _json_text(msgspec.json.encode(dated).decode(), ascii_only=ascii_only)
+
+
+def _json_text(text: str, *, ascii_only: bool) -> str:
+    # Only strings hold other characters, and JSON's escapes have four digits each.
+    escaped = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text) if ascii_only else text
+    return f"{escaped}\n"
 
 
 def _camel(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tessera.cli.sources import CONTEXT, CommandError, ascii_only, help_epilog
+from tessera.cli.sources import CONTEXT, CommandError, as_ascii, ascii_only, help_epilog
 
 if TYPE_CHECKING:
     from tessera.lab.demo.runner import DemoPlan, DrawPicture
@@ -74,7 +74,7 @@ def command(
 
     if picture and no_story:
         raise click.UsageError("--picture needs the story: leave out --no-story")
-    live = output == "text" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    live = output == "text" and sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not ascii_only()
     plan = DemoPlan(
         port=port,
         story=not no_story,
@@ -122,8 +122,10 @@ def _screen(output: str, *, live: bool) -> AbstractContextManager[Screen]:
         return LiveScreen()
     from tessera.lab.demo.screens import DocumentScreen, PlainScreen
 
+    if output == "text" and ascii_only():
+        return nullcontext(PlainScreen(lambda text: click.echo(as_ascii(text)), ascii_only=True))
     if output == "text":
-        return nullcontext(PlainScreen(click.echo, ascii_only=ascii_only()))
+        return nullcontext(PlainScreen(click.echo))
     return nullcontext(DocumentScreen(click.echo, output))
 
 

@@ -115,9 +115,9 @@ class DocumentScreen:
     def _write(self, kind: str, content: dict[str, Any]) -> None:
         made = make_document(kind, None, content)
         self._echo(
-            json.dumps(made, ensure_ascii=False)
+            json.dumps(made)
             if self._form == "json"
-            else f"---\n{encode_document(made, 'yaml')}".rstrip()
+            else f"---\n{encode_document(made, 'yaml', ascii_only=True)}".rstrip()
         )
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+import yaml
 
-from tessera.cli.sources import CommandError
+from tessera.cli.sources import CommandError, as_ascii, ascii_only
 
 if TYPE_CHECKING:
     from tessera.lab.simulator.churn import ChurnOptions
@@ -132,7 +133,10 @@ def _policies(_ctx: click.Context, _param: click.Parameter, value: str) -> list[
     "--jobs", type=click.IntRange(1), default=os.cpu_count() or 1, help="Number of processes. Default: all cores."
 )
 @click.option("--plot", "plot", type=FILE, help="Write the curves of the first trace as SVG.")
-@click.option("-o", "output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "table", "json", "yaml"]), default="text", show_default=True,
+    help="How to print the result; table is another word for text.",
+)  # fmt: skip
 def command(
     nodes: Path | None,
     pods: tuple[Path, ...],
@@ -173,6 +177,8 @@ def command(
         raise CommandError(str(error)) from error
     if output == "json":
         click.echo(json.dumps(report, indent=2))
+    elif output == "yaml":
+        click.echo(yaml.safe_dump(report, sort_keys=False, width=120), nl=False)
     else:
         _print(report, [] if churn else arrivals)
     # After the results: minutes of work must not be lost because a folder is missing.
@@ -260,16 +266,19 @@ def _watched(runs: Iterable[Found], total: int) -> list[Found]:
     from rich.progress import track
 
     console = Console(stderr=True)
-    return list(track(runs, "simulating", total=total, console=console, disable=not console.is_terminal))
+    is_hidden = not console.is_terminal or ascii_only()
+    return list(track(runs, "simulating", total=total, console=console, disable=is_hidden))
 
 
 def _print(report: dict[str, Any], arrivals: list[float]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
     from tessera.lab.simulator.report import churn_rows, saturation_rows
 
-    table = Table()
+    plain = ascii_only()
+    table = Table(box=box.ASCII if plain else box.HEAVY_HEAD)
     if arrivals:
         heads = ["trace", "policy", *(f"allocated at {arrival:.0%}" for arrival in arrivals)]
         rows = saturation_rows(report, arrivals)
@@ -279,5 +288,5 @@ def _print(report: dict[str, Any], arrivals: list[float]) -> None:
     for place, head in enumerate(heads):
         table.add_column(head, justify="left" if place < 2 else "right")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(as_ascii, row) if plain else row)
     Console().print(table)

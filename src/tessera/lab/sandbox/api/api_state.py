@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tessera.lab.sandbox.api.admission import Admission, Admitted, ApiUser, Attributes
 from tessera.lab.sandbox.api.creation import IdentitySource
+from tessera.lab.sandbox.api.disruption import DisruptionBudgets
 from tessera.lab.sandbox.api.errors import forbidden, not_found
 from tessera.lab.sandbox.api.kinds import NAMESPACES, SERVICE_ACCOUNTS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import Store, StoreChange
@@ -43,6 +44,7 @@ class ApiState:
         self.identities = IdentitySource(now=now, seed=seed)
         self.caller = WebhookClient(resolver)
         self.now = now
+        self.budgets = DisruptionBudgets(self.store)
         self._admission = Admission(self.store, self.caller)
         self.store.listen(self._follow_namespaces)
         for name in FIRST_NAMESPACES:

@@ -111,6 +111,16 @@ RESOURCE_QUOTAS = ResourceKind(
     "ResourceQuota", "resourcequotas", short_names=("quota",), subresources=(STATUS,), returns_deleted=True
 )
 SERVICE_ACCOUNTS = ResourceKind("ServiceAccount", "serviceaccounts", short_names=("sa",), returns_deleted=True)
+POD_DISRUPTION_BUDGETS = ResourceKind(
+    "PodDisruptionBudget",
+    "poddisruptionbudgets",
+    group="policy",
+    short_names=("pdb",),
+    subresources=(STATUS,),
+    unconditional_update=False,
+    returns_deleted=True,
+    counts_generations=True,
+)
 LEASES = ResourceKind("Lease", "leases", group="coordination.k8s.io", unconditional_update=False, create_on_update=True)
 MUTATING_WEBHOOKS = ResourceKind(
     "MutatingWebhookConfiguration",
@@ -140,6 +150,7 @@ KINDS: tuple[ResourceKind, ...] = (
     RESOURCE_QUOTAS,
     SECRETS,
     SERVICE_ACCOUNTS,
+    POD_DISRUPTION_BUDGETS,
     LEASES,
     MUTATING_WEBHOOKS,
     VALIDATING_WEBHOOKS,

@@ -252,6 +252,19 @@ class LabelSelector(ApiStruct, frozen=True):
     match_expressions: list[LabelSelectorRequirement] = []
 
 
+class PodDisruptionBudgetSpec(ApiStruct, frozen=True):
+    selector: LabelSelector | None = None
+    min_available: int | str = 0
+    max_unavailable: int | str = 0
+    unhealthy_pod_eviction_policy: str = ""
+
+
+class PodDisruptionBudget(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: PodDisruptionBudgetSpec = PodDisruptionBudgetSpec()
+    status: Json = {}
+
+
 class Webhook(ApiStruct, frozen=True):
     name: str = ""
     client_config: ClientConfig = ClientConfig()
@@ -306,6 +319,7 @@ SHAPES: dict[str, type[Any]] = {
     "ConfigMap": ConfigMap,
     "ResourceQuota": ResourceQuota,
     "ServiceAccount": ServiceAccount,
+    "PodDisruptionBudget": PodDisruptionBudget,
     "Lease": Lease,
     "MutatingWebhookConfiguration": WebhookConfiguration,
     "ValidatingWebhookConfiguration": WebhookConfiguration,

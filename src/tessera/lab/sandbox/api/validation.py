@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from tessera.lab.sandbox.api.errors import FieldProblem
-from tessera.lab.sandbox.api.kinds import EVENTS, PODS, STATUS, Json, ResourceKind
+from tessera.lab.sandbox.api.kinds import EVENTS, POD_DISRUPTION_BUDGETS, PODS, STATUS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import ENCODE
 from tessera.wire.quantity import NotAQuantity, NotWhole, read
 
@@ -31,6 +31,7 @@ _SUBDOMAIN_TEXT = (
     "end with an alphanumeric character (e.g. 'example.com', regex used for validation is "
     "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
 )
+_PERCENTAGE = re.compile(r"[0-9]{1,3}%", re.ASCII)
 _MUTABLE = ("activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations", "schedulingGates")
 _MUTABLE_TEXT = (
     "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
@@ -46,6 +47,8 @@ def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
         found += _pod(content["spec"])
     elif kind is EVENTS:
         found += _event(content)
+    elif kind is POD_DISRUPTION_BUDGETS:
+        found += _budget(content.get("spec", {}))
     elif "webhooks" in content:
         found += _webhooks(content)
     return found
@@ -60,6 +63,13 @@ def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresourc
     if kind.kind == "Secret" and old.get("type") != new.get("type"):
         return [FieldProblem("type", f"Invalid value: {_shown(new.get('type'))}: field is immutable")]
     return []
+
+
+def _budget(spec: Json) -> Iterator[FieldProblem]:
+    for name in ("minAvailable", "maxUnavailable"):
+        amount = spec.get(name, 0)
+        if isinstance(amount, str) and not _PERCENTAGE.fullmatch(amount):
+            yield FieldProblem(f"spec.{name}", f"Invalid value: {_shown(amount)}: a valid percent string is e.g. '25%'")
 
 
 def is_name(kind: ResourceKind, name: str) -> bool:

@@ -143,6 +143,9 @@ class Verbs:
             problem = FieldProblem("metadata.name", "does not match the name on the URL")
             raise invalid(target.kind, target.name, [problem])
         call.dry_run = call.dry_run or "All" in eviction.delete_options.dry_run
+        pod = self.cluster.store.get(target.kind, target.namespace, target.name)
+        if pod is not None:
+            self.cluster.budgets.check_eviction(pod)
         await deletion.delete(
             self.cluster,
             target.kind,

@@ -1,0 +1,1 @@
+"""Takes cards out of use and back: what operators change, where `inspect` only reads."""

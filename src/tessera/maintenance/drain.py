@@ -1,0 +1,277 @@
+"""Evicts the pods that hold slices of cards, until none is left or the time is over.
+
+    HOLDS ──▶ EVICTED ──▶ GONE
+     │  ▲
+     ▼  │ the budget allows it, or the apiserver answers again
+    WAITS ──▶ (the time is over: left)
+    REFUSED: it needs another option, or the user has no right to evict it
+
+Disruption budgets are kept: pods leave through the Eviction API only. Whether a pod still holds a card is what the
+ledger says about the pods on the node, read again in each round; so a pod that was bound in the last moment before the
+cordon is found too. A pod whose devices are unknown is never taken for one that holds nothing: it is a doubt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from tessera.core.ledger import PodEntry
+from tessera.inspect.explanation import PodVerdict, explain
+from tessera.inspect.installation import FORBIDDEN, NOT_FOUND
+from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.state import Json
+from tessera.kube.client import KubeClient
+from tessera.kube.errors import ApiError, KubeError
+from tessera.maintenance.cordon import CONFLICT, NamedCard
+
+FIRST_ROUND_S, ROUND_S = 0.25, 2.0
+"""between two looks at the nodes: pods that end quickly are seen to, and then the apiserver is spared"""
+RETRY_S = 5.0
+"""before a refused eviction is tried again, as `kubectl drain` waits"""
+CONCURRENT = 8
+"""evictions under way at once"""
+MIRROR = "kubernetes.io/config.mirror"
+"""annotation of a pod that a file of its node defines; no API call ends it"""
+
+
+class PodStage(Enum):
+    """How far a pod is."""
+
+    HOLDS = "Holds"
+    WAITS = "Waits"
+    EVICTED = "Evicted"
+    REFUSED = "Refused"
+    GONE = "Gone"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldingPod:
+    """A pod that holds slices of cards that are drained."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    cards: tuple[str, ...]
+    """those of the cards, as NODE/INDEX"""
+    memory_mib: int
+    """of these cards"""
+    controller: str
+    """kind and name of the workload that will replace it; empty for a bare pod"""
+    has_local_data: bool = False
+    """it has an emptyDir, whose content is lost"""
+    is_mirror: bool = False
+    is_terminating: bool = False
+
+    @property
+    def text(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """The pods that hold the cards, and those that may."""
+
+    pods: tuple[HoldingPod, ...] = ()
+    doubts: tuple[str, ...] = ()
+    """pods on the nodes whose devices are unknown, and why"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainOptions:
+    force: bool = False
+    """evict bare pods, which nothing replaces"""
+    delete_emptydir_data: bool = False
+    timeout_s: float = 600.0
+
+    def obstacle(self, pod: HoldingPod) -> str:
+        """Why the pod is not evicted without another option, as `kubectl drain` has it; empty if it is."""
+        if pod.is_mirror:
+            return "a file of its node defines it: remove that file"
+        if pod.is_terminating:
+            return ""
+        if not pod.controller and not self.force:
+            return "it is a bare pod, which nothing creates again (--force evicts it)"
+        if pod.has_local_data and not self.delete_emptydir_data:
+            return "it has an emptyDir, whose content would be lost (--delete-emptydir-data evicts it)"
+        return ""
+
+
+@dataclass(slots=True)
+class PodProgress:
+    """One pod on its way."""
+
+    pod: HoldingPod
+    stage: PodStage = PodStage.HOLDS
+    reason: str = ""
+    retry_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """The end."""
+
+    pods: tuple[PodProgress, ...]
+    doubts: tuple[str, ...]
+
+    @property
+    def left(self) -> list[PodProgress]:
+        return [each for each in self.pods if each.stage is not PodStage.GONE]
+
+    @property
+    def is_drained(self) -> bool:
+        return not self.left and not self.doubts
+
+
+def find_holders(cluster: OfflineCluster, pods: Collection[Json], cards: Sequence[NamedCard]) -> Holders:
+    """`pods` are those on the nodes as the API shows them, `cluster` was read from them."""
+    by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
+    names = {(card.node, card.card): card.text for card in cards}
+    found: list[HoldingPod] = []
+    doubts: list[str] = []
+    for node in dict.fromkeys(card.node for card in cards):
+        for entry in cluster.ledger.pods_on(node):
+            held = [uuid for uuid in _held(entry) if (node, uuid) in names]
+            if held:
+                found.append(_holding_pod(entry, by_uid[entry.facts.uid], [names[node, uuid] for uuid in held], held))
+            elif entry.facts.problem:
+                doubts.append(f"{entry.facts.namespace}/{entry.facts.name}: {entry.facts.problem}")
+        doubts += _unaccounted(cluster, node)
+    return Holders(tuple(sorted(found, key=lambda pod: (pod.namespace, pod.name))), tuple(sorted(doubts)))
+
+
+def _held(entry: PodEntry) -> list[str]:
+    """The cards of the pod, also those that its node does not register any more."""
+    named = (grant.uuid for containers in entry.facts.grants.values() for grants in containers for grant in grants)
+    return list(dict.fromkeys((*entry.holdings, *named)))
+
+
+def _holding_pod(entry: PodEntry, document: Json, cards: Sequence[str], uuids: Sequence[str]) -> HoldingPod:
+    facts, metadata = entry.facts, document["metadata"]
+    owner = next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
+    return HoldingPod(
+        facts.namespace,
+        facts.name,
+        facts.uid,
+        facts.node,
+        tuple(cards),
+        sum(entry.holdings[uuid].use.memory for uuid in uuids if uuid in entry.holdings),
+        f"{owner['kind']}/{owner['name']}" if owner is not None else "",
+        has_local_data=any("emptyDir" in volume for volume in document["spec"].get("volumes") or ()),
+        is_mirror=MIRROR in (metadata.get("annotations") or {}),
+        is_terminating=bool(metadata.get("deletionTimestamp")),
+    )
+
+
+def _unaccounted(cluster: OfflineCluster, node: str) -> Iterator[str]:
+    """Pods that another scheduler placed there: nothing says which cards they hold."""
+    for key, pod in sorted(cluster.pods.items()):
+        if pod.spec.node_name == node and cluster.ledger.pod(pod.metadata.uid) is None:
+            found = explain(cluster, key)
+            if found.status is PodVerdict.UNACCOUNTED:
+                yield f"{key}: {found.problem}"
+
+
+@dataclass(slots=True)
+class Drain:
+    """One drain of some cards that are cordoned already."""
+
+    client: KubeClient
+    look: Callable[[], Awaitable[Holders]]
+    """the pods that hold the cards now"""
+    options: DrainOptions
+    report: Callable[[str], None]
+    """told of every change, one line each"""
+    _progress: dict[str, PodProgress] = field(default_factory=dict)
+    """by uid"""
+
+    async def rehearse(self, holders: Holders) -> DrainResult:
+        """Asks the apiserver about each eviction as a dry run. Changes nothing; pods that it allows count as gone."""
+        self._observe(holders)
+        await self._evict(dry_run=True)
+        return DrainResult(tuple(self._progress.values()), holders.doubts)
+
+    async def run(self, holders: Holders) -> DrainResult:
+        """Evicts until no pod is left, only refused ones are, or the time is over. Evicts none if the first look shows
+        one that needs another option."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.options.timeout_s
+        self._observe(holders)
+        if any(each.stage is PodStage.REFUSED for each in self._progress.values()):
+            return DrainResult(tuple(self._progress.values()), holders.doubts)
+        pause = FIRST_ROUND_S
+        while True:
+            self._observe(holders)
+            left = [each for each in self._progress.values() if each.stage is not PodStage.GONE]
+            if all(each.stage is PodStage.REFUSED for each in left) or clock() >= deadline:
+                return DrainResult(tuple(self._progress.values()), holders.doubts)
+            await self._evict()
+            await asyncio.sleep(max(0.0, min(pause, deadline - clock())))
+            pause = min(ROUND_S, 2 * pause)
+            holders = await self._look_again(holders)
+
+    async def _look_again(self, before: Holders) -> Holders:
+        """What was seen last, if the apiserver does not answer: unknown is never gone."""
+        try:
+            return await self.look()
+        except KubeError as error:
+            self.report(f"the nodes cannot be read: {error}; trying again")
+            return before
+
+    def _observe(self, holders: Holders) -> None:
+        for pod in holders.pods:
+            progress = self._progress.setdefault(pod.uid, PodProgress(pod))
+            progress.pod = pod
+            obstacle = self.options.obstacle(pod)
+            if obstacle:
+                self._set(progress, PodStage.REFUSED, obstacle)
+            elif pod.is_terminating and progress.stage is not PodStage.EVICTED:
+                self._set(progress, PodStage.EVICTED, "it is being deleted already")
+        present = {pod.uid for pod in holders.pods}
+        for uid, progress in self._progress.items():
+            if uid not in present:
+                self._set(progress, PodStage.GONE)
+
+    async def _evict(self, *, dry_run: bool = False) -> None:
+        now = asyncio.get_running_loop().time()
+        turns = asyncio.Semaphore(CONCURRENT)
+
+        async def take_turn(progress: PodProgress) -> None:
+            async with turns:
+                await self._evict_one(progress, dry_run=dry_run)
+
+        due = [
+            each
+            for each in self._progress.values()
+            if each.stage in (PodStage.HOLDS, PodStage.WAITS) and each.retry_at <= now
+        ]
+        await asyncio.gather(*map(take_turn, due))
+
+    async def _evict_one(self, progress: PodProgress, *, dry_run: bool) -> None:
+        pod = progress.pod
+        try:
+            await self.client.evict(pod.namespace, pod.name, uid=pod.uid, dry_run=dry_run)
+        except ApiError as error:
+            if error.status in (NOT_FOUND, CONFLICT):
+                return  # Another pod has that name by now, or none: the next look shows it.
+            reason = "; ".join(error.causes) or error.message
+            if error.status == FORBIDDEN:
+                self._set(progress, PodStage.REFUSED, reason)
+            else:
+                self._wait(progress, reason, error.retry_after)
+        except KubeError as error:
+            self._wait(progress, str(error), None)
+        else:
+            self._set(progress, PodStage.GONE if dry_run else PodStage.EVICTED, "would be evicted" if dry_run else "")
+
+    def _wait(self, progress: PodProgress, reason: str, retry_after: float | None) -> None:
+        progress.retry_at = asyncio.get_running_loop().time() + max(RETRY_S, retry_after or 0.0)
+        self._set(progress, PodStage.WAITS, reason)
+
+    def _set(self, progress: PodProgress, stage: PodStage, reason: str = "") -> None:
+        if (progress.stage, progress.reason) != (stage, reason):
+            progress.stage, progress.reason = stage, reason
+            self.report(f"{progress.pod.text}: {reason or stage.value.lower()}")
