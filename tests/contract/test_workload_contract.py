@@ -14,6 +14,10 @@ from tests.contract.manifests import deployment, job, pod
 SCALED = ("deployments", "replicasets", "statefulsets")
 
 
+def rolling(surge: object) -> Json:
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge}}
+
+
 @pytest.mark.parametrize("plural", SCALED)
 async def test_a_workload_gets_the_defaults_of_its_kind_and_of_its_pods(api: Client, space: Space, plural: str) -> None:
     made = await api.made(space.grouped("apps", plural), deployment())
@@ -70,6 +74,9 @@ async def test_a_job_selects_its_pods_by_its_uid(api: Client, space: Space) -> N
             "spec.template.spec.containers",
         ),
         ("apps/statefulsets", deployment(replicas=-1), "spec.replicas"),
+        ("apps/deployments", deployment(strategy={"type": "Other"}), "spec.strategy.type"),
+        ("apps/deployments", deployment(strategy=rolling("some")), "spec.strategy.rollingUpdate.maxSurge"),
+        ("apps/deployments", deployment(strategy=rolling(-1)), "spec.strategy.rollingUpdate.maxSurge"),
         ("batch/jobs", job(template=pod()), "spec.template.spec.restartPolicy"),
         ("batch/jobs", job(parallelism=-1), "spec.parallelism"),
     ],

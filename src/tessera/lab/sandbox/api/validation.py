@@ -51,6 +51,8 @@ _MUTABLE_TEXT = (
     "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
     "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
+_PERCENT = re.compile(r"[0-9]{1,9}%", re.ASCII)
+_STRATEGIES = {"strategy": ("RollingUpdate", "Recreate"), "updateStrategy": ("RollingUpdate", "OnDelete")}
 _MUTABLE_STATEFUL = (
     "replicas",
     "ordinals",
@@ -213,6 +215,8 @@ def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
         if spec.get(key, 0) < 0:
             text = f"Invalid value: {spec[key]}: must be greater than or equal to 0"
             yield FieldProblem(f"spec.{key}", text)
+    for key, kinds in _STRATEGIES.items():
+        yield from _strategy(spec.get(key, {}), f"spec.{key}", kinds)
     template = spec["template"]
     selector = spec.get("selector", {})
     if not (selector.get("matchLabels") or selector.get("matchExpressions")):
@@ -229,6 +233,20 @@ def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
         text = f"Unsupported value: {_shown(restart)}: supported values: {valid}"
         yield FieldProblem("spec.template.spec.restartPolicy", text, "FieldValueNotSupported")
     yield from _pod(template["spec"], "spec.template.spec")
+
+
+def _strategy(strategy: Json, where: str, kinds: tuple[str, ...]) -> Iterator[FieldProblem]:
+    if strategy.get("type", kinds[0]) not in kinds:
+        valid = ", ".join(f'"{each}"' for each in kinds)
+        text = f"Unsupported value: {_shown(strategy['type'])}: supported values: {valid}"
+        yield FieldProblem(f"{where}.type", text, "FieldValueNotSupported")
+    for key, value in strategy.get("rollingUpdate", {}).items():
+        path = f"{where}.rollingUpdate.{key}"
+        if isinstance(value, str) and not _PERCENT.fullmatch(value):
+            why = "a valid percent string must be a numeric string followed by an ending '%'"
+            yield FieldProblem(path, f"Invalid value: {_shown(value)}: {why}")
+        elif isinstance(value, int) and value < 0:
+            yield FieldProblem(path, f"Invalid value: {value}: must be greater than or equal to 0")
 
 
 def _workload_change(kind: ResourceKind, old: Json, new: Json) -> Iterator[FieldProblem]:
