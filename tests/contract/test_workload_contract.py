@@ -74,7 +74,7 @@ async def test_a_job_selects_its_pods_by_its_uid(api: Client, space: Space) -> N
             "spec.template.spec.containers",
         ),
         ("apps/statefulsets", deployment(replicas=-1), "spec.replicas"),
-        ("apps/deployments", deployment(strategy={"type": "Other"}), "spec.strategy.type"),
+        ("apps/deployments", deployment(strategy={"type": "Other"}), "spec.strategy"),
         ("apps/deployments", deployment(strategy=rolling("some")), "spec.strategy.rollingUpdate.maxSurge"),
         ("apps/deployments", deployment(strategy=rolling(-1)), "spec.strategy.rollingUpdate.maxSurge"),
         ("batch/jobs", job(template=pod()), "spec.template.spec.restartPolicy"),

@@ -239,7 +239,7 @@ def _strategy(strategy: Json, where: str, kinds: tuple[str, ...]) -> Iterator[Fi
     if strategy.get("type", kinds[0]) not in kinds:
         valid = ", ".join(f'"{each}"' for each in kinds)
         text = f"Unsupported value: {_shown(strategy['type'])}: supported values: {valid}"
-        yield FieldProblem(f"{where}.type", text, "FieldValueNotSupported")
+        yield FieldProblem(where, text, "FieldValueNotSupported")
     for key, value in strategy.get("rollingUpdate", {}).items():
         path = f"{where}.rollingUpdate.{key}"
         if isinstance(value, str) and not _PERCENT.fullmatch(value):
