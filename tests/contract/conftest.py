@@ -26,9 +26,18 @@ class Space:
     def pods(self, name: str = "", sub: str = "") -> str:
         return self.of("pods", name, sub)
 
+    def grouped(self, group: str, plural: str, name: str = "", sub: str = "") -> str:
+        base = f"/apis/{group}/v1/namespaces/{self.name}/{plural}"
+        return "/".join(part for part in (base, name, sub) if part)
+
     def leases(self, name: str = "") -> str:
-        base = f"/apis/coordination.k8s.io/v1/namespaces/{self.name}/leases"
-        return f"{base}/{name}" if name else base
+        return self.grouped("coordination.k8s.io", "leases", name)
+
+    def deployments(self, name: str = "", sub: str = "") -> str:
+        return self.grouped("apps", "deployments", name, sub)
+
+    def jobs(self, name: str = "", sub: str = "") -> str:
+        return self.grouped("batch", "jobs", name, sub)
 
 
 @pytest.fixture

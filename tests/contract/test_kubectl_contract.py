@@ -15,7 +15,7 @@ import yaml
 
 from tests.contract.client import Client, Json
 from tests.contract.conftest import Space
-from tests.contract.manifests import binding, pod
+from tests.contract.manifests import binding, deployment, pod
 
 pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
 
@@ -125,3 +125,34 @@ async def test_typed_commands_work_too(kubectl: Kubectl, api: Client, space: Spa
     found = (await api.get(f"/api/v1/nodes/{name}")).body
     assert found["metadata"]["labels"]["gpu"] == "on"
     assert found["spec"]["unschedulable"] is True
+
+
+async def test_workloads_are_applied_scaled_described_and_deleted(kubectl: Kubectl, api: Client, space: Space) -> None:
+    body: Json = {"apiVersion": "apps/v1", "kind": "Deployment"} | deployment()
+    assert (await kubectl("apply", "-f", "-", given=body)).out == "deployment.apps/d created\n"
+    body["spec"]["template"]["spec"]["containers"][0]["image"] = "busybox:2"
+    said = await kubectl("apply", "-f", "-", given=body)
+    assert (said.out, said.err) == ("deployment.apps/d configured\n", "")
+    assert (await kubectl("scale", "deployment/d", "--replicas=3")).out == "deployment.apps/d scaled\n"
+    found = (await api.get(space.deployments("d"))).body["spec"]
+    image = found["template"]["spec"]["containers"][0]["image"]
+    assert (found["replicas"], image) == (3, "busybox:2")
+    assert [line.split()[:2] for line in (await kubectl("get", "deploy")).out.splitlines()] == [
+        ["NAME", "READY"],
+        ["d", "0/3"],
+    ]
+    said = await kubectl("describe", "deployment", "d")
+    assert (said.code, "3 desired" in said.out) == (0, True)
+    assert (await kubectl("delete", "deployment", "d")).code == 0
+
+
+async def test_typed_commands_make_workloads(kubectl: Kubectl, api: Client, space: Space) -> None:
+    command = ("--", "sh", "-c", "true")
+    assert (await kubectl("create", "deployment", "d", "--image=busybox:1", "--replicas=2", *command)).code == 0
+    found = (await api.get(space.deployments("d"))).body["spec"]
+    (container,) = found["template"]["spec"]["containers"]
+    assert (found["replicas"], found["selector"]) == (2, {"matchLabels": {"app": "d"}})
+    assert (container["image"], container["command"]) == ("busybox:1", ["sh", "-c", "true"])
+    assert (await kubectl("create", "job", "j", "--image=busybox:1", *command)).code == 0
+    found = (await api.get(space.jobs("j"))).body["spec"]["template"]["spec"]
+    assert (found["restartPolicy"], found["containers"][0]["image"]) == ("Never", "busybox:1")

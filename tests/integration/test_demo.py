@@ -20,12 +20,14 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import EVENTS, NODES, PODS
 from tessera.lab.demo import manifests
-from tessera.lab.demo.cluster import CannotStart, DemoCluster, demo_cluster
+from tessera.lab.demo.cluster import CannotStart, DemoCluster, DemoError, demo_cluster
 from tessera.lab.demo.machines import CARDS_FILE
 from tessera.lab.demo.runner import ENDED, DemoPlan, run_demo
 from tessera.lab.demo.screens import DemoStarted
 from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import CardView, ClusterView, take_view
+from tessera.lab.sandbox.api.kinds import DEPLOYMENTS
+from tessera.lab.sandbox.controllers.plan import active_pods
 from tests.support.commands import started
 
 Json = dict[str, Any]
@@ -247,6 +249,58 @@ async def test_a_user_can_apply_get_describe_and_delete(cluster: DemoCluster, ho
         await user.delete("small")
         await user.delete("large")
         assert await user.pods() == {}
+
+
+CHAT: Json = {
+    "apiVersion": "apps/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "chat"},
+    "spec": {
+        "replicas": 2,
+        "selector": {"matchLabels": {"app": "chat"}},
+        "template": {
+            "metadata": {"labels": {"app": "chat"}, "annotations": manifests.CHATS[0]["metadata"]["annotations"]},
+            "spec": manifests.CHATS[0]["spec"],
+        },
+    },
+}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="no kubectl on PATH")
+async def test_a_user_can_roll_out_scale_and_delete_a_deployment(cluster: DemoCluster) -> None:
+    user, rollout = Kubectl(cluster.plane.kubeconfig), ("rollout", "status", "deployment/chat", "--timeout=60s")
+    await user.apply(CHAT)
+    assert "successfully rolled out" in await user.run(*rollout)
+    lines = (await user.run("logs", "--selector=app=chat")).splitlines()
+    (limits,) = set(lines)
+    assert len(lines) == 2
+    assert limits.endswith("; memory limit 5000 MiB; core limit 20 %")
+    await user.run("scale", "deployment/chat", "--replicas=4")
+    await user.run("set", "image", "deployment/chat", "main=registry.example/chat:2")
+    assert "successfully rolled out" in await user.run(*rollout)
+    images = {pod["spec"]["containers"][0]["image"] for pod in active_pods(cluster.pods())}
+    assert (len(active_pods(cluster.pods())), images) == (4, {"registry.example/chat:2"})
+    await user.run("rollout", "undo", "deployment/chat")
+    assert "successfully rolled out" in await user.run(*rollout)
+    await user.run("delete", "deployment", "chat")
+    await cluster.until(lambda: not cluster.pods() and not cluster.ledger.pods(), "the pods to be gone")
+
+
+async def test_a_part_of_the_control_plane_that_fails_ends_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("tessera.lab.sandbox.controllers.loop.PLANNERS", {DEPLOYMENTS: broken})
+
+    async def use_it() -> None:
+        async with demo_cluster(tmp_path) as cluster:
+            await cluster.apply(CHAT)
+            await cluster.until(lambda: False, "the end")
+
+    with pytest.raises(DemoError, match=r"control plane failed: ValueError\('a bug'\)"):
+        await use_it()
 
 
 # -- the command

@@ -1,6 +1,6 @@
 """Every YAML block of the documents does what its page says, on the demo's cluster with the real scheduler.
 
-Objects are applied: their pods, and those of workloads' templates, run. A comment before the block says otherwise:
+Objects are applied: pods, and the pods of workloads, run. A comment before the block says otherwise:
 
     <!-- expect: Pending -->            it is taken and fits nowhere
     <!-- expect: refused: TEXT -->      it is not taken, and the reason has TEXT
@@ -22,14 +22,18 @@ import yaml
 
 from tessera.host.simulated.description import load_description
 from tessera.inspect.description import read_description
-from tessera.inspect.manifests import read_manifests
 from tessera.inspect.state import Setup
 from tessera.kube.errors import ApiError
-from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, RESOURCE_QUOTAS, Resource
-from tessera.lab.demo.cluster import SWITCHES, DemoCluster, demo_cluster
+from tessera.kube.resources import MUTATING_WEBHOOKS, RESOURCE_QUOTAS
+from tessera.lab.demo.cluster import RESOURCES, SWITCHES, DemoCluster, demo_cluster
 from tessera.lab.demo.story import STORY
 from tessera.lab.demo.view import take_view
-from tessera.lab.sandbox.objects import condition_of, name_of
+from tessera.lab.sandbox.api.api_state import RequestContext
+from tessera.lab.sandbox.api.kinds import WORKLOADS as WORKLOAD_KINDS
+from tessera.lab.sandbox.api.request_url import RequestTarget
+from tessera.lab.sandbox.api.selectors import EVERYTHING
+from tessera.lab.sandbox.api.shapes import DeleteOptions
+from tessera.lab.sandbox.objects import condition_of, name_of, phase_of
 from tessera.vendors.registry import build_vendors
 
 Json = dict[str, Any]
@@ -49,11 +53,6 @@ CODE = re.compile(rf"`((?:{_TOP}|[a-z0-9_]+(?=/[a-z0-9_/]+\.py))/(?:[a-zA-Z0-9_.
 BLOCK = re.compile(
     r"(?:<!-- expect: (?P<expected>[^\n]*) -->\n)?^```ya?ml\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
-STORED: dict[str, Resource] = {
-    "Namespace": NAMESPACES,
-    "ResourceQuota": RESOURCE_QUOTAS,
-    "MutatingWebhookConfiguration": MUTATING_WEBHOOKS,
-}
 PLACES: dict[str, set[tuple[str, int]]] = {
     "this-one": {("l4-1", 1)},
     "isolated": {("mig-1", 0)},
@@ -61,7 +60,8 @@ PLACES: dict[str, set[tuple[str, int]]] = {
     "trainer": {("h100-1", index) for index in range(4, 8)},
 }
 """cards that the page says, or that follow from it; on an empty cluster"""
-WORKLOADS = ("Deployment", "StatefulSet", "Job", "DaemonSet")
+BACKGROUND = DeleteOptions(propagation_policy="Background")
+WORKLOADS = {kind.kind: kind for kind in WORKLOAD_KINDS}
 
 
 @dataclass(frozen=True)
@@ -104,49 +104,48 @@ async def test_every_manifest_of_the_documents_does_what_its_page_says(cluster: 
 
 
 async def apply(cluster: DemoCluster, block: Block) -> None:
-    pods: list[Json] = []
+    wanted, _, text = block.expected.partition(": ")
+    pods = workloads = 0
     for document in block.documents:
-        kind = document["kind"]
-        if kind in STORED:
-            namespace = document["metadata"].get("namespace") if STORED[kind].namespaced else None
-            if kind == "MutatingWebhookConfiguration":
-                # The cluster has one of this name; a second one beside it does no harm until it is gone again.
-                document["metadata"]["name"] += "-example"
-            await cluster.plane.client.create(STORED[kind].path(namespace), document)
-        elif kind == "KubeSchedulerConfiguration":
+        if document["kind"] == "KubeSchedulerConfiguration":
             check_scheduler_configuration(document)
-        else:
-            assert kind == "Pod" or kind in WORKLOADS, f"there is no way to try a {kind} here"
-            (found,) = read_manifests(yaml.safe_dump(document), file=block.place, namespace="default", count=None)
-            pods += [_numbered(found.pod, number) for number in range(found.count)]
-    for pod in pods:
-        refusal = await refused(cluster, pod)
-        wanted, _, text = block.expected.partition(": ")
-        assert (wanted == "refused") == (refusal is not None), refusal or f"{name_of(pod)} was taken"
+            continue
+        if document["kind"] == "MutatingWebhookConfiguration":
+            # The cluster has one of this name; a second one beside it does no harm until it is gone again.
+            document["metadata"]["name"] += "-example"
+        assert document["kind"] in RESOURCES, f"there is no way to try a {document['kind']} here"
+        refusal = await refused(cluster, document)
+        assert (wanted == "refused") == (refusal is not None), refusal or f"{name_of(document)} was taken"
         assert text in (refusal or "")
-    if not block.expected.startswith("refused"):
-        await cluster.until(
-            lambda: all(is_as_expected(cluster, pod, block.expected) for pod in pods), f"pods to be {block.expected}"
-        )
-    for name in PLACES.keys() & {name_of(pod) for pod in pods if block.place.startswith("docs/user-guide")}:
+        pods += document["kind"] == "Pod" and refusal is None
+        if document["kind"] in WORKLOADS:
+            spec = document["spec"]
+            workloads += spec.get("replicas", spec.get("parallelism", 1))
+
+    def is_over() -> bool:
+        found = cluster.pods()
+        return len(found) >= pods + workloads and all(is_as_expected(pod, wanted) for pod in found)
+
+    await cluster.until(is_over, f"{pods + workloads} pods to be {wanted}")
+    for name in PLACES.keys() & {name_of(pod) for pod in cluster.pods() if block.place.startswith("docs/user-guide")}:
         cards = [card for card in take_view(cluster).cards if name in [one.pod for one in card.slices]]
         assert {(card.node, card.index) for card in cards} == PLACES[name]
 
 
-async def refused(cluster: DemoCluster, pod: Json) -> str | None:
-    """Create the pod; why it was not taken."""
+async def refused(cluster: DemoCluster, document: Json) -> str | None:
+    """Creates the object; why it was not taken."""
     try:
-        await cluster.apply(pod)
+        await cluster.apply(document)
     except ApiError as error:
         return error.message
     return None
 
 
-def is_as_expected(cluster: DemoCluster, pod: Json, expected: str) -> bool:
-    found = cluster.plane.pod(pod["metadata"]["namespace"], name_of(pod)) or {}
+def is_as_expected(pod: Json, expected: str) -> bool:
     if expected == "Pending":
-        return (condition_of(found, "PodScheduled") or {}).get("status") == "False"
-    return bool(found.get("status", {}).get("phase") == expected)
+        return (condition_of(pod, "PodScheduled") or {}).get("status") == "False"
+    # Pods of Jobs end by themselves.
+    return phase_of(pod) == expected or (phase_of(pod), expected) == ("Succeeded", "Running")
 
 
 def check_scheduler_configuration(document: Json) -> None:
@@ -170,6 +169,9 @@ def check_alerts(document: Json) -> None:
 
 async def clear(cluster: DemoCluster) -> None:
     """Nothing of the block is left."""
+    for kind in WORKLOADS.values():
+        collection = RequestTarget(kind)
+        await cluster.plane.server.verbs.delete_all(collection, EVERYTHING, BACKGROUND, RequestContext())
     for pod in cluster.pods():
         await cluster.plane.delete_pod(pod["metadata"]["namespace"], name_of(pod), grace_seconds=0)
     client = cluster.plane.client
@@ -179,11 +181,6 @@ async def clear(cluster: DemoCluster) -> None:
         if name_of(hook).endswith("-example"):
             await client.delete(MUTATING_WEBHOOKS.path(name=name_of(hook)))
     await cluster.until(lambda: not cluster.pods() and not cluster.ledger.pods(), "the pods to be gone")
-
-
-def _numbered(pod: Json, number: int) -> Json:
-    """The pod of a replica; the first keeps the name."""
-    return pod | {"metadata": pod["metadata"] | {"name": f"{name_of(pod)}-{number}"}} if number else pod
 
 
 @pytest.mark.parametrize("block", READ, ids=lambda block: block.place)

@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from tessera.core.ledger import Ledger
 from tessera.inspect.collector import collect
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
-from tessera.kube.resources import MUTATING_WEBHOOKS, NAMESPACES, PODS, RESOURCE_QUOTAS, Resource
+from tessera.kube.resources import MUTATING_WEBHOOKS, Resource
 from tessera.lab.demo.machines import demo_nodes
 from tessera.lab.sandbox.api.certificates import for_loopback
-from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.kinds import KINDS, Json
 from tessera.lab.sandbox.api.server import ServerOptions
 from tessera.lab.sandbox.control_plane import ControlPlane
 from tessera.lab.sandbox.objects import name_of, namespace_of
@@ -36,6 +38,8 @@ from tessera.scheduler.settings import Listeners, Settings, TlsFiles
 from tessera.services.addresses import Address
 from tessera.vendors.base import Switches
 from tessera.vendors.registry import build_vendors
+
+log = structlog.get_logger(__name__)
 
 LOOPBACK = Address("127.0.0.1", 0)
 START_S = 30.0
@@ -49,7 +53,10 @@ STEP_S = 30.0
 LISTENERS = frozenset({"extender", "webhook", "metrics"})
 SWITCHES = Switches(ascend=True)
 
-KINDS: Mapping[str, Resource] = {"Pod": PODS, "Namespace": NAMESPACES, "ResourceQuota": RESOURCE_QUOTAS}
+RESOURCES: Mapping[str, Resource] = {
+    kind.kind: Resource(kind.group, kind.version, kind.plural, kind.namespaced) for kind in KINDS
+}
+"""everything that the control plane serves, by kind"""
 
 
 class DemoError(Exception):
@@ -74,7 +81,7 @@ class DemoCluster:
 
     async def apply(self, manifest: Json) -> Json:
         """Creates an object as kubectl would, and returns it as stored."""
-        resource = KINDS[manifest["kind"]]
+        resource = RESOURCES[manifest["kind"]]
         namespace = (manifest["metadata"].get("namespace") or "default") if resource.namespaced else None
         return await self.plane.client.create(resource.path(namespace), manifest, dict[str, Any])
 
@@ -87,7 +94,17 @@ class DemoCluster:
 
     async def until(self, predicate: Callable[[], object], what: str) -> None:
         """Waits until `predicate` is true. Raises DemoError."""
-        await _until(predicate, what, within=STEP_S)
+
+        def is_true() -> object:
+            self.check()
+            return predicate()
+
+        await _until(is_true, what, within=STEP_S)
+
+    def check(self) -> None:
+        """Raises DemoError if a part of the control plane has failed."""
+        if self.plane.has_stopped:
+            raise DemoError("a part of the control plane failed")
 
     async def offline_cluster(self) -> OfflineCluster:
         """The cluster as `tessera explain` sees it."""
@@ -118,7 +135,15 @@ async def demo_cluster(
             await _wait_for_cards(cluster)
             yield cluster
     finally:
+        await _stop(plane)
+
+
+async def _stop(plane: ControlPlane) -> None:
+    try:
         await plane.__aexit__(None, None, None)
+    except ExceptionGroup as failure:
+        log.error("a part of the control plane failed", exc_info=failure)
+        raise DemoError(f"a part of the control plane failed: {failure.exceptions[0]!r}") from failure
 
 
 @asynccontextmanager

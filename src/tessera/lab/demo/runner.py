@@ -107,6 +107,7 @@ async def _tell(cluster: DemoCluster, screen: Screen, plan: DemoPlan) -> None:
 
 async def _watch(cluster: DemoCluster, screen: Screen) -> None:
     while True:
+        cluster.check()
         screen.on_change(take_view(cluster))
         await asyncio.sleep(LOOK_S)
 

@@ -1,4 +1,4 @@
-"""A whole cluster in one object: API server, scheduling loop and simulated nodes.
+"""A whole cluster in one object: API server, controllers, scheduling loop and simulated nodes.
 
     async with ControlPlane(nodes=[SimulatedNode("n1", gpu_cards("n1", 8))], extender_url=url) as plane:
         pod = await plane.create_pod(manifest)
@@ -26,6 +26,7 @@ from tessera.lab.sandbox.api.kinds import PODS as POD_KIND
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.api.server import ApiServer, ServerOptions
 from tessera.lab.sandbox.api.store import StoreChange
+from tessera.lab.sandbox.controllers.loop import ControllerLoop
 from tessera.lab.sandbox.nodes.fleet import SimulatedFleet
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import phase_of
@@ -70,6 +71,7 @@ class ControlPlane:
         self._requested: asyncio.Queue[tuple[ExtenderAccess | None, asyncio.Future[None]]] = asyncio.Queue()
         self._main: asyncio.Task[None] | None = None
         self._kubeconfig: Path | None = None
+        self._controllers = ControllerLoop(self.server.verbs)
         self.server.cluster.store.listen(self._on_store_change)
 
     async def __aenter__(self) -> Self:
@@ -105,6 +107,11 @@ class ControlPlane:
         if self._kubeconfig is None:
             raise RuntimeError("the control plane is not running: use it in `async with`")
         return self._kubeconfig
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it was stopped, or a component has failed."""
+        return self._main is not None and self._main.done()
 
     @property
     def fleet(self) -> SimulatedFleet:
@@ -187,9 +194,11 @@ class ControlPlane:
                     self._fleet = SimulatedFleet(
                         client, self._first_nodes, now=self.server.options.now, on_change=self._changed.set
                     )
+                    self.server.cluster.read_log = self._fleet.read_log
                     await self._fleet.register()
                     async with asyncio.TaskGroup() as tasks:
-                        background = [tasks.create_task(self._fleet.run()), tasks.create_task(self._schedule())]
+                        parts = (self._fleet.run(), self._controllers.run(), self._schedule())
+                        background = [tasks.create_task(part) for part in parts]
                         if self._extender is not None:
                             started: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                             await self._requested.put((self._extender, started))

@@ -10,6 +10,7 @@ from tessera.lab.sandbox.api.creation import IdentitySource
 from tessera.lab.sandbox.api.disruption import DisruptionBudgets
 from tessera.lab.sandbox.api.errors import forbidden, not_found
 from tessera.lab.sandbox.api.kinds import NAMESPACES, SERVICE_ACCOUNTS, Json, ResourceKind
+from tessera.lab.sandbox.api.pod_logs import ReadLog, no_logs
 from tessera.lab.sandbox.api.store import Store, StoreChange
 from tessera.lab.sandbox.api.watches import WatchHub
 from tessera.lab.sandbox.api.webhook_client import Resolver, WebhookClient
@@ -45,6 +46,8 @@ class ApiState:
         self.caller = WebhookClient(resolver)
         self.now = now
         self.budgets = DisruptionBudgets(self.store)
+        self.read_log: ReadLog = no_logs
+        """set by whatever runs the containers"""
         self._admission = Admission(self.store, self.caller)
         self.store.listen(self._follow_namespaces)
         for name in FIRST_NAMESPACES:

@@ -13,7 +13,15 @@ from fractions import Fraction
 
 from tessera.lab.sandbox.api.defaults import containers
 from tessera.lab.sandbox.api.errors import forbidden
-from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, SERVICE_ACCOUNTS, Json, ResourceKind
+from tessera.lab.sandbox.api.kinds import (
+    JOBS,
+    NAMESPACES,
+    PODS,
+    SERVICE_ACCOUNTS,
+    WORKLOADS,
+    Json,
+    ResourceKind,
+)
 from tessera.lab.sandbox.api.store import Store
 from tessera.wire.quantity import NotAQuantity, read
 
@@ -73,8 +81,21 @@ def assign_identity(kind: ResourceKind, content: Json, *, identities: IdentitySo
     elif kind is NAMESPACES:
         content["spec"] = {"finalizers": ["kubernetes"]}
         content["status"] = {"phase": "Active"}
-    elif kind.kind == "ResourceQuota":
+    elif kind.kind == "ResourceQuota" or kind in WORKLOADS:
         content["status"] = {}
+
+
+def generate_job_selector(content: Json) -> None:
+    """Labels the pods of a Job with its uid and name, and selects by the uid, unless the user selects."""
+    spec, metadata = content["spec"], content["metadata"]
+    if spec.get("manualSelector"):
+        return
+    labels = spec["template"]["metadata"].setdefault("labels", {})
+    for key, value in (("job-name", metadata["name"]), ("controller-uid", metadata["uid"])):
+        labels.setdefault(key, value)
+        labels.setdefault(f"{JOBS.group}.kubernetes.io/{key}", value)
+    selected = spec.setdefault("selector", {}).setdefault("matchLabels", {})
+    selected.setdefault(f"{JOBS.group}.kubernetes.io/controller-uid", metadata["uid"])
 
 
 def generate_name(prefix: str, identities: IdentitySource) -> str:

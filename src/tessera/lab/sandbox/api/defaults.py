@@ -43,6 +43,15 @@ def canonical_amounts(amounts: Json, where: str) -> None:
 
 def _pod(content: Json) -> None:
     spec = content.setdefault("spec", {})
+    _pod_spec(spec)
+    for container in containers(spec):
+        resources = container["resources"]
+        if resources.get("limits"):
+            resources["requests"] = resources["limits"] | resources.get("requests", {})
+
+
+def _pod_spec(spec: Json) -> None:
+    """Of a pod, and of a template of pods."""
     for key, value in (
         ("restartPolicy", "Always"),
         ("terminationGracePeriodSeconds", 30),
@@ -69,8 +78,6 @@ def _container(container: Json) -> None:
     resources = container.setdefault("resources", {})
     for key in ("limits", "requests"):
         canonical_amounts(resources.get(key, {}), f"resources.{key}")
-    if resources.get("limits"):
-        resources["requests"] = resources["limits"] | resources.get("requests", {})
     for port in container.get("ports", ()):
         port.setdefault("protocol", "TCP")
     for env in container.get("env", ()):
@@ -134,6 +141,42 @@ def _quota(content: Json) -> None:
             canonical_amounts(content.get(part, {}).get(key, {}), f"{part}.{key}")
 
 
+def _workload(content: Json, defaults: Json) -> None:
+    spec = content.setdefault("spec", {})
+    for key, value in defaults.items():
+        spec.setdefault(key, value)
+    template = spec.setdefault("template", {})
+    template.setdefault("metadata", {})
+    _pod_spec(template.setdefault("spec", {}))
+
+
+def _deployment(content: Json) -> None:
+    _workload(content, {"replicas": 1, "revisionHistoryLimit": 10, "progressDeadlineSeconds": 600})
+    strategy = content["spec"].setdefault("strategy", {})
+    if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
+        rolling = strategy.setdefault("rollingUpdate", {})
+        rolling.setdefault("maxUnavailable", "25%")
+        rolling.setdefault("maxSurge", "25%")
+
+
+def _replica_set(content: Json) -> None:
+    _workload(content, {"replicas": 1})
+
+
+def _stateful_set(content: Json) -> None:
+    _workload(content, {"replicas": 1, "podManagementPolicy": "OrderedReady", "revisionHistoryLimit": 10})
+    strategy = content["spec"].setdefault("updateStrategy", {})
+    if strategy.setdefault("type", "RollingUpdate") == "RollingUpdate":
+        strategy.setdefault("rollingUpdate", {}).setdefault("partition", 0)
+
+
+def _job(content: Json) -> None:
+    spec = content.setdefault("spec", {})
+    if "completions" not in spec and "parallelism" not in spec:
+        spec["completions"] = 1
+    _workload(content, {"parallelism": 1, "backoffLimit": 6, "completionMode": "NonIndexed", "suspend": False})
+
+
 def _webhooks(content: Json) -> None:
     mutating = content.get("kind") == "MutatingWebhookConfiguration"
     for webhook in content.get("webhooks", ()):
@@ -163,6 +206,10 @@ _DEFAULTS: dict[str, Callable[[Json], None]] = {
     "ResourceQuota": _quota,
     "MutatingWebhookConfiguration": _webhooks,
     "ValidatingWebhookConfiguration": _webhooks,
+    "Deployment": _deployment,
+    "ReplicaSet": _replica_set,
+    "StatefulSet": _stateful_set,
+    "Job": _job,
 }
 
 

@@ -4,7 +4,8 @@
     object with finalizers    -> deletionTimestamp is set; the update that removes the last one removes the object
     everything else           -> removed
 
-A namespace is removed after its content. Owner references are not followed: no kind that owns others is served.
+A namespace is removed after its content. Dependents are left to the garbage collector (`controllers`): a request that
+says what happens to them (`propagationPolicy`) adds the finalizer that the collector acts on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from tessera.lab.sandbox.api.store import Stored, make_stored
 from tessera.lab.sandbox.api.writes import check_precondition
 
 KEPT_NAMESPACES = ("default", "kube-system", "kube-public")
+ORPHAN = "orphan"
+FOREGROUND = "foregroundDeletion"
+"""finalizers that keep an object until its dependents are freed of it, or are gone"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +61,9 @@ def remove(cluster: ApiState, current: Stored, options: DeleteOptions, *, dry_ru
     if current.kind is NAMESPACES:
         return _remove_namespace(cluster, current, dry_run=dry_run)
     grace = _grace_s(current, options)
-    marked = _marked(cluster, current, grace)
-    if grace == 0 and not current.object["metadata"].get("finalizers"):
+    finalizers = _finalizers(current, options)
+    marked = _marked(cluster, current, grace, finalizers)
+    if grace == 0 and not finalizers:
         if dry_run:
             return Deletion(current, gone=True)
         if current.kind is PODS and marked is not None:
@@ -84,13 +89,30 @@ def _grace_s(current: Stored, options: DeleteOptions) -> int:
     return asked if asked >= 0 else 1
 
 
-def _marked(cluster: ApiState, current: Stored, grace: int) -> Json | None:
+def _finalizers(current: Stored, options: DeleteOptions) -> list[str]:
+    """The finalizers for this deletion: what it says about dependents replaces what was said before."""
+    held: list[str] = current.object["metadata"].get("finalizers", [])
+    policy = options.propagation_policy
+    if policy is None:
+        orphans = current.kind.orphans_by_default and "deletionTimestamp" not in current.object["metadata"]
+        return [*held, ORPHAN] if orphans and not {ORPHAN, FOREGROUND} & set(held) else held
+    added = {"Orphan": [ORPHAN], "Foreground": [FOREGROUND]}.get(policy, [])
+    return [each for each in held if each not in (ORPHAN, FOREGROUND)] + added
+
+
+def _marked(cluster: ApiState, current: Stored, grace: int, finalizers: list[str]) -> Json | None:
     """The object with a deletion timestamp; None if that changes nothing."""
     pending = current.object["metadata"].get("deletionGracePeriodSeconds")
-    if pending is not None and pending <= grace:
+    if pending is not None and pending <= grace and finalizers == current.object["metadata"].get("finalizers", []):
         return None
     marked = current.copy()
     metadata = marked["metadata"]
+    if finalizers:
+        metadata["finalizers"] = finalizers
+    else:
+        metadata.pop("finalizers", None)
+    if pending is not None and pending <= grace:
+        return marked
     if pending is None:
         metadata["deletionTimestamp"] = cluster.identities.timestamp(after_s=grace)
     else:
@@ -113,5 +135,5 @@ def _remove_namespace(cluster: ApiState, current: Stored, *, dry_run: bool) -> D
     for kind in KINDS:
         if kind.namespaced:
             for held in cluster.store.list(kind, current.name):
-                remove(cluster, held, DeleteOptions())
+                remove(cluster, held, DeleteOptions(propagation_policy="Background"))
     return Deletion(stored, gone=cluster.store.get(NAMESPACES, "", current.name) is None)

@@ -7,7 +7,18 @@ The OpenAPI documents only say that PATCH exists and which parameters it takes. 
 from __future__ import annotations
 
 from tessera.lab.sandbox.api.errors import no_such_path
-from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, KINDS, REVIEWS, STATUS, Json, ResourceKind, ReviewKind
+from tessera.lab.sandbox.api.kinds import (
+    BINDING,
+    EVICTION,
+    KINDS,
+    LOG,
+    REVIEWS,
+    SCALE,
+    STATUS,
+    Json,
+    ResourceKind,
+    ReviewKind,
+)
 
 GIT_VERSION = "v1.36.0-tessera"
 VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
@@ -15,6 +26,8 @@ VERBS = ("create", "delete", "deletecollection", "get", "list", "patch", "update
 _SUBRESOURCES: dict[str, tuple[Json, tuple[str, ...]]] = {
     BINDING: ({"kind": "Binding"}, ("create",)),
     EVICTION: ({"group": "policy", "version": "v1", "kind": "Eviction"}, ("create",)),
+    LOG: ({"kind": "Pod"}, ("get",)),
+    SCALE: ({"group": "autoscaling", "version": "v1", "kind": "Scale"}, ("get", "patch", "update")),
 }
 
 

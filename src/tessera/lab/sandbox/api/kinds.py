@@ -15,6 +15,8 @@ Json = dict[str, Any]
 STATUS = "status"
 BINDING = "binding"
 EVICTION = "eviction"
+SCALE = "scale"
+LOG = "log"
 
 
 # Compared by identity: there is one instance per kind, and it is the key of every lookup.
@@ -40,6 +42,8 @@ class ResourceKind:
     counts_generations: bool = False
     label_name: bool = False
     """whether names are DNS labels (no dots, 63 characters)"""
+    orphans_by_default: bool = False
+    """whether a DELETE that does not say what happens to dependents keeps them"""
 
     @property
     def api_version(self) -> str:
@@ -59,7 +63,7 @@ PODS = ResourceKind(
     "pods",
     short_names=("po",),
     categories=("all",),
-    subresources=(STATUS, BINDING, EVICTION),
+    subresources=(STATUS, BINDING, EVICTION, LOG),
     fields=(
         "spec.nodeName",
         "spec.restartPolicy",
@@ -140,6 +144,49 @@ VALIDATING_WEBHOOKS = ResourceKind(
     unconditional_update=False,
     counts_generations=True,
 )
+DEPLOYMENTS = ResourceKind(
+    "Deployment",
+    "deployments",
+    group="apps",
+    short_names=("deploy",),
+    categories=("all",),
+    subresources=(STATUS, SCALE),
+    counts_generations=True,
+)
+REPLICA_SETS = ResourceKind(
+    "ReplicaSet",
+    "replicasets",
+    group="apps",
+    short_names=("rs",),
+    categories=("all",),
+    subresources=(STATUS, SCALE),
+    fields=("status.replicas",),
+    counts_generations=True,
+)
+STATEFUL_SETS = ResourceKind(
+    "StatefulSet",
+    "statefulsets",
+    group="apps",
+    short_names=("sts",),
+    categories=("all",),
+    subresources=(STATUS, SCALE),
+    counts_generations=True,
+)
+JOBS = ResourceKind(
+    "Job",
+    "jobs",
+    group="batch",
+    categories=("all",),
+    subresources=(STATUS,),
+    fields=("status.successful",),
+    counts_generations=True,
+    orphans_by_default=True,
+)
+
+SCALED = (DEPLOYMENTS, REPLICA_SETS, STATEFUL_SETS)
+"""workloads with a number of replicas"""
+WORKLOADS = (*SCALED, JOBS)
+"""kinds with a pod template"""
 
 KINDS: tuple[ResourceKind, ...] = (
     CONFIG_MAPS,
@@ -154,6 +201,7 @@ KINDS: tuple[ResourceKind, ...] = (
     LEASES,
     MUTATING_WEBHOOKS,
     VALIDATING_WEBHOOKS,
+    *WORKLOADS,
 )
 
 BY_PATH: dict[tuple[str, str, str], ResourceKind] = {(each.group, each.version, each.plural): each for each in KINDS}

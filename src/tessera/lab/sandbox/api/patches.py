@@ -12,7 +12,7 @@ from typing import Any
 
 from tessera.lab.sandbox.api import json_patch
 from tessera.lab.sandbox.api.errors import StatusError, bad_request, unknown_error
-from tessera.lab.sandbox.api.kinds import Json, ResourceKind
+from tessera.lab.sandbox.api.kinds import WORKLOADS, Json, ResourceKind
 
 MAX_OPERATIONS = 10_000
 """of a JSON patch; kube-apiserver's own limit"""
@@ -67,6 +67,8 @@ _POD = {
 }
 _POD |= dict.fromkeys(_CONTAINERS, "name")
 _POD |= {f"{path}.{name}": key for path in _CONTAINERS for name, key in _CONTAINER.items()}
+_WORKLOAD = {f"spec.template.{path}": key for path, key in (_METADATA | _POD).items() if not path.startswith("status.")}
+_WORKLOAD |= {"status.conditions": "type"}
 
 MERGE_KEYS: dict[str, dict[str, str]] = {
     "Pod": _POD,
@@ -75,6 +77,7 @@ MERGE_KEYS: dict[str, dict[str, str]] = {
     "ServiceAccount": {"secrets": "name", "imagePullSecrets": "name"},
     "MutatingWebhookConfiguration": {"webhooks": "name"},
     "ValidatingWebhookConfiguration": {"webhooks": "name"},
+    **dict.fromkeys((kind.kind for kind in WORKLOADS), _WORKLOAD),
 }
 """kind -> path of a list -> the member that identifies an element"""
 

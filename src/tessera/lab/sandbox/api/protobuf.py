@@ -1,4 +1,4 @@
-"""Reads the protobuf bodies that kubectl's typed commands send: `create configmap`, `create ns`, `auth can-i`, `drain`.
+"""Reads the protobuf bodies that kubectl's typed commands send: `create deployment`, `auth can-i`, `drain` and others.
 
 Only the kinds and fields in `MESSAGES` are read; other fields are skipped, as protobuf readers do. An empty text counts
 as absent. Responses are always JSON, which every client accepts as well.
@@ -175,6 +175,28 @@ _QUOTA: Message = {
     1: Field("hard", _AMOUNTS, mapped=True),
     2: Field("scopes", _text, repeated=True),
 }
+_SELECTOR: Message = {1: Field("matchLabels", _entry(_text), mapped=True)}
+_RESOURCES: Message = {1: Field("limits", _AMOUNTS, mapped=True), 2: Field("requests", _AMOUNTS, mapped=True)}
+_CONTAINER: Message = {
+    **_texts({1: "name", 2: "image"}),
+    3: Field("command", _text, repeated=True),
+    4: Field("args", _text, repeated=True),
+    6: Field("ports", _nested({3: Field("containerPort", _integer)}), repeated=True),
+    8: Field("resources", _nested(_RESOURCES)),
+}
+_POD_SPEC: Message = {2: Field("containers", _nested(_CONTAINER), repeated=True), 3: Field("restartPolicy", _text)}
+_TEMPLATE = _nested({1: _METADATA, 2: Field("spec", _nested(_POD_SPEC))})
+_DEPLOYMENT: Message = {
+    1: Field("replicas", _integer),
+    2: Field("selector", _nested(_SELECTOR)),
+    3: Field("template", _TEMPLATE),
+}
+_JOB: Message = {
+    1: Field("parallelism", _integer),
+    2: Field("completions", _integer),
+    6: Field("template", _TEMPLATE),
+    7: Field("backoffLimit", _integer),
+}
 
 MESSAGES: dict[str, Message] = {
     "Binding": {1: _METADATA, 2: Field("target", _REFERENCE)},
@@ -185,7 +207,9 @@ MESSAGES: dict[str, Message] = {
         4: Field("immutable", bool),
     },
     "DeleteOptions": _DELETE_OPTIONS,
+    "Deployment": {1: _METADATA, 2: Field("spec", _nested(_DEPLOYMENT))},
     "Eviction": {1: _METADATA, 2: Field("deleteOptions", _nested(_DELETE_OPTIONS))},
+    "Job": {1: _METADATA, 2: Field("spec", _nested(_JOB))},
     "Namespace": {1: _METADATA},
     "ResourceQuota": {1: _METADATA, 2: Field("spec", _nested(_QUOTA))},
     "Secret": {

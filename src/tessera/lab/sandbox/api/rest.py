@@ -13,7 +13,7 @@ from typing import Any
 
 from aiohttp import web
 
-from tessera.lab.sandbox.api import discovery, protobuf, request_url
+from tessera.lab.sandbox.api import discovery, pod_logs, protobuf, request_url
 from tessera.lab.sandbox.api.admission import ApiUser
 from tessera.lab.sandbox.api.api_state import RequestContext
 from tessera.lab.sandbox.api.errors import (
@@ -27,12 +27,14 @@ from tessera.lab.sandbox.api.errors import (
     unsupported_media,
 )
 from tessera.lab.sandbox.api.faults import ApiFaults, Delay, Drop, Fail, Fault, Hold, LoseAnswer
-from tessera.lab.sandbox.api.kinds import Json, ReviewKind
+from tessera.lab.sandbox.api.kinds import LOG, SCALE, Json, ReviewKind
 from tessera.lab.sandbox.api.lists import ListQuery
 from tessera.lab.sandbox.api.request_bodies import convert, decode_json, decode_yaml, without_nulls
 from tessera.lab.sandbox.api.request_log import LoggedRequest, RequestLog
 from tessera.lab.sandbox.api.request_url import RequestTarget, resolve_path
 from tessera.lab.sandbox.api.response_forms import ResponseForm, choose_form
+from tessera.lab.sandbox.api.scale import make_scale
+from tessera.lab.sandbox.api.selectors import FieldRequirement, ObjectSelector
 from tessera.lab.sandbox.api.shapes import DeleteOptions
 from tessera.lab.sandbox.api.store import ENCODE, Stored
 from tessera.lab.sandbox.api.verbs import APPLY_PATCH, PATCHES, Verbs
@@ -129,8 +131,10 @@ class Rest:
             return _json(self._verbs.review(target, await _body(request), call), status=201)
         form = choose_form(",".join(request.headers.getall("Accept", ())), request.query, self._verbs.cluster.now)
         match request.method:
+            case "GET" if target.subresource == LOG:
+                return await self._log(request, target)
             case "GET" if target.name:
-                return _stored(self._verbs.get(target), form, call)
+                return _stored(self._verbs.get(target), form, call, target=target)
             case "GET":
                 return await self._collection(request, target, form)
             case "POST":
@@ -138,11 +142,11 @@ class Rest:
                 return _json(made, call) if isinstance(made, dict) else _stored(made, form, call, status=201)
             case "PUT":
                 stored, created = await self._verbs.replace(target, await _body(request), call)
-                return _stored(stored, form, call, status=201 if created else 200)
+                return _stored(stored, form, call, target=target, status=201 if created else 200)
             case "PATCH":
                 media, patch = await _patch(request)
                 stored, created = await self._verbs.patch(target, media, patch, call)
-                return _stored(stored, form, call, status=201 if created else 200)
+                return _stored(stored, form, call, target=target, status=201 if created else 200)
             case "DELETE":
                 return await self._delete(request, target, form, call)
         raise method_not_allowed()
@@ -223,6 +227,48 @@ class Rest:
                     watcher.bookmark(self._verbs.cluster.store.version)
                     bookmark_at = loop.time() + bookmark_every_s
 
+    async def _log(self, request: web.Request, target: RequestTarget) -> web.StreamResponse:
+        cluster, query = self._verbs.cluster, request.query
+        pod = self._verbs.get(target)
+        container = pod_logs.choose_container(pod.object, query)
+        lines = pod_logs.select_lines(pod.object, container, query, cluster.read_log)
+        if not pod.object["spec"].get("nodeName"):
+            return web.Response(status=204)
+        response = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        try:
+            await response.prepare(request)
+            await response.write("".join(lines).encode())
+            if request_url.parse_flag(query, "follow"):
+                await self._follow_log(response, pod, container, query)
+            await response.write_eof()
+        except ConnectionError:
+            pass
+        return response
+
+    async def _follow_log(
+        self, response: web.StreamResponse, pod: Stored, container: str, query: Mapping[str, str]
+    ) -> None:
+        """Sends what the container writes from now on, until the pod has ended or is gone."""
+        cluster = self._verbs.cluster
+        query = {"timestamps": query.get("timestamps", "")}
+        sent = len(pod_logs.select_lines(pod.object, container, query, cluster.read_log))
+        name = ObjectSelector(fields=(FieldRequirement("metadata.name", equal=True, value=pod.name),))
+        watcher = cluster.hub.open(WatchScope(pod.kind, pod.namespace, name), version=cluster.store.version)
+        try:
+            while not watcher.ended:
+                now = cluster.store.get(pod.kind, pod.namespace, pod.name)
+                if now is None or now.uid != pod.uid:
+                    return
+                lines = pod_logs.select_lines(now.object, container, query, cluster.read_log)
+                await response.write("".join(lines[sent:]).encode())
+                sent = len(lines)
+                if now.object["status"].get("phase") in ("Succeeded", "Failed"):
+                    return
+                await watcher.wait()
+                watcher.take()
+        finally:
+            cluster.hub.close(watcher)
+
     def _user(self, request: web.Request) -> ApiUser:
         if self._users is None:
             return ApiUser()
@@ -294,7 +340,11 @@ def _cut(request: web.Request) -> web.StreamResponse:
     return web.Response(status=500)
 
 
-def _stored(stored: Stored, form: ResponseForm, call: RequestContext, *, status: int = 200) -> web.Response:
+def _stored(
+    stored: Stored, form: ResponseForm, call: RequestContext, *, target: RequestTarget | None = None, status: int = 200
+) -> web.Response:
+    if target is not None and target.subresource == SCALE:
+        return _json(make_scale(stored.object), call, status=status)
     return _bytes(form.one(stored), call, status=status)
 
 

@@ -277,6 +277,66 @@ class Webhook(ApiStruct, frozen=True):
     admission_review_versions: tuple[str, ...] = ()
 
 
+class PodTemplate(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: PodSpec = PodSpec()
+
+
+class RollingUpdate(ApiStruct, frozen=True):
+    max_surge: int | str = 0
+    max_unavailable: int | str = 0
+    partition: int = 0
+
+
+class UpdateStrategy(ApiStruct, frozen=True):
+    type: str = ""
+    rolling_update: RollingUpdate = RollingUpdate()
+
+
+class WorkloadSpec(ApiStruct, frozen=True):
+    """Of Deployments, ReplicaSets and StatefulSets."""
+
+    replicas: int = 1
+    selector: LabelSelector = LabelSelector()
+    template: PodTemplate = PodTemplate()
+    strategy: UpdateStrategy = UpdateStrategy()
+    update_strategy: UpdateStrategy = UpdateStrategy()
+    pod_management_policy: str = ""
+    revision_history_limit: int = 0
+    paused: bool = False
+
+
+class Workload(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: WorkloadSpec = WorkloadSpec()
+    status: Json = {}
+
+
+class JobSpec(ApiStruct, frozen=True):
+    completions: int | None = None
+    parallelism: int = 1
+    backoff_limit: int = 6
+    suspend: bool = False
+    manual_selector: bool = False
+    selector: LabelSelector = LabelSelector()
+    template: PodTemplate = PodTemplate()
+
+
+class Job(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: JobSpec = JobSpec()
+    status: Json = {}
+
+
+class ScaleSpec(ApiStruct, frozen=True):
+    replicas: int = 0
+
+
+class Scale(ApiStruct, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: ScaleSpec = ScaleSpec()
+
+
 class WebhookConfiguration(ApiStruct, frozen=True):
     metadata: Metadata = Metadata()
     webhooks: tuple[Webhook, ...] = ()
@@ -323,4 +383,8 @@ SHAPES: dict[str, type[Any]] = {
     "Lease": Lease,
     "MutatingWebhookConfiguration": WebhookConfiguration,
     "ValidatingWebhookConfiguration": WebhookConfiguration,
+    "Deployment": Workload,
+    "ReplicaSet": Workload,
+    "StatefulSet": Workload,
+    "Job": Job,
 }

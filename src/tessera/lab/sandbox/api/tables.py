@@ -14,6 +14,8 @@ from tessera.lab.sandbox.api.kinds import Json, ResourceKind
 from tessera.lab.sandbox.api.store import Stored
 
 NONE = "<none>"
+_NUMBERS = ("Data", "Webhooks", "Count", "Up-to-date", "Available", "Desired", "Current")
+"""columns of whole numbers"""
 
 Cells = Callable[[Json, float], list[Any]]
 
@@ -60,7 +62,7 @@ def partial(stored: Stored, kind: str) -> Json:
 
 
 def _definition(name: str, layout: TableLayout) -> Json:
-    kind = "integer" if name in ("Data", "Webhooks", "Count") else "string"
+    kind = "integer" if name in _NUMBERS else "string"
     shown = "name" if name == "Name" else ""
     return {"name": name, "type": kind, "format": shown, "description": "", "priority": int(name in layout.wide)}
 
@@ -189,6 +191,79 @@ def _webhooks(content: Json, now: float) -> list[Any]:
     return [content["metadata"]["name"], len(content.get("webhooks", ())), _since(content, now)]
 
 
+def _template_cells(content: Json) -> list[Any]:
+    """Containers, images and selector, for `-o wide`."""
+    spec = content["spec"]
+    containers = spec["template"]["spec"].get("containers", ())
+    selected = spec.get("selector", {}).get("matchLabels", {})
+    return [
+        ",".join(each["name"] for each in containers),
+        ",".join(each.get("image", "") for each in containers),
+        ",".join(f"{key}={value}" for key, value in sorted(selected.items())) or NONE,
+    ]
+
+
+def _deployment(content: Json, now: float) -> list[Any]:
+    status = content.get("status", {})
+    return [
+        content["metadata"]["name"],
+        f"{status.get('readyReplicas', 0)}/{content['spec']['replicas']}",
+        status.get("updatedReplicas", 0),
+        status.get("availableReplicas", 0),
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def _replica_set(content: Json, now: float) -> list[Any]:
+    status = content.get("status", {})
+    return [
+        content["metadata"]["name"],
+        content["spec"]["replicas"],
+        status.get("replicas", 0),
+        status.get("readyReplicas", 0),
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def _stateful_set(content: Json, now: float) -> list[Any]:
+    ready = content.get("status", {}).get("readyReplicas", 0)
+    shown = f"{ready}/{content['spec']['replicas']}"
+    return [content["metadata"]["name"], shown, _since(content, now), *_template_cells(content)[:2]]
+
+
+def _job(content: Json, now: float) -> list[Any]:
+    spec, status = content["spec"], content.get("status", {})
+    done, parallelism = status.get("succeeded", 0), spec["parallelism"]
+    open_end = f"{done}/1 of {parallelism}" if parallelism > 1 else f"{done}/1"
+    duration = ""
+    if status.get("startTime"):
+        ended = status.get("completionTime")
+        until = datetime.fromisoformat(ended).timestamp() if ended else now
+        duration = format_age(status["startTime"], until)
+    return [
+        content["metadata"]["name"],
+        job_state(content),
+        f"{done}/{spec['completions']}" if "completions" in spec else open_end,
+        duration,
+        _since(content, now),
+        *_template_cells(content),
+    ]
+
+
+def job_state(content: Json) -> str:
+    """The job's status in one word."""
+    true = {each["type"] for each in content.get("status", {}).get("conditions", ()) if each.get("status") == "True"}
+    for kind in ("Complete", "Failed"):
+        if kind in true:
+            return kind
+    if "deletionTimestamp" in content["metadata"]:
+        return "Terminating"
+    return "Suspended" if "Suspended" in true else "Running"
+
+
+_TEMPLATE = ("Containers", "Images", "Selector")
 _PLAIN = TableLayout(("Name", "Age"), _plain)
 
 LAYOUTS: dict[str, TableLayout] = {
@@ -220,6 +295,14 @@ LAYOUTS: dict[str, TableLayout] = {
     "Lease": TableLayout(("Name", "Holder", "Age"), _lease),
     "MutatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
     "ValidatingWebhookConfiguration": TableLayout(("Name", "Webhooks", "Age"), _webhooks),
+    "Deployment": TableLayout(
+        ("Name", "Ready", "Up-to-date", "Available", "Age", *_TEMPLATE), _deployment, frozenset(_TEMPLATE)
+    ),
+    "ReplicaSet": TableLayout(
+        ("Name", "Desired", "Current", "Ready", "Age", *_TEMPLATE), _replica_set, frozenset(_TEMPLATE)
+    ),
+    "StatefulSet": TableLayout(("Name", "Ready", "Age", *_TEMPLATE[:2]), _stateful_set, frozenset(_TEMPLATE[:2])),
+    "Job": TableLayout(("Name", "Status", "Completions", "Duration", "Age", *_TEMPLATE), _job, frozenset(_TEMPLATE)),
 }
 
 

@@ -8,8 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+import msgspec
+
 from tessera.lab.sandbox.api.errors import FieldProblem
-from tessera.lab.sandbox.api.kinds import EVENTS, POD_DISRUPTION_BUDGETS, PODS, STATUS, Json, ResourceKind
+from tessera.lab.sandbox.api.kinds import (
+    EVENTS,
+    JOBS,
+    POD_DISRUPTION_BUDGETS,
+    PODS,
+    SCALED,
+    STATEFUL_SETS,
+    STATUS,
+    WORKLOADS,
+    Json,
+    ResourceKind,
+)
+from tessera.lab.sandbox.api.selectors import parse_label_selector
+from tessera.lab.sandbox.api.shapes import LabelSelector
 from tessera.lab.sandbox.api.store import ENCODE
 from tessera.wire.quantity import NotAQuantity, NotWhole, read
 
@@ -38,13 +53,31 @@ _MUTABLE_TEXT = (
     "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
     "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
 )
+_PERCENT = re.compile(r"[0-9]{1,9}%", re.ASCII)
+_STRATEGIES = {"strategy": ("RollingUpdate", "Recreate"), "updateStrategy": ("RollingUpdate", "OnDelete")}
+_MUTABLE_STATEFUL = (
+    "replicas",
+    "ordinals",
+    "template",
+    "updateStrategy",
+    "revisionHistoryLimit",
+    "persistentVolumeClaimRetentionPolicy",
+    "minReadySeconds",
+)
+_MUTABLE_STATEFUL_TEXT = (
+    "Forbidden: updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', "
+    "'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are "
+    "forbidden"
+)
 
 
 def find_problems(kind: ResourceKind, content: Json) -> list[FieldProblem]:
     """What is wrong with an object."""
     found = [*_metadata(kind, content["metadata"])]
     if kind is PODS:
-        found += _pod(content["spec"])
+        found += _pod(content["spec"], "spec")
+    elif kind in WORKLOADS:
+        found += _workload(kind, content["spec"])
     elif kind is EVENTS:
         found += _event(content)
     elif kind is POD_DISRUPTION_BUDGETS:
@@ -58,6 +91,8 @@ def find_change_problems(kind: ResourceKind, old: Json, new: Json, *, subresourc
     """What is wrong with a change, besides the object itself."""
     if kind is PODS and subresource != STATUS:
         return [*_pod_change(old["spec"], new["spec"])]
+    if kind in WORKLOADS and subresource != STATUS:
+        return [*_workload_change(kind, old["spec"], new["spec"])]
     if old.get("immutable") and any(old.get(key) != new.get(key) for key in ("data", "binaryData", "immutable")):
         return [FieldProblem("data", "Forbidden: field is immutable when `immutable` is set", "FieldValueForbidden")]
     if kind.kind == "Secret" and old.get("type") != new.get("type"):
@@ -106,13 +141,13 @@ def _is_qualified(key: str) -> bool:
     return _QUALIFIED.fullmatch(name) is not None
 
 
-def _pod(spec: Json) -> Iterator[FieldProblem]:
+def _pod(spec: Json, path: str) -> Iterator[FieldProblem]:
     if not spec.get("containers"):
-        yield FieldProblem("spec.containers", "Required value", "FieldValueRequired")
+        yield FieldProblem(f"{path}.containers", "Required value", "FieldValueRequired")
     seen: set[str] = set()
     for group in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(group, ())):
-            where = f"spec.{group}[{index}]"
+            where = f"{path}.{group}[{index}]"
             name = container.get("name", "")
             if not name:
                 yield FieldProblem(f"{where}.name", "Required value", "FieldValueRequired")
@@ -184,6 +219,56 @@ def _fixed_part(spec: Json) -> Json:
     for group in ("initContainers", "containers"):
         fixed[group] = [{k: v for k, v in each.items() if k != "image"} for each in spec.get(group, ())]
     return fixed
+
+
+def _workload(kind: ResourceKind, spec: Json) -> Iterator[FieldProblem]:
+    for key in ("replicas", "completions", "parallelism", "backoffLimit"):
+        if spec.get(key, 0) < 0:
+            text = f"Invalid value: {spec[key]}: must be greater than or equal to 0"
+            yield FieldProblem(f"spec.{key}", text)
+    for key, kinds in _STRATEGIES.items():
+        yield from _strategy(spec.get(key, {}), f"spec.{key}", kinds)
+    template = spec["template"]
+    selector = spec.get("selector", {})
+    if not (selector.get("matchLabels") or selector.get("matchExpressions")):
+        yield FieldProblem("spec.selector", "Required value", "FieldValueRequired")
+    else:
+        labels = template["metadata"].get("labels") or {}
+        if not all(term.matches(labels) for term in parse_label_selector(msgspec.convert(selector, LabelSelector))):
+            text = f"Invalid value: {ENCODE(labels).decode()}: `selector` does not match template `labels`"
+            yield FieldProblem("spec.template.metadata.labels", text)
+    restart = template["spec"]["restartPolicy"]
+    allowed = ("OnFailure", "Never") if kind is JOBS else ("Always",)
+    if restart not in allowed:
+        valid = ", ".join(f'"{each}"' for each in allowed)
+        text = f"Unsupported value: {_shown(restart)}: supported values: {valid}"
+        yield FieldProblem("spec.template.spec.restartPolicy", text, "FieldValueNotSupported")
+    yield from _pod(template["spec"], "spec.template.spec")
+
+
+def _strategy(strategy: Json, where: str, kinds: tuple[str, ...]) -> Iterator[FieldProblem]:
+    if strategy.get("type", kinds[0]) not in kinds:
+        valid = ", ".join(f'"{each}"' for each in kinds)
+        text = f"Unsupported value: {_shown(strategy['type'])}: supported values: {valid}"
+        yield FieldProblem(where, text, "FieldValueNotSupported")
+    for key, value in strategy.get("rollingUpdate", {}).items():
+        path = f"{where}.rollingUpdate.{key}"
+        if isinstance(value, str) and not _PERCENT.fullmatch(value):
+            why = "a valid percent string must be a numeric string followed by an ending '%'"
+            yield FieldProblem(path, f"Invalid value: {_shown(value)}: {why}")
+        elif isinstance(value, int) and value < 0:
+            yield FieldProblem(path, f"Invalid value: {value}: must be greater than or equal to 0")
+
+
+def _workload_change(kind: ResourceKind, old: Json, new: Json) -> Iterator[FieldProblem]:
+    if kind is STATEFUL_SETS:
+        if any(old.get(key) != new.get(key) for key in set(old) | set(new) if key not in _MUTABLE_STATEFUL):
+            yield FieldProblem("spec", _MUTABLE_STATEFUL_TEXT, "FieldValueForbidden")
+        return
+    for key in ("selector",) if kind in SCALED else ("selector", "completions", "template"):
+        if old.get(key) != new.get(key):
+            value = ENCODE(new.get(key)).decode()
+            yield FieldProblem(f"spec.{key}", f"Invalid value: {value}: field is immutable")
 
 
 def _event(content: Json) -> Iterator[FieldProblem]:

@@ -19,11 +19,12 @@ from tessera.lab.sandbox.api.errors import (
     not_found,
     success,
 )
-from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, Json, ReviewKind
+from tessera.lab.sandbox.api.kinds import BINDING, EVICTION, LOG, SCALE, Json, ReviewKind
 from tessera.lab.sandbox.api.lists import Lister, ListQuery, StoredPage
 from tessera.lab.sandbox.api.patches import apply_json_patch, merge, merge_strategic
 from tessera.lab.sandbox.api.request_bodies import convert, read_object, without_nulls
 from tessera.lab.sandbox.api.request_url import RequestTarget
+from tessera.lab.sandbox.api.scale import scaled
 from tessera.lab.sandbox.api.selectors import ObjectSelector
 from tessera.lab.sandbox.api.shapes import DeleteOptions, Eviction
 from tessera.lab.sandbox.api.store import Stored
@@ -69,6 +70,8 @@ class Verbs:
     async def replace(self, target: RequestTarget, body: Any, call: RequestContext) -> tuple[Stored, bool]:
         """The object afterwards, and whether it was created."""
         self._must_be_updatable(target)
+        if target.subresource == SCALE:
+            return await self._update(target, scaled(target.kind, lambda _: body), call), False
         content = read_object(target.kind, body)
         missing = self.cluster.store.get(target.kind, target.namespace, target.name) is None
         if missing and target.kind.create_on_update:
@@ -91,6 +94,8 @@ class Verbs:
             body["metadata"].setdefault("name", target.name)
             content = read_object(target.kind, body)
             return await writes.create(self.cluster, target.kind, target.namespace, content, call=call), True
+        if target.subresource == SCALE:
+            return await self._update(target, scaled(target.kind, _patch_applier(target, media, body)), call), False
         return await self._update(target, _patcher(target, media, body), call), False
 
     async def delete(self, target: RequestTarget, options: DeleteOptions, call: RequestContext) -> Stored | Json:
@@ -157,20 +162,24 @@ class Verbs:
 
     @staticmethod
     def _must_be_updatable(target: RequestTarget) -> None:
-        if target.subresource in (BINDING, EVICTION) or not target.name:
+        if target.subresource in (BINDING, EVICTION, LOG) or not target.name:
             raise method_not_allowed()
 
 
+def _patch_applier(target: RequestTarget, media: str, body: Any) -> Callable[[Json], Any]:
+    if media == JSON_PATCH:
+        return lambda old: apply_json_patch(old, body)
+    if media == MERGE_PATCH:
+        return lambda old: merge(old, body)
+    return lambda old: merge_strategic(target.kind, old, body)
+
+
 def _patcher(target: RequestTarget, media: str, body: Any) -> Callable[[Json], Json]:
+    apply = _patch_applier(target, media, body)
+
     def change(old: Json) -> Json:
         uid = old["metadata"]["uid"]
-        if media == JSON_PATCH:
-            patched = apply_json_patch(old, body)
-        elif media == MERGE_PATCH:
-            patched = merge(old, body)
-        else:
-            patched = merge_strategic(target.kind, old, body)
-        return _checked(target, patched, uid)
+        return _checked(target, apply(old), uid)
 
     return change
 

@@ -22,7 +22,7 @@ from tessera.lab.sandbox.api.errors import (
     not_found,
     unknown_error,
 )
-from tessera.lab.sandbox.api.kinds import NAMESPACES, PODS, STATUS, Json, ResourceKind
+from tessera.lab.sandbox.api.kinds import JOBS, NAMESPACES, PODS, STATUS, Json, ResourceKind
 from tessera.lab.sandbox.api.store import Stored, make_stored
 
 MAX_ATTEMPTS = 8
@@ -73,6 +73,8 @@ def _store_new(cluster: ApiState, kind: ResourceKind, namespace: str, content: J
             break
     else:
         raise already_exists(kind, metadata["name"])
+    if kind is JOBS:
+        creation.generate_job_selector(content)
     problems = validation.find_problems(kind, content)
     if problems:
         raise invalid(kind, metadata["name"], problems)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tessera.kube.client import KubeClient
 from tessera.kube.reflector import Reflector
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.pod_logs import LogLine
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.lab.sandbox.objects import JSON_ACCESSOR, node_of, uid_of
 
@@ -88,6 +89,11 @@ class SimulatedFleet:
             task.cancel()
             await asyncio.wait([task])
         return node
+
+    def read_log(self, pod: Json, container: str) -> Sequence[LogLine] | None:
+        """What a container wrote so far; nothing if its node is not simulated."""
+        node = self.nodes.get(node_of(pod))
+        return node.kubelet.read_log(pod, container) if node is not None else ()
 
     # -- the watch
 

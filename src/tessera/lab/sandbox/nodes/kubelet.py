@@ -1,6 +1,6 @@
 """Simulates kubelet on one node: admits pods one at a time, calls Allocate per container, runs and stops pods.
 
-    bound --> waiting --admitted--> starting --> running --run-seconds over--> succeeded
+    bound --> waiting --admitted--> starting --> running --run-seconds over--> succeeded, or failed
                  |  \\--Allocate failed--> failed
                  +--- deleted at any point: after a short while the final DELETE, and the devices are free
 
@@ -11,8 +11,9 @@ A restart forgets nothing, like the real kubelet with its checkpoint.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,10 @@ from tessera.kube.client import STRATEGIC_PATCH, KubeClient
 from tessera.kube.errors import ApiError, KubeError
 from tessera.kube.resources import PODS
 from tessera.lab.sandbox.api.kinds import Json
+from tessera.lab.sandbox.api.pod_logs import LogLine
 from tessera.lab.sandbox.nodes import pod_statuses
 from tessera.lab.sandbox.nodes.allocation import AllocateError, SimulatedPlugin
+from tessera.lab.sandbox.nodes.container_logs import container_log
 from tessera.lab.sandbox.nodes.device_ids import DeviceIds, Unavailable
 from tessera.lab.sandbox.nodes.environments import container_environment
 from tessera.lab.sandbox.objects import (
@@ -40,7 +43,9 @@ from tessera.lab.sandbox.objects import (
 from tessera.wire.quantity import Whole, read
 
 RUN_SECONDS = "sandbox.tessera.io/run-seconds"
-"""annotation: the pod succeeds after this many seconds; without it, the pod runs until it is deleted"""
+"""annotation: the pod ends after this many seconds; without it, the pod runs until it is deleted"""
+EXIT_CODE = "sandbox.tessera.io/exit-code"
+"""annotation: the exit code of the containers when they end; 0 without it"""
 ADDRESS = "127.0.0.1"
 
 _RETRIES = Backoff(initial=0.1, cap=5.0)
@@ -124,6 +129,11 @@ class Kubelet:
 
     def pods(self) -> Iterator[Json]:
         return (life.pod for life in self._lives.values())
+
+    def read_log(self, pod: Json, container: str) -> Sequence[LogLine] | None:
+        """What a container of the pod wrote so far; None if it has not started."""
+        view = self.containers.get((uid_of(pod), container))
+        return container_log(pod, container, view.env) if view is not None else None
 
     def pause(self) -> None:
         """Admits nothing until `resume`; running pods keep running."""
@@ -222,11 +232,13 @@ class Kubelet:
         for done in range(len(pod["spec"].get("initContainers") or ())):
             await self._report(life, pod_statuses.initializing(pod, done, at=self._stamp(), address=ADDRESS))
             await asyncio.sleep(self._pace.init_s)
-        await self._report(life, pod_statuses.running(pod, at=self._stamp(), address=ADDRESS))
-        run_s = _seconds(annotations_of(pod).get(RUN_SECONDS))
+        since = self._stamp()
+        await self._report(life, pod_statuses.running(pod, at=since, address=ADDRESS))
+        run_s = _number(annotations_of(pod).get(RUN_SECONDS))
         if run_s is not None:
             await asyncio.sleep(run_s)
-            await self._report(life, pod_statuses.succeeded(pod, at=self._stamp()))
+            code = int(_number(annotations_of(pod).get(EXIT_CODE)) or 0)
+            await self._report(life, pod_statuses.ended(pod, exit_code=code, since=since, at=self._stamp()))
 
     async def _reject(self, life: _PodLife, status: Json, annotations: dict[str, str]) -> None:
         await self._annotate(life, annotations)
@@ -289,8 +301,9 @@ def _devices(container: Json, resource: str) -> int:
     return found.value if isinstance(found, Whole) else 0
 
 
-def _seconds(text: str | None) -> float | None:
+def _number(text: str | None) -> float | None:
     try:
-        return max(0.0, float(text)) if text is not None else None
+        found = float(text) if text is not None else None
     except ValueError:
         return None
+    return max(0.0, found) if found is not None and math.isfinite(found) else None

@@ -43,17 +43,17 @@ def running(pod: Json, *, at: str, address: str) -> Json:
     )
 
 
-def succeeded(pod: Json, *, at: str) -> Json:
+def ended(pod: Json, *, exit_code: int, since: str, at: str) -> Json:
+    """The app containers have all ended with this code."""
     inits: Sequence[Json] = pod["spec"].get("initContainers") or ()
     apps = pod["spec"]["containers"]
-    done = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": at}}
-    conditions = _conditions(at, initialized=True, ready=False, reason="PodCompleted")
+    conditions = _conditions(at, initialized=True, ready=False, reason="PodFailed" if exit_code else "PodCompleted")
     return _body(
         pod,
-        "Succeeded",
+        "Failed" if exit_code else "Succeeded",
         conditions,
-        inits=_statuses(inits, [done] * len(inits)),
-        apps=_statuses(apps, [done] * len(apps)),
+        inits=_statuses(inits, [_terminated(0, since, at)] * len(inits)),
+        apps=_statuses(apps, [_terminated(exit_code, since, at)] * len(apps)),
     )
 
 
@@ -107,4 +107,9 @@ def _after_start(container: Json, at: str) -> Json:
     """An init container that is done with: ended, or beside the others from now on."""
     if is_sidecar(container):
         return _running(at)
-    return {"terminated": {"exitCode": 0, "reason": "Completed", "startedAt": at, "finishedAt": at}}
+    return _terminated(0, at, at)
+
+
+def _terminated(exit_code: int, since: str, at: str) -> Json:
+    reason = "Error" if exit_code else "Completed"
+    return {"terminated": {"exitCode": exit_code, "reason": reason, "startedAt": since, "finishedAt": at}}
