@@ -18,12 +18,34 @@ import pytest
 
 from tests.e2e import summary
 from tests.e2e.control_plane import ControlPlane
+from tests.e2e.kubelet_suite import KubeletSuite
 from tools.kubernetes import build
 
 TOLD = pytest.StashKey[list[str]]()
+KUBELET_SUITE = pytest.StashKey[KubeletSuite]()
 
 NewPlane = Callable[[], ControlPlane]
 Tell = Callable[[str], None]
+
+
+def waits_for_kubelet(item: pytest.Item) -> bool:
+    return item.path.name == "test_node_real.py"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=waits_for_kubelet)  # the last one; the others keep their order
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Starts the suite of a real kubelet beside the other tests: it takes as long as they do, and mostly waits."""
+    if not session.config.option.collectonly and any(map(waits_for_kubelet, session.items)):
+        session.config.stash[KUBELET_SUITE] = KubeletSuite()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    suite = config.stash.get(KUBELET_SUITE, None)
+    if suite is not None:
+        suite.stop()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -19,7 +19,6 @@ from tessera.core.holdings import PodFacts
 from tessera.core.quota import QuotaFacts
 from tessera.core.requests import PodRequest, Role
 from tessera.vendors.base import Switches, Vendor
-from tessera.vendors.enflame.profiles import Profile
 from tessera.vendors.pod_reader import pod_request
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
@@ -72,7 +71,7 @@ class Make:
     asked_count: tuple[int, ...] = (1, 1, 2, 3)
 
 
-_PARTITIONS = tuple(Profile(size, size * 8192, f"{size}g.{size * 8}gb", str(size)) for size in (1, 2, 4))
+_PARTITIONS = {f"{size}g.{size * 8}gb": str(size) for size in (1, 2, 4)}
 
 _NETWORKS: Custom = st.builds(lambda network: {"NetworkID": network}, st.integers(0, 1)) | NOTHING_MORE
 

@@ -6,6 +6,7 @@ with a container engine has the same wheels, paths, user and command.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -117,7 +118,14 @@ def _git(*arguments: str) -> str:
 
 
 def build(path: Path, *, cache: Path, name: str = "", tell: Tell) -> Built:
-    """Writes the image as an OCI archive; raises Unbuildable."""
+    """Writes the image as an OCI archive; raises Unbuildable. One build at a time uses a cache."""
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(path, cache=cache, name=name, tell=tell)
+
+
+def _build(path: Path, *, cache: Path, name: str, tell: Tell) -> Built:
     source = read_source()
     name = name or f"docker.io/library/tessera:{source.version}"
     packages = debian.download(cache / "packages")

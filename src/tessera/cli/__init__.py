@@ -13,6 +13,7 @@ from tessera import __version__
 from tessera.cli.lazy import LazyCommand, LazyGroup
 
 COMMANDS: dict[str, LazyCommand] = {
+    "dashboard": LazyCommand("tessera.cli.dashboard:command", "Show a cluster's cards and waiting pods in a browser."),
     "demo": LazyCommand(
         "tessera.lab.demo.command:command", "Try Tessera on this machine: no cluster, no GPU.", needs="tessera.lab"
     ),
@@ -28,7 +29,7 @@ COMMANDS: dict[str, LazyCommand] = {
 }
 """by name; only commands that work are listed"""
 
-PLUGIN = ("doctor", "explain", "simulate", "snapshot", "top")
+PLUGIN = ("dashboard", "doctor", "explain", "simulate", "snapshot", "top")
 """commands that ask a cluster: all that `kubectl tessera` has"""
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}

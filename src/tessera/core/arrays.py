@@ -195,21 +195,26 @@ class CardArrays:
         self.free_cpu[row], self.free_memory[row] = self._hosts.get(name, (UNKNOWN, UNKNOWN))
         self._write_use(column, cards)
 
-    def set_host_free(self, name: str, *, cpu: int, memory: int) -> None:
-        """Set what a node has free beside its cards: thousandths of a core and MiB. May come before its cards."""
+    def set_host_free(self, name: str, *, cpu: int, memory: int) -> bool:
+        """Set what a node has free beside its cards: thousandths of a core and MiB. False: nothing new."""
+        if self._hosts.get(name) == (cpu, memory):
+            return False
         self._hosts[name] = cpu, memory
         row = self.row(name)
-        if row >= 0 and (self.free_cpu[row] != cpu or self.free_memory[row] != memory):
+        if row >= 0:
             self.free_cpu[row], self.free_memory[row] = cpu, memory
             self._record(row)
+        return True
 
-    def forget_host(self, name: str) -> None:
-        """The node is gone."""
-        self._hosts.pop(name, None)
+    def forget_host(self, name: str) -> bool:
+        """The node is gone. False: nothing was known."""
+        if self._hosts.pop(name, None) is None:
+            return False
         row = self.row(name)
         if row >= 0:
             self.free_cpu[row] = self.free_memory[row] = UNKNOWN
             self._record(row)
+        return True
 
     def update(self, name: str, cards: Iterable[Card]) -> None:
         """Write the use of some cards of a node that is there."""

@@ -68,6 +68,8 @@ class Rules:
 
     key: str = ""
     """key of the vendor: in requests and in pod annotations"""
+    request_type: type[Request] = Request
+    """of this vendor's requests; a subclass has further fields with plain values"""
     quota_memory: str = ""
     """resource whose quota limits memory; empty = none"""
     quota_cores: str = ""

@@ -12,16 +12,18 @@ It has one writer and is changed one event at a time; an event touches one node.
 
 A reservation that is never bound expires; while a bind is under way (BOUND) it does not. Grants count in every state,
 terminating pods included. `replay` builds the same ledger from API objects in any order. No clock: callers pass `now`.
+A listener is told every change as the new value of one node, pod, quota or host, so it can rebuild the ledger.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, Protocol
 
 from tessera.core.arrays import CardArrays
 from tessera.core.device_rules import UNLIMITED, Rules
@@ -31,7 +33,7 @@ from tessera.core.grants import Placement, spans_of
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.node_info import Card, NodeInfo
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
-from tessera.core.requests import PodRequest
+from tessera.core.requests import HostRequest, PodRequest
 
 
 class GrantState(Enum):
@@ -73,11 +75,28 @@ class NodeEntry:
         return own or (self.unread[min(self.unread)] if self.unread else "")
 
 
+class LedgerListener(Protocol):
+    """Is told each change after it happened. Never raises, and does not change the ledger."""
+
+    def on_node(self, name: str, facts: NodeFacts | None) -> None:
+        """A node registered, changed, or is gone (None)."""
+
+    def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
+        """What a pod holds, and in which state; None: it held this, and holds nothing any more."""
+
+    def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
+        """A quota appeared, changed, or is gone (None)."""
+
+    def on_host(self, name: str, free: HostRequest | None) -> None:
+        """What a node has free beside its cards; None if that is not known any more."""
+
+
 class Ledger:
     """Every change keeps `arrays` (the same numbers, laid out for many nodes at once) in step."""
 
     def __init__(self, rules: Mapping[str, Rules]) -> None:
         self.rules = rules
+        self.listener: LedgerListener | None = None
         self.arrays = CardArrays()
         self.quotas = QuotaBook()
         self._nodes: dict[str, NodeEntry] = {}
@@ -103,6 +122,8 @@ class Ledger:
         for entry in node.pods.values():
             self._charge(node, entry)
         self._refresh(facts.name, node)
+        if self.listener is not None:
+            self.listener.on_node(facts.name, facts)
 
     def forget_node(self, name: str) -> None:
         """The node is gone, or no longer ours. Its pods stay until they are gone themselves."""
@@ -115,47 +136,67 @@ class Ledger:
             entry.holdings = {}
         self.arrays.remove(name)
         self._tidy(name, node)
+        if self.listener is not None:
+            self.listener.on_node(name, None)
 
     def observe_pod(self, facts: PodFacts) -> bool:
         """The API shows the pod on a node: that is the truth, whatever was reserved before. False: nothing new."""
         entry = self._pods.get(facts.uid)
         if entry is not None and entry.facts == facts:
-            entry.state, entry.observed = GrantState.BOUND, True
-            self._reserved.pop(facts.uid, None)
+            if not entry.observed:
+                entry.state, entry.observed = GrantState.BOUND, True
+                self._reserved.pop(facts.uid, None)
+                self._tell_pod(entry)
             return False
-        self.release(facts.uid)
-        self._add(PodEntry(facts, GrantState.BOUND, observed=True))
+        self.put_pod(facts, GrantState.BOUND, observed=True)
         return True
 
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
-        entry = self._pods.pop(uid, None)
+        entry = self._remove(uid)
         if entry is None:
             return False
-        self._reserved.pop(uid, None)
-        self._charge_quota(entry.facts, sign=-1)
-        name = entry.facts.node
-        node = self._nodes[name]
-        del node.pods[uid]
-        was_unread = node.unread.pop(uid, None) is not None
-        self._uncharge(node, entry)
-        if node.facts is not None:
-            self._refresh(name, node, None if was_unread else list(entry.holdings))
-        self._tidy(name, node)
+        if self.listener is not None:
+            self.listener.on_pod(entry.facts, None, observed=entry.observed)
         return True
 
     def observe_quota(self, facts: QuotaFacts) -> None:
+        if self.quotas.find(facts.namespace, facts.name) == facts:
+            return
         self.quotas.set_quota(facts)
+        if self.listener is not None:
+            self.listener.on_quota(facts.namespace, facts.name, facts)
 
     def forget_quota(self, namespace: str, name: str) -> None:
+        if self.quotas.find(namespace, name) is None:
+            return
         self.quotas.drop_quota(namespace, name)
+        if self.listener is not None:
+            self.listener.on_quota(namespace, name, None)
+
+    def observe_host(self, name: str, free: HostRequest) -> None:
+        """What a node has free beside its cards. May come before its cards."""
+        if self.arrays.set_host_free(name, cpu=free.cpu, memory=free.memory) and self.listener is not None:
+            self.listener.on_host(name, free)
+
+    def forget_host(self, name: str) -> None:
+        if self.arrays.forget_host(name) and self.listener is not None:
+            self.listener.on_host(name, None)
 
     # -- decisions
 
     def reserve(self, pod: PodRequest, placement: Placement, *, deadline: float) -> None:
         """Hold a placement until it is bound. Replaces an older reservation of the same pod."""
-        self.release(pod.uid)
-        self._add(PodEntry(facts_of(pod, placement), GrantState.RESERVED, deadline))
+        self.put_pod(facts_of(pod, placement), GrantState.RESERVED, deadline=deadline)
+
+    def put_pod(
+        self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf
+    ) -> None:
+        """Set what a pod holds, whatever it held before. A journal's records are applied with it."""
+        self._remove(facts.uid)
+        entry = PodEntry(facts, state, deadline, observed)
+        self._add(entry)
+        self._tell_pod(entry)
 
     def bind(self, uid: str) -> bool:
         """The binding is being written: the reservation no longer expires."""
@@ -163,6 +204,7 @@ class Ledger:
         if entry is None:
             return False
         entry.state = GrantState.BOUND
+        self._tell_pod(entry)
         return True
 
     def unbind(self, uid: str, *, deadline: float) -> bool:
@@ -172,6 +214,7 @@ class Ledger:
             return False
         entry.state, entry.deadline = GrantState.RESERVED, deadline
         self._reserved[uid] = entry
+        self._tell_pod(entry)
         return True
 
     def give_up(self, uid: str) -> bool:
@@ -249,6 +292,26 @@ class Ledger:
         }
 
     # -- inside
+
+    def _tell_pod(self, entry: PodEntry) -> None:
+        if self.listener is not None:
+            self.listener.on_pod(entry.facts, entry.state, observed=entry.observed)
+
+    def _remove(self, uid: str) -> PodEntry | None:
+        entry = self._pods.pop(uid, None)
+        if entry is None:
+            return None
+        self._reserved.pop(uid, None)
+        self._charge_quota(entry.facts, sign=-1)
+        name = entry.facts.node
+        node = self._nodes[name]
+        del node.pods[uid]
+        was_unread = node.unread.pop(uid, None) is not None
+        self._uncharge(node, entry)
+        if node.facts is not None:
+            self._refresh(name, node, None if was_unread else list(entry.holdings))
+        self._tidy(name, node)
+        return entry
 
     def _add(self, entry: PodEntry) -> None:
         facts = entry.facts

@@ -51,6 +51,9 @@ class QuotaBook:
             if not by_object:
                 del self._limits[namespace, resource]
 
+    def find(self, namespace: str, name: str) -> QuotaFacts | None:
+        return self._objects.get((namespace, name))
+
     def charge(self, namespace: str, vendor: str, use: Use, *, sign: int = 1) -> None:
         """Count a pod's use, or with sign -1 take it back."""
         old = self._used.get((namespace, vendor), NO_USE)

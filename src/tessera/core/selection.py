@@ -10,7 +10,7 @@ of its names are looked up.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -33,6 +33,10 @@ SHAPES = 256
 """shapes of pods that are cached, or fewer where they have several requests: a request costs one byte per card"""
 PROBES = 8
 """nodes for which a list of candidates is searched; looking up all its names costs about as much as twelve searches"""
+
+MOST_REASONS = 32
+"""different texts that a refusal is summed up with"""
+OTHER_REASONS = "other reasons"
 
 
 class CandidateNames(Protocol):
@@ -135,11 +139,33 @@ class Selected:
         return [(ranked.order.names[ranked.places[i]], float(ranked.scores[i])) for i in reversed(best.tolist())]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Refused:
     """No node fits: why, for every candidate. Equal reasons share one object."""
 
     misfits: Mapping[str, Misfit]
+
+    @cached_property
+    def verdicts(self) -> tuple[tuple[Misfit, int], ...]:
+        """Each different object once, and for how many candidates it stands."""
+        misfits = self.misfits.values()
+        by_id = dict(zip(map(id, misfits), misfits, strict=True))
+        return tuple([(by_id[key], count) for key, count in Counter(map(id, misfits)).items()])
+
+    @cached_property
+    def reason_counts(self) -> tuple[tuple[str, int], ...]:
+        """The texts of the misfits and how many candidates each was given for, the most frequent first.
+
+        `MOST_REASONS` of them; the candidates of the others are counted together, as `OTHER_REASONS`.
+        """
+        counts: dict[str, int] = {}
+        for misfit, count in self.verdicts:
+            text = misfit.text
+            counts[text] = counts.get(text, 0) + count
+        found = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        if len(found) > MOST_REASONS:
+            found[MOST_REASONS:] = [(OTHER_REASONS, sum(count for _, count in found[MOST_REASONS:]))]
+        return tuple(found)
 
 
 class Unfinished:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import httptools
 
 TEXT = "text/plain; charset=utf-8"
+NO_HEADERS: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class Request(NamedTuple):
@@ -17,6 +19,8 @@ class Request(NamedTuple):
     target: bytes = b""
     body: bytes = b""
     content_type: bytes = b""
+    headers: Mapping[bytes, bytes] = NO_HEADERS
+    """by name, in the form `Last-Event-Id`; only for a route that reads them"""
 
 
 class Response(NamedTuple):
@@ -29,6 +33,8 @@ class Response(NamedTuple):
     """the methods that the path has; only with status 405"""
     pieces: AsyncGenerator[bytes, None] | None = None
     """a body that is made while it is sent, in place of `body`"""
+    headers: bytes = b""
+    """more lines of the head, each with its end; never with anything in them that a client sent"""
 
 
 BAD_TARGET = Response(400, b"no such target\n")
@@ -46,6 +52,10 @@ class Route:
     path: str
     handle: Handler
     guarded: bool = False
+    reads_headers: bool = False
+    """whether its requests have headers; most handlers need none, and keeping them takes time"""
+    max_body_bytes: int | None = None
+    """where it is less than what the server takes"""
 
 
 class Router:

@@ -38,7 +38,7 @@ from tessera.http11.limits import (
     PeerTable,
     RefusalLog,
 )
-from tessera.http11.router import Handler, Request, Response, Route, Router
+from tessera.http11.router import NO_HEADERS, Handler, Request, Response, Route, Router
 
 log = structlog.get_logger(__name__)
 
@@ -76,8 +76,8 @@ ACCEPT_COST, HANDSHAKE_COST, READ_COST, BYTE_COST = 1e-4, 5e-4, 5e-5, 1e-9
 
 NOT_HTTP = Response(400, b"this is not HTTP/1.1\n")
 NO_UPGRADE = Response(400, b"there is nothing to upgrade to\n")
-TOO_MANY_AHEAD = Response(400, b"too many requests sent ahead\n")
 BODY_TOO_LARGE = Response(413, f"a body has at most {MAX_BODY_BYTES} bytes\n".encode())
+TOO_MANY_AHEAD = Response(400, b"too many requests sent ahead\n")
 HEAD_TOO_LARGE = Response(431, f"a head has at most {MAX_HEAD_BYTES} bytes and {MAX_HEADERS} fields\n".encode())
 OVERLOADED = Response(503, b"this address sends too much at once\n")
 PHRASES = {int(status): status.phrase for status in HTTPStatus}
@@ -116,12 +116,14 @@ class ServerState:
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
+        headers: bytes = b"",
         iteration: LoopIteration | None = None,
         timer: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`iteration` is that of all listeners of a process. `timer` measures what requests cost, in processor time: a
-        clock would count other programs too."""
+        """`headers` are lines of the head of every response. `iteration` is that of all listeners of a process. `timer`
+        measures what requests cost, in processor time: a clock would count other programs too."""
         self.router = router
+        self.headers = headers
         self.guard = guard
         self.tls = tls
         self.timer = timer
@@ -208,6 +210,8 @@ class ServerConnection(HttpConnection):
         self._socket: socket.socket | None = None
         """waits for its TLS handshake"""
         self._handshake: asyncio.Task[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        """a response in pieces"""
         self._is_waiting = self._has_turn = False
         """for its share of the event loop's time"""
         self._progress: asyncio.Future[None] | None = None
@@ -278,6 +282,9 @@ class ServerConnection(HttpConnection):
         for share in state.shares:
             share.discard(self)
         self._wake()
+        if self._sending is not None:
+            # What makes the pieces may wait for a long time, and would find out only then.
+            self._sending.cancel()
         state.check_drained()
 
     def data_received(self, data: bytes) -> None:
@@ -455,6 +462,7 @@ class ServerConnection(HttpConnection):
             extra = b"Connection: keep-alive\r\n"
         if response.allow:
             extra += b"Allow: %s\r\n" % response.allow.encode()
+        extra += self._state.headers + response.headers
         if response.pieces is None:
             length = b"Content-Length: %d\r\n" % len(response.body)
         else:
@@ -464,7 +472,7 @@ class ServerConnection(HttpConnection):
         self._transport.write(head if incoming.is_head else head + response.body)
         if response.pieces is not None and not incoming.is_head:
             self._handled = incoming
-            task = self._loop.create_task(self._send_pieces(response.pieces, is_chunked=is_chunked))
+            task = self._sending = self._loop.create_task(self._send_pieces(response.pieces, is_chunked=is_chunked))
             self._state.tasks.add(task)
             task.add_done_callback(partial(self._on_pieces_sent, keeps=keeps))
         else:
@@ -494,7 +502,7 @@ class ServerConnection(HttpConnection):
             self._transport.write(b"0\r\n\r\n")
 
     def _on_pieces_sent(self, task: asyncio.Task[None], *, keeps: bool) -> None:
-        incoming, self._handled = self._handled, None
+        incoming, self._handled, self._sending = self._handled, None, None
         assert incoming is not None
         self._state.tasks.discard(task)
         error = None if task.cancelled() else task.exception()
@@ -564,18 +572,23 @@ class ServerConnection(HttpConnection):
         self._method = parser.get_method()
         found = self._state.router.find(self._method, self._target)
         self._route_handler: Handler | Response
+        self._kept_headers, self._max_body_bytes = NO_HEADERS, MAX_BODY_BYTES
         if not isinstance(found, Route):
             self._route_handler = found
         elif found.guarded and self._refusal is not None:
             self._route_handler = self._refusal
         else:
             self._route_handler = found.handle
+            if found.reads_headers:
+                self._kept_headers = {name.title(): value for name, value in headers.items()}
+            if found.max_body_bytes is not None:
+                self._max_body_bytes = found.max_body_bytes
         if parser.should_upgrade():
             raise self._refuse(NO_UPGRADE)
         length = int(headers.get(b"Content-Length") or 0)
         self._is_large = length > LARGE_BODY_BYTES
-        if length > MAX_BODY_BYTES:
-            raise self._refuse(BODY_TOO_LARGE)
+        if length > self._max_body_bytes:
+            raise self._refuse(_body_too_large(self._max_body_bytes))
         if headers.get(b"Expect", b"").lower() == b"100-continue" and parser.get_http_version() == "1.1":
             if isinstance(self._route_handler, Response):
                 raise self._refuse(self._route_handler)
@@ -584,8 +597,8 @@ class ServerConnection(HttpConnection):
     def on_body(self, piece: bytes) -> None:
         self._stalled_bytes = 0
         self._body_bytes += len(piece)
-        if self._body_bytes > MAX_BODY_BYTES:
-            raise self._refuse(BODY_TOO_LARGE)
+        if self._body_bytes > self._max_body_bytes:
+            raise self._refuse(_body_too_large(self._max_body_bytes))
         if isinstance(self._route_handler, Response):
             return
         if self._is_limited:
@@ -605,7 +618,7 @@ class ServerConnection(HttpConnection):
         self.requests.append(
             IncomingRequest(
                 self._route_handler,
-                Request(self._target, body, self._content_type),
+                Request(self._target, body, self._content_type, self._kept_headers),
                 keeps_connection=parser.should_keep_alive(),
                 confirms_keep_alive=self._confirms_keep_alive,
                 is_head=self._method == b"HEAD",
@@ -625,6 +638,10 @@ class ServerConnection(HttpConnection):
         if self._body:
             self._state.peers.release(self, sum(map(len, self._body)))
             self._body = []
+
+
+def _body_too_large(most: int) -> Response:
+    return BODY_TOO_LARGE if most == MAX_BODY_BYTES else Response(413, f"a body has at most {most} bytes\n".encode())
 
 
 @lru_cache(maxsize=1)

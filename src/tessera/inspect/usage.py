@@ -195,7 +195,7 @@ def _card(ledger: Ledger, node: str, card: Card, problem: str) -> CardUsage:
         Amount(card.used_memory, device.memory),
         _cores(ledger, card),
         Amount(card.used, device.slots),
-        problem or _state(card),
+        problem or card_state(card),
         card_holders(ledger, node, device.uuid),
     )
 
@@ -210,7 +210,8 @@ def _cores(ledger: Ledger, card: Card) -> Amount:
     )
 
 
-def _state(card: Card) -> str:
+def card_state(card: Card) -> str:
+    """Why the card takes no new pods; empty if it does."""
     if not card.device.healthy:
         return "unhealthy"
     if card.held:

@@ -88,7 +88,7 @@ class Engine:
         )
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
-        self._hosts = HostResources(self.ledger.arrays) if self._uses_forecast else None
+        self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
         self.filter = Filter(
             self.selector, self.cycles, self.requests, vendors=self.vendors, demand=self._demand, observer=observer

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
 
-from tessera.core.arrays import CardArrays
+from tessera.core.ledger import Ledger
 from tessera.core.requests import HostRequest
 from tessera.vendors.pod_reader import ENDED, SIDECAR_POLICY
 from tessera.wire.objects import Container, Node, Pod
@@ -63,8 +63,8 @@ def _amount(text: str | int | float | None, *, scale: int = 1, per: int = 1) -> 
 class HostResources:
     """Allocatable of every node, less what its pods ask for."""
 
-    def __init__(self, arrays: CardArrays) -> None:
-        self._arrays = arrays
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._total: dict[str, HostRequest] = {}
         self._asked: dict[str, HostRequest] = {}
         """by node"""
@@ -80,7 +80,7 @@ class HostResources:
     def drop_node(self, name: str) -> None:
         """Its pods count until they are gone themselves."""
         self._total.pop(name, None)
-        self._arrays.forget_host(name)
+        self._ledger.forget_host(name)
 
     def put_pod(self, pod: Pod) -> None:
         """A pod as the API shows it: it counts from its binding to its end."""
@@ -110,5 +110,5 @@ class HostResources:
         total = self._total.get(name)
         if total is not None:
             asked = self._asked.get(name, HostRequest())
-            free = max(total.cpu - asked.cpu, 0), max(total.memory - asked.memory, 0)
-            self._arrays.set_host_free(name, cpu=free[0], memory=free[1])
+            free = HostRequest(max(total.cpu - asked.cpu, 0), max(total.memory - asked.memory, 0))
+            self._ledger.observe_host(name, free)

@@ -58,14 +58,17 @@ class Listener:
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
         limits: ListenerLimits | None = None,
+        headers: bytes = b"",
         iteration: LoopIteration | None = None,
         grace: float,
     ) -> None:
-        """`iteration` is shared by the listeners of a process. `grace` is how many seconds running requests have when
-        the listener stops."""
+        """`headers` are lines of the head of every response. `iteration` is shared by the listeners of a process.
+        `grace` is how many seconds running requests have when the listener stops."""
         self.address = address
         self._grace = grace
-        self._state = ServerState(Router(routes), limits or ListenerLimits(), guard=guard, tls=tls, iteration=iteration)
+        self._state = ServerState(
+            Router(routes), limits or ListenerLimits(), guard=guard, tls=tls, headers=headers, iteration=iteration
+        )
         self._server: asyncio.Server | None = None
         self._expiry: asyncio.Task[None] | None = None
 

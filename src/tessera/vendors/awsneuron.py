@@ -64,6 +64,7 @@ class NeuronRequest(Request):
 
 class Neuron(Vendor):
     key = "AWSNeuron"
+    request_type = NeuronRequest
     core_masks = True
     keys = AnnotationKeys(
         allocated="hami.io/aws-neuron-devices-allocated",

@@ -18,7 +18,7 @@ def world() -> Cluster:
 
 @pytest.fixture
 def hosts(world: Cluster) -> HostResources:
-    kept = HostResources(world.ledger.arrays)
+    kept = HostResources(world.ledger)
     kept.put_node(node("n1").capacity(cpu="8", memory="16Gi").api())
     return kept
 
@@ -49,7 +49,7 @@ def test_a_deleted_pod_counts_no_more(world: Cluster, hosts: HostResources) -> N
 
 
 def test_a_node_that_appears_after_its_pods_has_what_they_leave(world: Cluster) -> None:
-    hosts = HostResources(world.ledger.arrays)
+    hosts = HostResources(world.ledger)
     hosts.put_pod(asking(cpu="3").on("n1").api())
     assert free(world) == (-1, -1)
     hosts.put_node(node("n1").capacity(cpu="8", memory="16Gi").api())

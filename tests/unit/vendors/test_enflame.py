@@ -17,6 +17,7 @@ from tessera.vendors.drafts import BadRequest, Denied, Resources
 from tessera.vendors.enflame import CHART, CORES_NAME, DRS_NAME, FAMILY, MEMORY_NAME
 from tessera.vendors.enflame.drs import CAPACITY, Drs, DrsRequest
 from tessera.vendors.enflame.gcu import Gcu
+from tessera.vendors.enflame.profiles import profiles_of
 from tests.support.vendor_cases import NOW_NS, VendorNode, devices, mutated, node, taken
 
 GCU, DRS, MEM, CORES = "enflame.com/gcu", DRS_NAME, MEMORY_NAME, CORES_NAME
@@ -165,7 +166,7 @@ def test_cards_offer_what_the_annotation_says(drs: Drs) -> None:
     assert (found.uuid, found.index, found.slots, found.memory, found.cores) == (
         "n1-enflame-drs-0", 0, 6, 49152, 100,
     )  # fmt: skip
-    assert [profile.name for profile in found.custom["profiles"]] == ["1g.8gb", "3g.24gb", "6g.48gb"]
+    assert [profile.name for profile in profiles_of(found)] == ["1g.8gb", "3g.24gb", "6g.48gb"]
     assert (found.custom["minor"], found.custom["index"]) == ("7", "0")
 
 
@@ -183,7 +184,7 @@ def test_a_card_without_a_readable_index_has_its_position(drs: Drs) -> None:
 def test_names_that_are_no_profiles_are_left_out(drs: Drs) -> None:
     odd = {"": "1", "3g": "2", "0g.8gb": "3", "1g.0gb": "4", "101g.8gb": "5", "1g.8gb.me": "6", " 2G.16GB ": 7}
     (found,) = devices(drs, offering(profiles=odd))
-    assert [(p.size, p.memory, p.id) for p in found.custom["profiles"]] == [(2, 16384, "7")]
+    assert [(p.size, p.memory, p.id) for p in profiles_of(found)] == [(2, 16384, "7")]
 
 
 @pytest.mark.parametrize("text", ["", "  ", '{"devices":[]}', "{}"])

@@ -65,6 +65,7 @@ class DrsRequest(Request):
 
 class Drs(Vendor):
     key = "Enflame"
+    request_type = DrsRequest
     keys = AnnotationKeys(
         register=CAPACITY,
         allocated="hami.io/enflame-vgpu-devices-allocated",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgspec
 
@@ -21,6 +22,9 @@ MIB_PER_GB = 1024
 CORES = 100
 """per cent of a card"""
 PROFILES = "profiles"
+"""names and ids of the profiles; plain values, so that a registration can be recorded and read back"""
+REMEMBERED = 64
+"""sets of profiles; the nodes of a cluster have few different ones"""
 MINOR = "minor"
 INDEX = "index"
 
@@ -86,8 +90,13 @@ def read_profiles(named: Mapping[str, str | int]) -> tuple[Profile, ...]:
 
 
 def profiles_of(device: Device) -> tuple[Profile, ...]:
-    found: tuple[Profile, ...] = device.custom.get(PROFILES, ())
-    return found
+    named: Mapping[str, str] = device.custom.get(PROFILES, {})
+    return _profiles(tuple(named.items()))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _profiles(named: tuple[tuple[str, str], ...]) -> tuple[Profile, ...]:
+    return read_profiles(dict(named))
 
 
 def max_slice_of(device: Device) -> int:
@@ -108,6 +117,7 @@ def slices_of(device: Device, *, memory: int, cores: int) -> int:
 
 
 def _device(spec: _DeviceSpec, position: int, profiles: tuple[Profile, ...], node: str, vendor: str) -> Device:
+    named = {profile.name: profile.id for profile in profiles}
     index = _number(spec.index)
     if index is None:
         index = position
@@ -122,7 +132,7 @@ def _device(spec: _DeviceSpec, position: int, profiles: tuple[Profile, ...], nod
         memory=max(profile.memory for profile in profiles),
         cores=CORES,
         model=vendor,
-        custom={MINOR: str(spec.minor).strip() or str(index), INDEX: str(index), PROFILES: profiles},
+        custom={MINOR: str(spec.minor).strip() or str(index), INDEX: str(index), PROFILES: named},
     )
 
 

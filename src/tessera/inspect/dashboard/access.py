@@ -1,0 +1,51 @@
+"""Who may see the page."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+
+from tessera.http11.router import Request, Response
+from tessera.inspect.dashboard.server import error
+from tessera.services.addresses import Address
+
+TOKEN_BYTES = 24
+BEARER = b"bearer "
+LOOPBACK_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+class LoopbackAccess:
+    """For one user on their own machine: a random token, and names that only this machine uses.
+
+    A web site that makes its own name point to 127.0.0.1 sends that name as the host, and its own origin.
+    """
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._hosts: frozenset[bytes] = frozenset()
+
+    def listen_on(self, address: Address) -> None:
+        """The port is known from now on."""
+        self._hosts = frozenset(f"{name}:{address.port}".encode() for name in LOOPBACK_NAMES)
+
+    def refuse_connection(self, request: Request) -> Response | None:
+        host, origin = request.headers.get(b"Host", b"").lower(), request.headers.get(b"Origin")
+        if host not in self._hosts:
+            return error(403, "this page is served to this machine only, under the address that the command printed")
+        if origin is not None and origin.lower() != b"http://" + host:
+            return error(403, "a page of another origin may not ask this one")
+        return None
+
+    async def refuse(self, request: Request) -> Response | None:
+        token = bearer_token(request)
+        if token is not None and hmac.compare_digest(token, self.token.encode()):
+            return None
+        return error(
+            401, "open the address that `tessera dashboard` printed: it has a token", b"WWW-Authenticate: Bearer\r\n"
+        )
+
+
+def bearer_token(request: Request) -> bytes | None:
+    """What the caller sent as `Authorization: Bearer`."""
+    text = request.headers.get(b"Authorization", b"")
+    return text[len(BEARER) :].strip() if text[: len(BEARER)].lower() == BEARER else None

@@ -1,0 +1,224 @@
+"""One node as the page shows it: its cards with their slices, and the pods that hold them, as JSON.
+
+Positional arrays keep a cluster of 40,000 cards small. Names that tenants choose appear as JSON strings only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tessera.core.devices import Device
+from tessera.core.holdings import Holding
+from tessera.core.ledger import GrantState, Ledger
+from tessera.core.node_info import Card
+from tessera.inspect.usage import card_state
+from tessera.scheduler.metrics.granted_time import share_of
+
+NVLINK_SCORE = 100
+"""pair score of one NVLink; PCIe alone scores less"""
+
+encode = msgspec.json.Encoder().encode
+
+
+class PodOrigin(NamedTuple):
+    """What the ledger does not know about a pod."""
+
+    kind: str = ""
+    """of the workload that it belongs to; empty if no controller made it"""
+    name: str = ""
+    since: float | None = None
+    """unix seconds of its binding"""
+
+
+NO_ORIGIN = PodOrigin()
+
+
+class Measured(NamedTuple):
+    """What the monitor saw in use; None if it saw nothing."""
+
+    memory: int | None = None
+    """MiB"""
+    utilization: float | None = None
+    """per cent"""
+
+
+NOT_MEASURED = Measured()
+
+
+class Measurements:
+    """What the monitor knows. This one knows nothing."""
+
+    def card(self, node: str, uuid: str) -> Measured:
+        return NOT_MEASURED
+
+    def slice(self, uid: str, uuid: str) -> Measured:
+        return NOT_MEASURED
+
+
+@dataclass(slots=True)
+class Share:
+    """Amounts that were granted, of cards, of a namespace or of a model. `cards` counts by the larger share."""
+
+    memory: int = 0
+    cores: int = 0
+    cards: float = 0.0
+
+    def add(self, other: Share, sign: int = 1) -> None:
+        self.memory += sign * other.memory
+        self.cores += sign * other.cores
+        self.cards += sign * other.cards
+
+
+@dataclass(slots=True)
+class NodeDocument:
+    """A node of the page."""
+
+    body: bytes
+    pods: dict[str, bytes]
+    """by uid, those that hold a slice; each is a member of a JSON object"""
+    totals: dict[int, Share] = field(default_factory=dict)
+    """by position of the model: what its cards have"""
+    granted: dict[tuple[str, int], Share] = field(default_factory=dict)
+    """by namespace and position of the model"""
+
+
+class ModelTable:
+    """The models of cards; documents refer to them by position."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._positions: dict[str, int] = {}
+
+    def position(self, name: str) -> int:
+        found = self._positions.get(name)
+        if found is None:
+            found = self._positions[name] = len(self.names)
+            self.names.append(name)
+        return found
+
+
+class NodeRenderer:
+    """Renders nodes of one ledger. `origin` and `is_handing_over` are asked for each pod by uid."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        origin: Callable[[str], PodOrigin],
+        is_handing_over: Callable[[str], bool],
+        measurements: Measurements | None = None,
+    ) -> None:
+        self.models = ModelTable()
+        self._ledger = ledger
+        self._origin = origin
+        self._is_handing_over = is_handing_over
+        self._measured = measurements or Measurements()
+        self._groups: dict[str, tuple[Mapping[str, Device], dict[str, str]]] = {}
+
+    def render(self, name: str) -> NodeDocument | None:
+        """None if the node has neither cards nor a problem."""
+        view = self._ledger.node(name)
+        if view is None:
+            self._groups.pop(name, None)
+            return None
+        found = NodeDocument(b"", {})
+        slices = self._render_pods(name, found)
+        groups = self._groups_of(name)
+        cards = [self._card(name, card, slices.get(card.device.uuid, ()), groups, found) for card in view.cards]
+        found.body = encode({"name": name, "problem": view.facts.problem, "cards": cards})
+        return found
+
+    def _render_pods(self, name: str, found: NodeDocument) -> dict[str, list[list[Any]]]:
+        """Their slices by card; the pods themselves go into the document."""
+        slices: dict[str, list[list[Any]]] = {}
+        for entry in self._ledger.pods_on(name):
+            if not entry.holdings:
+                continue
+            facts, uid = entry.facts, entry.facts.uid
+            for uuid, holding in entry.holdings.items():
+                self._count(name, facts.namespace, uuid, holding, found)
+                slices.setdefault(uuid, []).append(self._slice(uid, uuid, holding))
+            state = entry.state.value
+            if entry.state is GrantState.BOUND and self._is_handing_over(uid):
+                state = "handing-over"
+            kind, owner, since = self._origin(uid)
+            found.pods[uid] = encode({uid: [facts.namespace, facts.name, kind, owner, state, since]})[1:-1]
+        return slices
+
+    def _slice(self, uid: str, uuid: str, holding: Holding) -> list[Any]:
+        use, measured = holding.use, self._measured.slice(uid, uuid)
+        cores = use.cores.bit_count() if self._counts_bits(holding.vendor) else use.cores
+        profiles = "+".join(slot.profile for slot in holding.mig) if holding.mig else ""
+        return [uid, use.memory, cores, use.slots, measured.memory, measured.utilization, profiles]
+
+    def _count(self, name: str, namespace: str, uuid: str, holding: Holding, found: NodeDocument) -> None:
+        device, use = self._ledger.devices(name)[uuid], holding.use
+        cores = use.cores.bit_count() if self._counts_bits(device.vendor) else use.cores
+        share = share_of(use, device, self._ledger.rules.get(device.vendor))
+        key = namespace, self.models.position(device.model)
+        found.granted.setdefault(key, Share()).add(Share(use.memory, cores, share))
+
+    def _card(
+        self,
+        name: str,
+        card: Card,
+        slices: Sequence[list[Any]],
+        groups: Mapping[str, str],
+        found: NodeDocument,
+    ) -> list[Any]:
+        device = card.device
+        model = self.models.position(device.model)
+        cores = device.cores.bit_count() if self._counts_bits(device.vendor) else device.cores
+        found.totals.setdefault(model, Share()).add(Share(device.memory, cores, 1.0))
+        used, utilization = self._measured.card(name, device.uuid)
+        return [
+            device.index,
+            device.uuid,
+            model,
+            device.mode,
+            device.memory,
+            cores,
+            device.slots,
+            card_state(card),
+            groups.get(device.uuid, ""),
+            device.numa,
+            slices,
+            used,
+            utilization,
+        ]
+
+    def _counts_bits(self, vendor: str) -> bool:
+        rules = self._ledger.rules.get(vendor)
+        return rules is not None and rules.core_masks
+
+    def _groups_of(self, name: str) -> dict[str, str]:
+        """NVLink groups by uuid; found again only when the node's registration has changed."""
+        devices = self._ledger.devices(name)
+        known = self._groups.get(name)
+        if known is None or known[0] is not devices:
+            known = self._groups[name] = devices, nvlink_groups(devices)
+        return known[1]
+
+
+def nvlink_groups(devices: Mapping[str, Device]) -> dict[str, str]:
+    """By uuid: the name of the group of cards that NVLinks connect, in the order of registration. Cards without links
+    are left out."""
+    groups: dict[str, str] = {}
+    count = 0
+    for first in devices:
+        if first in groups:
+            continue
+        members, rest = {first}, [first]
+        while rest:
+            links = devices[rest.pop()].links
+            near = [uuid for uuid, score in links.items() if score >= NVLINK_SCORE and uuid in devices]
+            rest += [uuid for uuid in near if uuid not in members]
+            members.update(near)
+        if len(members) > 1:
+            groups.update(dict.fromkeys(members, f"NVLink {count}"))
+            count += 1
+    return groups

@@ -1,0 +1,298 @@
+"""The state of a cluster as documents that follow its ledger, and the events that tell viewers of changes.
+
+Only nodes that changed are rendered again, once for all viewers. The log of the ledger's arrays says which: nothing is
+hooked into the ledger, and without viewers nothing is done at all.
+
+    asleep --first viewer--> rendering all nodes, in slices --> following, a few times a second
+       ^                                                             |
+       '------------------ no viewer for `LINGER_SECONDS` -----------'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import zlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from typing import NamedTuple
+
+from tessera.inspect.dashboard.documents import NodeDocument, NodeRenderer, encode
+from tessera.inspect.dashboard.event_log import EventLog
+from tessera.inspect.dashboard.source import PageSource
+from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.dashboard.waiting import WaitingPods
+from tessera.scheduler.pod_cycle import CycleState
+
+PERIOD_SECONDS = 0.2
+"""between two looks for changes: a change is on the wire well within 300 ms"""
+JUDGE_SECONDS = 0.5
+"""between two rounds over the waiting pods"""
+TOTALS_SECONDS = 2.0
+"""between two events with totals"""
+LINGER_SECONDS = 30.0
+"""that documents are kept up to date without a viewer: people reload pages"""
+SLICE_SECONDS = 0.004
+"""of the event loop at once"""
+PAUSE_SECONDS = 0.012
+"""between two slices: rendering takes a quarter of the event loop at most"""
+KEPT_SECONDS = 5.0
+"""that a compressed state is good for: a viewer goes on from its version"""
+LEVEL = 1
+"""of compression: four times faster than the default, a fifth larger"""
+MOVING = frozenset({
+    CycleState.RESERVED, CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER
+})  # fmt: skip
+"""states between a decision and the end of the handover: a change of them changes no amount"""
+
+
+class PackedState(NamedTuple):
+    """A compressed state document."""
+
+    version: int
+    made_at: float
+    """on the event loop's clock"""
+    data: bytes
+
+
+class LiveState:
+    """Follows one source."""
+
+    def __init__(self, source: PageSource, *, share: float = 0.5, now: Callable[[], float] = time.time) -> None:
+        """`share` is the part of the event loop's time for work that is not urgent."""
+        self.source = source
+        self._share = share
+        self.viewers = 0
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        # Versions of two processes, or of two runs of one, must not be taken for each other.
+        self.log = EventLog(int(now() * 1000))
+        self._renderer = self._new_renderer()
+        self._documents: dict[str, NodeDocument] = {}
+        self._known_models = 0
+        self.totals = Totals(source, self._renderer.models)
+        self.waiting = WaitingPods(source)
+        self._totals_body = b"{}"
+        self._totals_at = float("-inf")
+        self._seen = 0
+        self._epoch = -1
+        self._moving: dict[str, CycleState] = {}
+        self._packed: PackedState | None = None
+        self._packing: asyncio.Task[PackedState] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._is_complete = asyncio.Event()
+        self._used_at = 0.0
+
+    def _new_renderer(self) -> NodeRenderer:
+        source = self.source
+        return NodeRenderer(
+            source.engine.ledger,
+            origin=source.origin,
+            is_handing_over=self._is_handing_over,
+            measurements=source.measurements,
+        )
+
+    # -- for viewers
+
+    async def state(self) -> bytes:
+        """The whole state, compressed with gzip."""
+        async with self._awake():
+            packed = self._packed
+            if (
+                packed is not None
+                and self._loop.time() - packed.made_at < KEPT_SECONDS
+                and self.log.reaches(packed.version)
+            ):
+                return packed.data
+            if self._packing is None:
+                self._packing = asyncio.create_task(self._pack())
+                self._packing.add_done_callback(self._on_packed)
+            return (await asyncio.shield(self._packing)).data
+
+    async def events(self, version: int) -> AsyncGenerator[bytes, None]:
+        """What changes after this version."""
+        async with self._awake():
+            stream = self.log.stream(version)
+            async with contextlib.aclosing(stream):
+                async for piece in stream:
+                    yield piece
+
+    async def close(self) -> None:
+        self.log.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # -- following the ledger
+
+    @contextlib.asynccontextmanager
+    async def _awake(self) -> AsyncIterator[None]:
+        """Documents are complete and kept up to date for as long as the block lasts."""
+        self.viewers += 1
+        try:
+            if self._task is None or self._task.done():
+                self._is_complete = asyncio.Event()
+                self._task = asyncio.create_task(self._follow())
+            complete = asyncio.create_task(self._is_complete.wait())
+            try:
+                await asyncio.wait([self._task, complete], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                complete.cancel()
+            if self._task.done():
+                self._task.result()
+            yield
+        finally:
+            self.viewers -= 1
+            self._used_at = self._loop.time()
+
+    async def _follow(self) -> None:
+        judging: asyncio.Task[None] | None = None
+        try:
+            await self._refresh_nodes()
+            self._refresh_sums()
+            self._is_complete.set()
+            judging = asyncio.create_task(self._judge())
+            while self.viewers or self._loop.time() - self._used_at < LINGER_SECONDS:
+                await asyncio.sleep(PERIOD_SECONDS)
+                await self._refresh_nodes()
+                self._refresh_sums()
+                if judging.done():
+                    judging.result()
+        finally:
+            if judging is not None:
+                judging.cancel()
+            self._fall_asleep()
+
+    async def _judge(self) -> None:
+        while True:
+            await self.waiting.judge(self._pause)
+            await asyncio.sleep(JUDGE_SECONDS)
+
+    async def _pause(self, spent: float) -> None:
+        """After so many seconds of work that is not urgent."""
+        await asyncio.sleep(spent * (1.0 / self._share - 1.0))
+
+    def _fall_asleep(self) -> None:
+        """Give the memory back. The log starts over, because nothing is recorded from now on."""
+        self._documents, self._packed, self._epoch = {}, None, -1
+        self.totals.clear()
+        self.waiting.clear()
+        self.log.start_over()
+
+    def _refresh_sums(self) -> None:
+        """Tell viewers of waiting pods, and of totals now and then."""
+        changed = self.waiting.refresh()
+        if changed is not None:
+            self.log.append("waiting", encode(changed))
+        if self._loop.time() - self._totals_at >= TOTALS_SECONDS:
+            self._totals_at = self._loop.time()
+            body = encode(self.totals.document(self.waiting))
+            if body != self._totals_body:
+                self._totals_body = body
+                self.log.append("totals", body)
+
+    async def _refresh_nodes(self) -> None:
+        is_first = self._epoch < 0
+        names = self._changed_nodes()
+        nodes: list[bytes] = []
+        gone: list[str] = []
+        pods: dict[str, bytes] = {}
+        async for name in self._in_slices(names):
+            before, after = self._documents.pop(name, None), self._renderer.render(name)
+            self.totals.replace(before, after)
+            if after is not None:
+                self._documents[name] = after
+            if before is not None and after is not None and before.body == after.body and before.pods == after.pods:
+                continue
+            old, new = before.pods if before is not None else {}, after.pods if after is not None else {}
+            pods.update((uid, encode({uid: None})[1:-1]) for uid in old if uid not in new and not self._is_placed(uid))
+            pods.update((uid, body) for uid, body in new.items() if old.get(uid) != body)
+            if after is not None:
+                nodes.append(after.body)
+            elif before is not None:
+                gone.append(name)
+        if is_first:
+            self._known_models = len(self._renderer.models.names)
+            self.log.start_over()
+        elif nodes or gone or pods:
+            self._publish(nodes, gone, pods.values())
+
+    def _publish(self, nodes: list[bytes], gone: list[str], pods: Iterable[bytes]) -> None:
+        models = self._renderer.models.names
+        grown, self._known_models = len(models) > self._known_models, len(models)
+        parts = [b'{"version":%d' % (self.log.version + 1)]
+        parts += [b',"models":' + encode(models)] if grown else []
+        parts.append(b',"pods":{' + b",".join(pods) + b"}")
+        parts.append(b',"nodes":[' + b",".join(nodes) + b"]")
+        parts.append(b',"gone":' + encode(gone) + b"}")
+        self.log.append("nodes", b"".join(parts))
+
+    def _changed_nodes(self) -> list[str]:
+        ledger, cycles = self.source.engine.ledger, self.source.engine.cycles
+        arrays = ledger.arrays
+        columns = arrays.changed_since(self._seen) if self._epoch >= 0 else None
+        if columns is None:
+            names = dict.fromkeys([*self._documents, *ledger.node_names()])
+        else:
+            names = dict.fromkeys(
+                filter(None, (arrays.names[column] for column in columns if column < len(arrays.names)))
+            )
+            if self._epoch != arrays.epoch:
+                registered = set(ledger.node_names())
+                names.update(dict.fromkeys(name for name in self._documents if name not in registered))
+                names.update(dict.fromkeys(name for name in ledger.node_names() if name not in self._documents))
+        self._seen, self._epoch = arrays.now, arrays.epoch
+        moving = {cycle.uid: cycle.state for cycle in cycles if cycle.state in MOVING}
+        for uid in moving.keys() | self._moving.keys():
+            entry = ledger.pod(uid)
+            if moving.get(uid) is not self._moving.get(uid) and entry is not None:
+                names[entry.facts.node] = None
+        self._moving = moving
+        for name in self.source.measured_anew():
+            names[name] = None
+        return list(names)
+
+    async def _in_slices(self, names: list[str]) -> AsyncIterator[str]:
+        began = time.perf_counter()
+        for name in names:
+            yield name
+            if time.perf_counter() - began > SLICE_SECONDS:
+                await asyncio.sleep(PAUSE_SECONDS)
+                began = time.perf_counter()
+
+    def _is_handing_over(self, uid: str) -> bool:
+        cycle = self.source.engine.cycles.get(uid)
+        return cycle is not None and cycle.state is CycleState.HANDING_OVER
+
+    def _is_placed(self, uid: str) -> bool:
+        """Whether the pod holds cards of another node by now."""
+        entry = self.source.engine.ledger.pod(uid)
+        return entry is not None and bool(entry.holdings)
+
+    # -- the whole state
+
+    async def _pack(self) -> PackedState:
+        version, made_at, pieces = self.log.version, self._loop.time(), self._pieces()
+        data = await asyncio.to_thread(_compress, pieces)
+        return PackedState(version, made_at, data)
+
+    def _on_packed(self, task: asyncio.Task[PackedState]) -> None:
+        self._packing = None
+        if not task.cancelled() and task.exception() is None:
+            self._packed = task.result()
+
+    def _pieces(self) -> list[bytes]:
+        """The parts of the document; taken at one moment, joined and compressed later."""
+        head = {"version": self.log.version, "time": self._now(), "source": self.source.describe()}
+        pieces = [encode(head)[:-1], b',"models":', encode(self._renderer.models.names), b',"pods":{']
+        documents = [self._documents[name] for name in sorted(self._documents)]
+        pieces.append(b",".join([b",".join(document.pods.values()) for document in documents if document.pods]))
+        pieces += (b'},"nodes":[', b",".join([document.body for document in documents]))
+        pieces += (b'],"waiting":', encode(self.waiting.documents()), b',"totals":', self._totals_body, b"}")
+        return pieces
+
+
+def _compress(pieces: list[bytes]) -> bytes:
+    # zlib releases the interpreter; 16 added to the window's size makes a gzip file.
+    packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(b"".join(pieces)) + packer.flush()

@@ -1,0 +1,149 @@
+"""The pods that wait for devices: since when, why, what comes nearest, and the smallest change that would fit.
+
+Pods of one shape and with the same candidates get the same answer, which is found once. Answers are found again when
+the ledger has changed, a few milliseconds at a time, and viewers are told only of those that differ.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from tessera.core.advice import mode_advice, smallest_changes
+from tessera.core.near_misses import quick_near_miss
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Selected, Unfinished
+from tessera.inspect.dashboard.source import PageSource, WaitingPod
+from tessera.inspect.render.explanation import plain_reasons
+from tessera.inspect.render.lines import count_of
+from tessera.inspect.state import Json
+from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
+
+MOST_PODS = 2_000
+"""that are listed; the page says how many there are"""
+NAMED_REASONS = 3
+"""the most frequent ones"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Why a pod waits, in sentences."""
+
+    why: str
+    nearest: str = ""
+    change: str = ""
+
+
+NOT_YET = Answer("not judged yet")
+NEVER = (-1, NOT_YET)
+
+Pause = Callable[[float], Awaitable[None]]
+
+
+class WaitingPods:
+    """The waiting pods of one source."""
+
+    def __init__(self, source: PageSource) -> None:
+        self._source = source
+        self._documents: dict[str, Json] = {}
+        self._pods: list[WaitingPod] = []
+        self._answers: dict[Hashable, tuple[int, Answer]] = {}
+        """by shape, with the position of the arrays' log at which it was found"""
+
+    def clear(self) -> None:
+        self._documents, self._answers, self._pods = {}, {}, []
+
+    def documents(self) -> list[Json]:
+        return list(self._documents.values())
+
+    def refresh(self) -> Json | None:
+        """What changed since the last call, with the answers that there are; None if nothing did."""
+        pods = self._pods = list(islice(self._source.waiting(), MOST_PODS))
+        documents = {pod.uid: self._document(pod) for pod in pods}
+        before, self._documents = self._documents, documents
+        changed = [document for uid, document in documents.items() if before.get(uid) != document]
+        gone = [uid for uid in before if uid not in documents]
+        return {"set": changed, "gone": gone} if changed or gone else None
+
+    async def judge(self, pause: Pause) -> None:
+        """Find the answers that are missing or out of date, the oldest first. `pause` gets the seconds that a step
+        took."""
+        now = self._source.engine.ledger.arrays.now
+        samples = {_shape(pod): pod for pod in self._pods if pod.request is not None}
+        self._answers = {shape: self._answers[shape] for shape in samples if shape in self._answers}
+        stale = [shape for shape in samples if shape not in self._answers or self._answers[shape][0] < now]
+        for shape in sorted(stale, key=lambda shape: self._answers.get(shape, NEVER)[0]):
+            request, candidates = samples[shape].request, samples[shape].candidates
+            assert request is not None  # it has a shape
+            at = self._source.engine.ledger.arrays.now
+            self._answers[shape] = at, await self._answer(request, candidates, pause)
+
+    async def _answer(self, request: PodRequest, candidates: Sequence[str] | Candidates, pause: Pause) -> Answer:
+        """In steps of some milliseconds, so that a decision that waits does not wait for long."""
+        selector = self._source.engine.selector
+        ledger = selector.ledger
+        began = time.perf_counter()
+        names = candidates.names if isinstance(candidates, Candidates) else candidates
+        found = selector.candidates(names)
+        selected = selector.select_within(request, found, MOST_WORK)
+        for _ in range(MOST_SLICES):
+            if not isinstance(selected, Unfinished):
+                break
+            await pause(time.perf_counter() - began)
+            began = time.perf_counter()
+            selected = selector.select_within(request, selector.candidates(names), MOST_WORK)
+        if isinstance(selected, Selected):
+            await pause(time.perf_counter() - began)
+            return Answer(f"it fits on {selected.placement.node}, and waits for its turn")
+        if isinstance(selected, Unfinished):
+            return NOT_YET
+        counts = Counter(misfit.text for misfit in selected.misfits.values()).most_common(NAMED_REASONS)
+        total = len(selected.misfits)
+        why = [f"{number} of {count_of(total, 'node')}: {plain_reasons(text) or text}" for text, number in counts]
+        await pause(time.perf_counter() - began)
+        began = time.perf_counter()
+        near = quick_near_miss(ledger, request, selector.candidates(names).rows)
+        mode = mode_advice(ledger, request)
+        await pause(time.perf_counter() - began)
+        began = time.perf_counter()
+        changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
+        await pause(time.perf_counter() - began)
+        nearest = near.text if near is not None else ""
+        return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, mode or changes)
+
+    def _document(self, pod: WaitingPod) -> Json:
+        answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
+        kind, owner, since = pod.origin
+        return {
+            "uid": pod.uid,
+            "namespace": pod.namespace,
+            "name": pod.name,
+            "owner": [kind, owner] if kind else None,
+            "since": since,
+            "asks": asks_text(pod.request) if pod.request is not None else "",
+            "why": answer.why,
+            "nearest": answer.nearest,
+            "change": answer.change,
+            "attempts": pod.attempts,
+        }
+
+
+def _shape(pod: WaitingPod) -> Hashable:
+    assert pod.request is not None
+    candidates = pod.candidates if isinstance(pod.candidates, Candidates) else tuple(pod.candidates)
+    return pod.request.shape, pod.namespace, candidates
+
+
+def asks_text(request: PodRequest) -> str:
+    """The request in a few words: `2 x 20000 MiB, 30 cores`."""
+    parts = []
+    for container in request.containers:
+        for one in container.requests:
+            memory = f"{one.memory} MiB" if one.memory else f"{one.percent} % of the memory" if one.percent else ""
+            cores = f"{one.cores} cores" if one.cores else ""
+            amounts = ", ".join(filter(None, (memory, cores))) or "cards"
+            parts.append(f"{one.count} x {amounts}")
+    return " + ".join(parts)

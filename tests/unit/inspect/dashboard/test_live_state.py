@@ -1,0 +1,141 @@
+"""The documents of the page follow the ledger, and viewers hear of what changed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tessera.inspect.dashboard import event_log, live_state
+from tessera.inspect.dashboard.source import FixedSource
+from tessera.inspect.offline_cluster import OfflineCluster
+from tests.support.builders import cluster, gpu_pod, node
+from tests.support.cluster_states import state_of
+from tests.support.page import Page
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks for changes follow each other at once, and every state is a new one."""
+    monkeypatch.setattr(live_state, "PERIOD_SECONDS", 0.0)
+    monkeypatch.setattr(live_state, "KEPT_SECONDS", 0.0)
+
+
+@pytest.fixture
+async def page() -> AsyncIterator[Page]:
+    here = cluster(node("n1").gpus(2, memory=24_000), node("n2").gpus(1, memory=24_000))
+    held = here.start(gpu_pod("held", mem=4_000, cores=30), ["n1"])
+    waits = gpu_pod("waits", mem=30_000)
+    state = state_of([node("n1").gpus(2, memory=24_000), node("n2").gpus(1, memory=24_000)], [held, waits])
+    page = Page(FixedSource(OfflineCluster(state)))
+    yield page
+    await page.server.close()
+
+
+def _cards(document: Any, name: str) -> Any:
+    return next(one["cards"] for one in document["nodes"] if one["name"] == name)
+
+
+async def test_the_state_shows_every_card_with_its_slices_and_the_pods_that_hold_them(page: Page) -> None:
+    state = await page.get("/api/state")
+    assert state["source"]["kind"] == "snapshot"
+    cards = _cards(state, "n1")
+    slices = [one for card in cards for one in card[10]]
+    assert [card[0] for card in cards] == [0, 1]
+    assert [(one[1], one[2], one[3]) for one in slices] == [(4_000, 30, 1)]
+    assert state["pods"][slices[0][0]][:2] == ["default", "held"]
+    assert state["totals"]["cards"] == 3
+    assert state["totals"]["granted"]["memory"] == 4_000
+
+
+async def test_a_waiting_pod_is_shown_with_why_and_with_the_smallest_change(page: Page) -> None:
+    state = await page.get("/api/state")
+    (waits,) = state["waiting"]
+    assert (waits["name"], waits["asks"]) == ("waits", "1 x 30000 MiB")
+    viewer = await page.events(state["version"])
+    event = await viewer.next("waiting")
+    while event.data["set"][0]["why"] == "not judged yet":
+        event = await viewer.next("waiting")
+    (waits,) = event.data["set"]
+    assert "not enough free memory" in waits["why"]
+    assert "24000 instead of 30000" in waits["change"]
+    await viewer.close()
+
+
+async def test_a_viewer_hears_of_the_node_that_changed_and_of_no_other(page: Page) -> None:
+    state = await page.get("/api/state")
+    viewer = await page.events(state["version"])
+    engine = page.state.source.engine
+    uid = next(iter(state["pods"]))
+    engine.cycles.observe_gone(uid)
+    event = await viewer.next("nodes")
+    assert event.data["pods"] == {uid: None}
+    assert [one["name"] for one in event.data["nodes"]] == ["n1"]
+    assert event.data["gone"] == []
+    assert event.version == event.data["version"]
+    engine.nodes.drop("n2")
+    event = await viewer.next("nodes")
+    assert event.data["gone"] == ["n2"]
+    await viewer.close()
+    after = await page.get("/api/state")
+    assert [one["name"] for one in after["nodes"]] == ["n1"]
+    assert after["pods"] == {}
+
+
+async def test_a_viewer_that_comes_back_too_late_is_told_to_start_again(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_log, "MOST_EVENTS", 2)
+    state = await page.get("/api/state")
+    for number in range(3):
+        page.state.log.append("totals", b"%d" % number)
+    viewer = await page.events(state["version"])
+    await viewer.next("resync")
+
+
+async def test_a_version_of_another_process_is_told_to_start_again(page: Page) -> None:
+    state = await page.get("/api/state")
+    for version in (0, 1, state["version"] + 1_000_000):
+        await (await page.events(version)).next("resync")
+
+
+async def test_without_viewers_nothing_is_followed_and_the_memory_is_given_back(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_state, "LINGER_SECONDS", 0.0)
+    state = await page.get("/api/state")
+    task = page.state._task
+    assert task is not None
+    await task
+    assert not page.state._documents
+    await (await page.events(state["version"])).next("resync")
+
+
+async def test_all_viewers_get_the_same_bytes(page: Page) -> None:
+    state = await page.get("/api/state")
+    streams = [page.state.events(state["version"]) for _ in range(3)]
+    page.state.source.engine.nodes.drop("n2")
+    received = []
+    for stream in streams:
+        data = b""
+        while b'"n2"' not in data:
+            data += await anext(stream)
+        received.append(data[: data.index(b'"n2"')])
+        await stream.aclose()
+    assert len(set(received)) == 1
+
+
+async def test_a_state_that_was_kept_is_continued_by_the_events_since(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_state, "KEPT_SECONDS", 60.0)
+    first = await page.get("/api/state")
+    viewer = await page.events(first["version"])
+    page.state.source.engine.nodes.drop("n2")
+    await viewer.next("nodes")
+    await viewer.close()
+    second = await page.get("/api/state")
+    assert second == first
+    event = await (await page.events(second["version"])).next("nodes")
+    assert event.data["gone"] == ["n2"]
