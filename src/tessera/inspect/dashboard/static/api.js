@@ -33,7 +33,8 @@ export function saveToken(token) {
  */
 async function request(path, options) {
   const token = sessionStorage.getItem(TOKEN);
-  const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+  // The apiserver's proxy keeps Authorization to itself, so that the token goes in a header of our own as well.
+  const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}`, 'X-Tessera-Token': token } : {}) };
   let response;
   try {
     response = await fetch(path, { ...options, headers, cache: 'no-store' });

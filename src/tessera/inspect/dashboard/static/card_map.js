@@ -154,18 +154,19 @@ export class CardMap {
     const { theme } = painter.style;
     for (let block = 0; block < row.blocks.length; block += 1) {
       const { label, problem, cards } = row.blocks[block];
-      const x = layout.blockX(block);
+      const x = row.lefts[block];
+      const width = layout.blockWidth(row.blocks[block]);
       if (layout.level.label) {
         const fontSize = layout.level.label >= 20 ? 12.5 : 11;
         painter.text(problem ? `⚠ ${label}: ${problem}` : label, x, row.top + layout.level.label - 6, {
-          colour: problem ? theme.bad : theme.text, size: fontSize, width: layout.blockWidth, weight: 600,
+          colour: problem ? theme.bad : theme.text, size: fontSize, width, weight: 600,
         });
       }
       if (cards.length === 0) {
         painter.context.setLineDash([3, 3]);
         painter.context.strokeStyle = problem ? theme.bad : theme.line;
         painter.context.lineWidth = 1;
-        painter.context.strokeRect(x + 0.5, row.top + layout.level.label + 0.5, layout.blockWidth - 1, layout.level.height - 1);
+        painter.context.strokeRect(x + 0.5, row.top + layout.level.label + 0.5, width - 1, layout.level.height - 1);
         painter.context.setLineDash([]);
       }
       for (let place = 0; place < cards.length; place += 1) {

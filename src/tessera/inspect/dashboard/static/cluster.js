@@ -55,6 +55,7 @@ export class Cluster {
     this.version = document.version;
     /** @type {number} */
     this.time = document.time;
+    this.receivedAt = performance.now();
     /** @type {Source} */
     this.source = document.source;
     /** @type {string[]} */
@@ -113,6 +114,11 @@ export class Cluster {
   #applyWaiting(document) {
     for (const pod of document.set ?? []) this.waiting.set(pod.uid, pod);
     for (const uid of document.gone ?? []) this.waiting.delete(uid);
+  }
+
+  /** The time by the server's clock; the reader's may be wrong. */
+  now() {
+    return this.source.live ? this.time + (performance.now() - this.receivedAt) / 1000 : this.time;
   }
 
   /** @param {string} node @param {string} uuid */

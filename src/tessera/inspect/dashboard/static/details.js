@@ -162,7 +162,7 @@ export class Details {
     const nodes = [
       properties([
         ['State', pod.state], ['Owner', pod.ownerName ? `${pod.ownerKind} ${pod.ownerName}` : ''],
-        ['Since', pod.since === null ? '' : `${moment(pod.since)} (${duration(cluster.time - pod.since)})`],
+        ['Since', pod.since === null ? '' : `${moment(pod.since)} (${duration(cluster.now() - pod.since)})`],
         ['Node', cards.length ? h('a', { href: nodeLink(cards[0].node) }, cards[0].node) : ''],
       ]),
       h('h3', null, `Holds slices of ${plural(cards.length, 'card')}`),

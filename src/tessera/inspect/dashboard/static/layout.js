@@ -9,7 +9,7 @@
  * @typedef {import('./groups.js').Section} Section
  * @typedef {{width: number, height: number, gap: number, blockGap: number, label: number}} Level
  *   of a cell in CSS pixels; `label`: the height of a block's name, 0 for none
- * @typedef {{top: number, height: number, section: Section | null, blocks: Block[]}} Row  a heading, or blocks side by side
+ * @typedef {{top: number, height: number, section: Section | null, blocks: Block[], lefts: number[]}} Row  a heading, or blocks side by side
  * @typedef {{row: number, block: number, place: number}} Position
  * @typedef {{x: number, y: number, width: number, height: number}} Box
  */
@@ -22,9 +22,12 @@ export const LEVELS = [
   { width: 24, height: 15, gap: 2, blockGap: 12, label: 15 },
   { width: 56, height: 26, gap: 3, blockGap: 16, label: 18 },
   { width: 116, height: 50, gap: 5, blockGap: 22, label: 22 },
-  { width: 216, height: 84, gap: 8, blockGap: 28, label: 24 },
+  { width: 158, height: 76, gap: 7, blockGap: 28, label: 24 },
+  { width: 216, height: 92, gap: 9, blockGap: 32, label: 26 },
 ];
 const HEADING = 34;
+/** A block with fewer cards is as wide as its name needs. */
+const LEAST_BLOCK = 84;
 /** Cards that stand beside each other; most nodes have eight. */
 const COLUMNS = [8, 4, 2, 1];
 
@@ -39,25 +42,39 @@ export class Layout {
     // Small cells stand in two rows, so that a node is a compact tile.
     const widest = level.label === 0 ? 4 : 8;
     this.columns = Math.min(COLUMNS.find((columns) => columns <= widest && fitting(columns)) ?? 1, Math.max(largest, 1));
-    this.blockWidth = this.columns * (level.width + level.gap) - level.gap;
-    const pitch = this.blockWidth + level.blockGap;
-    this.perRow = Math.max(1, Math.floor((width + level.blockGap) / pitch));
     let top = 0;
     for (const section of sections) {
       if (section.title) {
-        this.rows.push({ top, height: HEADING, section, blocks: [] });
+        this.rows.push({ top, height: HEADING, section, blocks: [], lefts: [] });
         top += HEADING;
       }
-      for (let first = 0; first < section.blocks.length; first += this.perRow) {
-        const blocks = section.blocks.slice(first, first + this.perRow);
-        const lines = blocks.reduce((most, block) => Math.max(most, Math.ceil(block.cards.length / this.columns)), 1);
-        const height = level.label + lines * (level.height + level.gap) - level.gap + level.blockGap;
-        this.rows.push({ top, height, section: null, blocks });
-        top += height;
+      /** @type {Row | null} */
+      let row = null;
+      let left = 0;
+      for (const block of section.blocks) {
+        const blockWidth = this.blockWidth(block);
+        if (!row || left + blockWidth > width) {
+          row = { top: row ? row.top + row.height : top, height: 0, section: null, blocks: [], lefts: [] };
+          this.rows.push(row);
+          left = 0;
+        }
+        row.blocks.push(block);
+        row.lefts.push(left);
+        const lines = Math.max(1, Math.ceil(block.cards.length / this.columns));
+        row.height = Math.max(row.height, level.label + lines * (level.height + level.gap) - level.gap + level.blockGap);
+        left += blockWidth + level.blockGap;
       }
-      top += section.title ? level.blockGap / 2 : 0;
+      top = row ? row.top + row.height + (section.title ? level.blockGap / 2 : 0) : top;
     }
     this.height = top;
+  }
+
+  /** @param {Block} block */
+  blockWidth(block) {
+    const { width, gap, label } = this.level;
+    // Without names, all tiles are equally wide: a grid is easier to read than a flow.
+    const columns = label ? Math.max(1, Math.min(this.columns, block.cards.length)) : this.columns;
+    return Math.max(columns * (width + gap) - gap, label ? LEAST_BLOCK : 0);
   }
 
   /** The first row that ends below `y`. @param {number} y */
@@ -72,16 +89,11 @@ export class Layout {
     return low;
   }
 
-  /** @param {number} block  its place in its row */
-  blockX(block) {
-    return block * (this.blockWidth + this.level.blockGap);
-  }
-
   /** @param {Position} position @returns {Box} */
   box({ row, block, place }) {
     const { width, height, gap, label } = this.level;
     return {
-      x: this.blockX(block) + (place % this.columns) * (width + gap),
+      x: this.rows[row].lefts[block] + (place % this.columns) * (width + gap),
       y: this.rows[row].top + label + Math.floor(place / this.columns) * (height + gap),
       width,
       height,
@@ -96,15 +108,15 @@ export class Layout {
   /** The position below a point; `place` is -1 on a block's name. @param {number} x @param {number} y @returns {Position | null} */
   hit(x, y) {
     const row = this.rowAt(y);
-    const { width, height, gap, blockGap, label } = this.level;
-    const block = Math.floor(x / (this.blockWidth + blockGap));
-    const cards = this.rows[row]?.blocks[block]?.cards;
-    const right = x - this.blockX(block);
-    if (!cards || x < 0 || right > this.blockWidth) return null;
-    const down = y - this.rows[row].top - label;
-    if (down < 0) return y >= this.rows[row].top ? { row, block, place: -1 } : null;
-    const place = Math.floor(down / (height + gap)) * this.columns + Math.floor(right / (width + gap));
-    return place < cards.length ? { row, block, place } : null;
+    if (y < 0 || row >= this.rows.length) return null;
+    const { width, height, gap, label } = this.level;
+    const { top, blocks, lefts } = this.rows[row];
+    const block = lefts.findLastIndex((left) => left <= x);
+    if (block < 0 || x > lefts[block] + this.blockWidth(blocks[block])) return null;
+    if (y < top + label) return { row, block, place: -1 };
+    const column = Math.floor((x - lefts[block]) / (width + gap));
+    const place = Math.floor((y - top - label) / (height + gap)) * this.columns + column;
+    return column < this.columns && place < blocks[block].cards.length ? { row, block, place } : null;
   }
 
   /** @param {string} node @param {string} uuid @returns {Position | null} */
@@ -139,12 +151,13 @@ export class Layout {
   vertical(from, step) {
     const inside = { ...from, place: from.place + step * this.columns };
     if (inside.place >= 0 && this.cardAt(inside)) return inside;
-    const column = from.place % this.columns;
+    const { x } = this.box(from);
     for (let row = from.row + step; row >= 0 && row < this.rows.length; row += step) {
-      const { blocks } = this.rows[row];
-      for (let block = Math.min(from.block, blocks.length - 1); block >= 0; block -= 1) {
+      const { blocks, lefts } = this.rows[row];
+      for (let block = lefts.findLastIndex((left) => left <= x); block >= 0; block -= 1) {
         const { length } = blocks[block].cards;
         if (length === 0) continue;
+        const column = Math.min(this.columns - 1, Math.round((x - lefts[block]) / (this.level.width + this.level.gap)));
         const line = step > 0 ? 0 : Math.floor((length - 1) / this.columns);
         return { row, block, place: Math.min(line * this.columns + column, length - 1) };
       }

@@ -98,7 +98,7 @@ export class Painter {
     const isDetailed = box.width >= DETAILED;
     const cores = isDetailed ? 4 : 0;
     const memory = { ...box, height: box.height - cores - (cores ? 1 : 0) };
-    this.#memory(card, memory, isDetailed ? 3 : 0);
+    this.#memory(card, memory, isDetailed ? 2 : 0);
     if (cores) this.#cores(card, { ...box, y: box.y + box.height - cores, height: cores });
     this.#mark(card, box);
   }
@@ -113,16 +113,16 @@ export class Painter {
     const name = isLarge ? `${card.index}  ${shortModel(card.model)}` : `${card.index} ${shortModel(card.model)}`;
     this.text(name, box.x, box.y + head - 5, { colour: theme.muted, size: isLarge ? 11 : 9.5, width: box.width - rightWidth - 6 });
     const foot = isLarge ? 17 : 0;
-    const cores = isLarge ? 5 : 4;
-    const memory = { x: box.x, y: box.y + head, width: box.width, height: box.height - head - foot - cores - 2 };
-    this.#memory(card, memory, isLarge ? 4 : 3, true);
-    this.#cores(card, { ...memory, y: memory.y + memory.height + 2, height: cores });
+    const strip = isLarge ? 5 : 4;
+    const memory = { x: box.x, y: box.y + head, width: box.width, height: box.height - head - foot - strip - 2 };
+    this.#memory(card, memory, 3, true);
+    this.#cores(card, { ...memory, y: memory.y + memory.height + 2, height: strip });
     if (isLarge) {
       const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
-      const cards = card.slices.reduce((sum, slice) => sum + slice.cores, 0);
+      const cores = card.slices.reduce((sum, slice) => sum + slice.cores, 0);
       const y = box.y + box.height - 3;
-      const taken = this.text(`${cards}/${card.cores} cores`, box.x + box.width, y, { colour: theme.muted, size: 11, align: 'right', width: box.width / 2 });
-      this.text(`${size(granted)} of ${size(card.memory)}`, box.x, y, { colour: granted ? theme.text : theme.muted, size: 11, width: box.width - taken - 8 });
+      const taken = this.text(`${granted ? `${cores}/${card.cores}` : card.cores} cores`, box.x + box.width, y, { colour: theme.muted, size: 11, align: 'right', width: box.width / 2 });
+      this.text(granted ? `${size(granted)} of ${size(card.memory)}` : `${size(card.memory)} free`, box.x, y, { colour: granted ? theme.text : theme.muted, size: 11, width: box.width - taken - 8 });
     }
     this.#mark(card, memory);
   }
@@ -142,15 +142,17 @@ export class Painter {
       const { fill, ink } = this.fillOf(slice);
       context.fillStyle = fill;
       context.fillRect(x, box.y, Math.max(width - gap, 1), box.height);
-      if (strip && slice.used !== null && slice.memory > 0) {
-        context.fillStyle = ink === '#ffffff' ? '#fff5' : '#0004';
-        context.fillRect(x, box.y + box.height - strip, Math.max(width - gap, 1), strip);
+      if (strip && slice.used !== null && slice.memory > 0 && width > 6) {
+        const inset = box.height > 14 ? 3 : 1;
+        const line = { x: x + inset, y: box.y + box.height - strip - inset, width: width - gap - 2 * inset };
+        context.fillStyle = ink === '#ffffff' ? '#ffffff4d' : '#0000003d';
+        context.fillRect(line.x, line.y, line.width, strip);
         context.fillStyle = ink;
-        context.fillRect(x, box.y + box.height - strip, Math.max(0, Math.min(1, slice.used / slice.memory)) * (width - gap), strip);
+        context.fillRect(line.x, line.y, Math.max(0, Math.min(1, slice.used / slice.memory)) * line.width, strip);
       }
       if (isNamed && width >= 26) {
         const fontSize = box.height >= 26 ? 11.5 : 10;
-        this.text(this.style.nameOf(slice), x + 5, box.y + (box.height - strip) / 2 + fontSize * 0.36, { colour: ink, size: fontSize, width: width - 10 });
+        this.text(this.style.nameOf(slice), x + 5, box.y + (box.height - 2 * strip) / 2 + fontSize * 0.36, { colour: ink, size: fontSize, width: width - 10 });
       }
       x += width;
     }

@@ -21,8 +21,8 @@ import { Cluster } from './cluster.js';
 /** Milliseconds before the first and the last attempts to return; each wait is twice the one before it. */
 const FIRST_WAIT = 500;
 const LONGEST_WAIT = 30_000;
-/** The server sends something at least every 15 s; a stream that is silent for longer is dead. */
-const SILENCE = 45_000;
+/** The server sends something at least every 15 s: a stream that is silent for longer than this is dead. */
+const SILENCE = 40_000;
 
 export class Store {
   constructor() {
@@ -148,7 +148,6 @@ export class Store {
     if (Number.isFinite(version)) live.version = version;
     if (kind !== 'nodes' && kind !== 'waiting' && kind !== 'totals') return;
     const changes = live.apply(kind, document);
-    live.time = Date.now() / 1000;
     if (!this.past) this.#tell({ kind, changes });
   }
 
@@ -170,7 +169,8 @@ export class Store {
     this.travel = travel;
     const document = await get('state', { time }, travel.signal);
     if (travel.signal.aborted) return;
-    this.past = new Cluster(document);
+    // A moment does not pass, also if the cluster does.
+    this.past = new Cluster({ ...document, source: { ...document.source, live: false } });
     this.#tell({ kind: 'state' });
   }
 }

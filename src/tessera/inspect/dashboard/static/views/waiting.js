@@ -50,8 +50,7 @@ export function createWaitingView(app) {
   /** @param {number | null} since */
   function age(since) {
     const cluster = app.store.shown;
-    if (since === null || !cluster) return '–';
-    return duration((app.store.past || !cluster.source.live ? cluster.time : Date.now() / 1000) - since);
+    return since === null || !cluster ? '–' : duration(cluster.now() - since);
   }
 
   setInterval(() => {
