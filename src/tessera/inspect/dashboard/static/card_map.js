@@ -1,0 +1,339 @@
+// @ts-check
+/**
+ * The map of all cards: a canvas as large as its window, over a scrolled area as large as the cluster. Mouse, wheel and keys
+ * move a cursor; what it is on is announced. `CardTable` shows the same to those who do not see a canvas.
+ */
+
+import { cardKey } from './cluster.js';
+import { h, visible } from './dom.js';
+import { count, mib, percent, plural, size } from './format.js';
+import { Layout, LEVELS, fittingLevel } from './layout.js';
+import { Painter, readTheme } from './painter.js';
+
+/**
+ * @typedef {import('./cluster.js').Card} Card
+ * @typedef {import('./cluster.js').Cluster} Cluster
+ * @typedef {import('./groups.js').Section} Section
+ * @typedef {{
+ *   sections: Section[], cluster: Cluster, zoom: number | null, style: Omit<import('./painter.js').Style, 'theme'>,
+ *   isDim: (card: Card) => boolean, selected: string,
+ * }} Scene
+ */
+
+/** Milliseconds for which a changed card is outlined. */
+const FLASH = 1600;
+const PADDING = 16;
+
+export class CardMap {
+  /** @param {{onOpen: (target: {card: Card} | {node: string}) => void, onZoom: (step: number) => void, announce: (text: string) => void}} listener */
+  constructor(listener) {
+    this.listener = listener;
+    this.canvas = h('canvas', { class: 'map-canvas', 'aria-hidden': 'true' });
+    this.spacer = h('div', { class: 'map-spacer' });
+    this.tip = h('div', { class: 'tip', role: 'presentation', hidden: true });
+    this.scroller = h('div', {
+      class: 'map', tabindex: '0', role: 'application', 'aria-roledescription': 'map of cards', 'aria-describedby': 'map-help',
+    }, this.canvas, this.spacer);
+    this.element = h('div', { class: 'map-frame' }, this.scroller, this.tip);
+    /** @type {Scene | null} */
+    this.scene = null;
+    /** @type {Layout | null} */
+    this.layout = null;
+    /** @type {Painter | null} */
+    this.painter = null;
+    /** @type {import('./layout.js').Position | null} */
+    this.cursor = null;
+    this.cursorKey = '';
+    this.levelNumber = 0;
+    /** @type {Map<string, number>} */
+    this.flashes = new Map();
+    this.frame = 0;
+    /** when the last frame was on screen; the measuring script reads it */
+    this.paintedVersion = -1;
+    this.#listen();
+  }
+
+  #listen() {
+    const { scroller } = this;
+    scroller.addEventListener('scroll', () => this.draw(), { passive: true });
+    scroller.addEventListener('keydown', (event) => this.#onKey(event));
+    scroller.addEventListener('focus', () => this.#onFocus());
+    scroller.addEventListener('blur', () => this.draw());
+    scroller.addEventListener('pointermove', (event) => this.#onPointer(event));
+    scroller.addEventListener('pointerleave', () => this.#hideTip());
+    scroller.addEventListener('click', (event) => this.#onClick(event));
+    scroller.addEventListener('wheel', (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      this.listener.onZoom(event.deltaY < 0 ? 1 : -1);
+    }, { passive: false });
+    new ResizeObserver(() => this.scene && this.show(this.scene)).observe(scroller);
+  }
+
+  /** @param {Scene} scene */
+  show(scene) {
+    this.scene = scene;
+    const { clientWidth, clientHeight } = this.scroller;
+    if (clientWidth === 0) return;
+    const width = clientWidth - 2 * PADDING;
+    this.levelNumber = scene.zoom ?? fittingLevel(scene.sections, width, clientHeight - 2 * PADDING);
+    this.layout = new Layout(scene.sections, LEVELS[this.levelNumber], width);
+    this.spacer.style.height = `${this.layout.height + 2 * PADDING}px`;
+    this.cursor = null;
+    if (this.cursorKey) this.#restoreCursor();
+    this.#resizeCanvas(clientWidth, clientHeight);
+    this.draw();
+  }
+
+  /** @param {number} width @param {number} height */
+  #resizeCanvas(width, height) {
+    const scale = devicePixelRatio || 1;
+    const { canvas } = this;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${height}px`;
+    const [w, h_] = [Math.round(width * scale), Math.round(height * scale)];
+    if (canvas.width !== w || canvas.height !== h_) {
+      canvas.width = w;
+      canvas.height = h_;
+    }
+    const context = canvas.getContext('2d');
+    if (context && this.scene) this.painter = new Painter(context, scale, { ...this.scene.style, theme: readTheme(this.scroller) });
+  }
+
+  /** Outline cards that have changed. @param {Iterable<string>} keys */
+  flash(keys) {
+    if (matchMedia('(prefers-reduced-motion: reduce)').matches) return;
+    const until = performance.now() + FLASH;
+    for (const key of keys) this.flashes.set(key, until);
+    this.draw();
+  }
+
+  draw() {
+    if (!this.frame) this.frame = requestAnimationFrame((now) => this.#paint(now));
+  }
+
+  /** @param {number} now */
+  #paint(now) {
+    this.frame = 0;
+    const { layout, painter, scene, canvas, scroller } = this;
+    if (!layout || !painter || !scene) return;
+    const { context, style } = painter;
+    const top = scroller.scrollTop;
+    const height = scroller.clientHeight;
+    context.setTransform(painter.scale, 0, 0, painter.scale, 0, 0);
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.translate(PADDING, PADDING - top);
+    for (let number = layout.rowAt(top - PADDING); number < layout.rows.length; number += 1) {
+      const row = layout.rows[number];
+      if (row.top > top + height) break;
+      if (row.section) this.#paintHeading(row, painter);
+      else this.#paintBlocks(number, painter, scene, now);
+    }
+    if (this.cursor && document.activeElement === scroller) this.#outline(layout.box(this.cursor), style.theme.accent, 2, 2);
+    this.paintedVersion = scene.cluster.version;
+    for (const [key, until] of this.flashes) if (until < now) this.flashes.delete(key);
+    if (this.flashes.size) this.draw();
+  }
+
+  /** @param {import('./layout.js').Row} row @param {Painter} painter */
+  #paintHeading(row, painter) {
+    const { section } = row;
+    if (!section || !this.layout) return;
+    const { theme } = painter.style;
+    const width = this.scroller.clientWidth - 2 * PADDING;
+    const right = painter.text(plural(section.cards, 'card'), width, row.top + 17, { colour: theme.muted, size: 12, width: 160, align: 'right' });
+    painter.text(section.title, 0, row.top + 17, { colour: theme.text, size: 13, width: width - right - 10, weight: 600 });
+    painter.context.fillStyle = theme.line;
+    painter.context.fillRect(0, row.top + 25, width, 1);
+  }
+
+  /** @param {number} number @param {Painter} painter @param {Scene} scene @param {number} now */
+  #paintBlocks(number, painter, scene, now) {
+    const layout = /** @type {Layout} */ (this.layout);
+    const row = layout.rows[number];
+    const { theme } = painter.style;
+    for (let block = 0; block < row.blocks.length; block += 1) {
+      const { label, problem, cards } = row.blocks[block];
+      const x = row.lefts[block];
+      const width = layout.blockWidth(row.blocks[block]);
+      if (layout.level.label) {
+        const fontSize = layout.level.label >= 20 ? 12.5 : 11;
+        painter.text(problem ? `⚠ ${label}: ${problem}` : label, x, row.top + layout.level.label - 6, {
+          colour: problem ? theme.bad : theme.text, size: fontSize, width, weight: 600,
+        });
+      }
+      if (cards.length === 0) {
+        painter.context.setLineDash([3, 3]);
+        painter.context.strokeStyle = problem ? theme.bad : theme.line;
+        painter.context.lineWidth = 1;
+        painter.context.strokeRect(x + 0.5, row.top + layout.level.label + 0.5, width - 1, layout.level.height - 1);
+        painter.context.setLineDash([]);
+      }
+      for (let place = 0; place < cards.length; place += 1) {
+        const card = cards[place];
+        const box = layout.box({ row: number, block, place });
+        painter.cell(card, box, scene.isDim(card));
+        const key = this.flashes.size || scene.selected ? cardKey(card) : '';
+        const until = this.flashes.get(key);
+        if (until && until > now) {
+          painter.context.globalAlpha = Math.min(1, (until - now) / (FLASH / 2));
+          this.#outline(box, theme.accent, 2, 1);
+          painter.context.globalAlpha = 1;
+        }
+        if (key && key === scene.selected) this.#outline(box, theme.text, 2, 2);
+      }
+    }
+  }
+
+  /** @param {import('./layout.js').Box} box @param {string} colour @param {number} width @param {number} distance */
+  #outline(box, colour, width, distance) {
+    const context = /** @type {Painter} */ (this.painter).context;
+    context.strokeStyle = colour;
+    context.lineWidth = width;
+    context.strokeRect(box.x - distance, box.y - distance, box.width + 2 * distance, box.height + 2 * distance);
+  }
+
+  // -- cursor and keys
+
+  #restoreCursor() {
+    const slash = this.cursorKey.lastIndexOf('/');
+    this.cursor = this.layout?.find(this.cursorKey.slice(0, slash), this.cursorKey.slice(slash + 1)) ?? null;
+  }
+
+  /** Put the cursor on a card and show it. @param {import('./layout.js').Position | null} position */
+  moveTo(position) {
+    const card = position && this.layout?.cardAt(position);
+    if (!position || !card || !this.layout) return;
+    this.cursor = position;
+    this.cursorKey = cardKey(card);
+    const box = this.layout.box(position);
+    const { scroller } = this;
+    const above = box.y - this.layout.level.label;
+    if (above < scroller.scrollTop) scroller.scrollTop = Math.max(0, above);
+    const below = box.y + box.height + 2 * PADDING + 4 - scroller.clientHeight;
+    if (below > scroller.scrollTop) scroller.scrollTop = below;
+    this.listener.announce(describe(card, /** @type {Scene} */ (this.scene).cluster));
+    this.#showTip(box, card);
+    this.draw();
+  }
+
+  /** Put the cursor on the next card that is not dimmed. @param {1 | -1} step */
+  moveToMatch(step) {
+    const { scene, layout } = this;
+    if (!scene || !layout) return;
+    const accepts = (/** @type {Card} */ card) => !scene.isDim(card);
+    this.moveTo(layout.next(this.cursor, step, accepts) ?? layout.next(null, step, accepts));
+  }
+
+  #onFocus() {
+    if (this.cursor) this.draw();
+    else if (this.layout && this.scroller.matches(':focus-visible')) this.moveTo(this.layout.next(null, 1));
+  }
+
+  /** @param {KeyboardEvent} event */
+  #onKey(event) {
+    const { layout } = this;
+    if (!layout || event.ctrlKey || event.metaKey || event.altKey) return;
+    const at = this.cursor ?? layout.next(null, 1);
+    if (!at) return;
+    const page = Math.max(1, Math.floor(this.scroller.clientHeight / (layout.level.height + layout.level.gap)) - 1);
+    const far = (/** @type {1 | -1} */ step) => {
+      let position = at;
+      for (let line = 0; line < page; line += 1) position = layout.vertical(position, step) ?? position;
+      return position;
+    };
+    /** @type {Record<string, () => void>} */
+    const keys = {
+      ArrowRight: () => this.moveTo(layout.next(at, 1)),
+      ArrowLeft: () => this.moveTo(layout.next(at, -1)),
+      ArrowDown: () => this.moveTo(layout.vertical(at, 1)),
+      ArrowUp: () => this.moveTo(layout.vertical(at, -1)),
+      PageDown: () => this.moveTo(far(1)),
+      PageUp: () => this.moveTo(far(-1)),
+      Home: () => this.moveTo(layout.next(null, 1)),
+      End: () => this.moveTo(layout.next(null, -1)),
+      Enter: () => this.#open(at, event.shiftKey),
+      n: () => this.moveToMatch(1),
+      N: () => this.moveToMatch(-1),
+    };
+    if (!(event.key in keys)) return;
+    event.preventDefault();
+    keys[event.key]();
+  }
+
+  // -- pointer
+
+  /** @param {PointerEvent | MouseEvent} event */
+  #hit(event) {
+    const { scroller } = this;
+    const box = scroller.getBoundingClientRect();
+    return this.layout?.hit(event.clientX - box.left - PADDING, event.clientY - box.top - PADDING + scroller.scrollTop) ?? null;
+  }
+
+  /** @param {PointerEvent} event */
+  #onPointer(event) {
+    if (event.pointerType === 'touch') return;
+    const position = this.#hit(event);
+    this.scroller.classList.toggle('over', position !== null);
+    const card = position && this.layout?.cardAt(position);
+    if (position && card && this.layout) this.#showTip(this.layout.box(position), card);
+    else this.#hideTip();
+  }
+
+  /** @param {MouseEvent} event */
+  #onClick(event) {
+    const position = this.#hit(event);
+    if (!position) return;
+    const card = this.layout?.cardAt(position);
+    if (card) {
+      this.cursor = position;
+      this.cursorKey = cardKey(card);
+    }
+    this.#open(position, false);
+  }
+
+  /** @param {import('./layout.js').Position} position @param {boolean} wantsNode */
+  #open(position, wantsNode) {
+    const block = this.layout?.rows[position.row].blocks[position.block];
+    const card = block?.cards[position.place];
+    if (card && !wantsNode) this.listener.onOpen({ card });
+    else if (block) this.listener.onOpen({ node: block.node });
+    this.#hideTip();
+  }
+
+  /** @param {import('./layout.js').Box} box @param {Card} card */
+  #showTip(box, card) {
+    const { tip, scroller } = this;
+    const cluster = /** @type {Scene} */ (this.scene).cluster;
+    const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
+    tip.replaceChildren(
+      h('strong', null, `${card.node} · card ${card.index}`),
+      h('span', null, [card.model, card.mode, card.state].filter(Boolean).join(' · ')),
+      h('span', null, `${size(granted)} of ${size(card.memory)} granted${card.used === null ? '' : `, ${size(card.used)} used`}`),
+      ...card.slices.slice(0, 6).map((slice) => {
+        const pod = cluster.pods.get(slice.pod);
+        return h('span', { class: 'tip-slice' }, h('span', null, pod ? `${pod.namespace}/${pod.name}` : slice.pod), h('span', { class: 'number' }, mib(slice.memory)));
+      }),
+      ...(card.slices.length > 6 ? [h('span', null, `and ${count(card.slices.length - 6)} more`)] : []),
+    );
+    tip.hidden = false;
+    const left = box.x + PADDING + box.width / 2;
+    const width = tip.offsetWidth;
+    const below = box.y + PADDING - scroller.scrollTop + box.height + 8;
+    const fitsBelow = below + tip.offsetHeight < scroller.clientHeight;
+    tip.style.left = `${Math.max(4, Math.min(scroller.clientWidth - width - 4, left - width / 2))}px`;
+    tip.style.top = `${fitsBelow ? below : Math.max(4, box.y + PADDING - scroller.scrollTop - tip.offsetHeight - 8)}px`;
+  }
+
+  #hideTip() {
+    this.tip.hidden = true;
+  }
+}
+
+/** One card in a sentence. @param {Card} card @param {Cluster} cluster */
+export function describe(card, cluster) {
+  const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
+  const names = card.slices.slice(0, 4).map((slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod);
+  const holders = card.slices.length ? `${plural(card.slices.length, 'slice')}: ${names.join(', ')}${card.slices.length > 4 ? ' and others' : ''}` : 'free';
+  return visible(`${card.node}, card ${card.index}, ${card.model}, ${card.state || 'healthy'}, ${percent(granted, card.memory)} of the memory granted, ${holders}`);
+}
