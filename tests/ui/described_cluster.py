@@ -120,9 +120,7 @@ class DescribedCluster:
 
     def record(self, time: float, kind: str, pod: str, node: str, text: str) -> None:
         sequence = len(self.records) + 1
-        self.records.append(
-            {"sequence": sequence, "time": time, "kind": kind, "pod": pod, "node": node, "text": text}
-        )
+        self.records.append({"sequence": sequence, "time": time, "kind": kind, "pod": pod, "node": node, "text": text})
         self.journal = {"from": self.records[0]["time"], "to": self.time}
 
     # -- documents

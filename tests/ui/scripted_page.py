@@ -115,7 +115,9 @@ class ScriptedPage:
         if path == "api/state":
             return await self._send_state(exchange)
         found = self._find(path, request)
-        return await _send_json(exchange, found if found is not None else {"error": "not found"}, status=200 if found is not None else 404)
+        return await _send_json(
+            exchange, found if found is not None else {"error": "not found"}, status=200 if found is not None else 404
+        )
 
     async def _send_file(self, exchange: Exchange, name: str) -> bool:
         file = STATIC / name
@@ -170,9 +172,21 @@ class ScriptedPage:
 
     def _try(self, manifest: str) -> Document:
         if "90000" in manifest:
-            why = {"why": "needs 90000 MiB on one card; the largest has 81559 MiB", "nearest": "card 6 of h100-2", "change": "81559 instead of 90000 MiB would fit on h100-2"}
+            why = {
+                "why": "needs 90000 MiB on one card; the largest has 81559 MiB",
+                "nearest": "card 6 of h100-2",
+                "change": "81559 instead of 90000 MiB would fit on h100-2",
+            }
             return {"pods": [{"name": "trial", "fits": False, "node": "", "cards": [], **why}], "more": 0, "stops": ""}
-        fits = {"name": "trial", "fits": True, "node": "h100-2", "cards": ["GPU-h100-2-6"], "why": "", "nearest": "", "change": ""}
+        fits = {
+            "name": "trial",
+            "fits": True,
+            "node": "h100-2",
+            "cards": ["GPU-h100-2-6"],
+            "why": "",
+            "nearest": "",
+            "change": "",
+        }
         return {"pods": [fits], "more": 11, "stops": "needs 20000 MiB on one card; the most free is 19559 MiB"}
 
 
