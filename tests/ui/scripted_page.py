@@ -13,7 +13,7 @@ import msgspec
 
 import tessera.inspect
 from tests.support.raw_server import Exchange, RawServer, ReceivedRequest
-from tests.ui.described_cluster import Document, DescribedCluster
+from tests.ui.described_cluster import DescribedCluster, Document
 
 STATIC = Path(tessera.inspect.__file__).parent / "dashboard" / "static"
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
