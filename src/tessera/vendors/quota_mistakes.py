@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from tessera.core.quota import QUOTA_PREFIX
 from tessera.vendors.base import Vendor
 from tessera.vendors.mistakes import vocabulary
-from tessera.vendors.node_reader import QUOTA_PREFIX, quota_limit
+from tessera.vendors.node_reader import quota_limit
 from tessera.wire.objects import QuantityText
 
 FAR_ABOVE = 100

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
+from tessera.core.misfits import plain_reasons
 from tessera.core.selection import OTHER_REASONS
-from tessera.inspect.render.explanation import plain_reasons
 from tessera.inspect.render.lines import Style, StyledLine, count_of
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
 from tessera.wire.journal import (
