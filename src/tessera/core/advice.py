@@ -45,17 +45,18 @@ class Advice:
     mode: str
     """see `mode_advice`"""
     wishes: tuple[str, ...] = ()
-    """see `unmet_wishes`"""
+    """see `unmet_wishes`; empty where `mode` says it all"""
 
 
 def advise(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> Advice:
     """Advice for a pod that does not fit any of these nodes."""
     rows = Selector(ledger).candidates(names).rows
+    mode = mode_advice(ledger, pod)
     return Advice(
         near_miss(ledger, pod, rows) or near_miss_by_rule(ledger, pod, names),
         smallest_changes(ledger, pod, names),
-        mode_advice(ledger, pod),
-        tuple(unmet_wishes(ledger, pod, rows)),
+        mode,
+        () if mode else tuple(unmet_wishes(ledger, pod, rows)),
     )
 
 

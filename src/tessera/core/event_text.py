@@ -56,14 +56,14 @@ def refusal_sentence(ledger: Ledger, pod: PodRequest, rows: Ints, refused: Refus
     """Why the pod fits nowhere, in one sentence: what is lacking, with numbers where there are any, then the reasons
     by nodes. `rows`: the columns of the candidates."""
     near = near_miss(ledger, pod, rows)
-    wishes = list(unmet_wishes(ledger, pod, rows))
+    mode = mode_advice(ledger, pod)
+    wishes = [mode] if mode else list(unmet_wishes(ledger, pod, rows))
     known = all(vendor in ledger.rules for vendor in pod.vendors)
     return "; ".join(
         [
             *filter(None, [excess_text(pod, pod.namespace, ledger.rules, ledger.quotas) if known else ""]),
             *([near.text] if near is not None else []),
             *wishes,
-            *filter(None, [mode_advice(ledger, pod)]),
             *_reasons(ledger, pod, rows, refused, is_wish_unmet=bool(wishes)),
         ]
     )

@@ -85,7 +85,7 @@ class NearMiss:
             if first.free <= 0:
                 return f"needs {needs} on one card; no card that it accepts has any free"
             return f"needs {needs}; the most free on one card is {has} on {self.node} ({self.uuid})"
-        where = "" if first.unit == SLOTS else " on one card"
+        where = "" if self.shortages[-1].unit == SLOTS else " on one card"
         return f"needs {needs}{where}; nearest is {self.node} ({self.uuid}) with {has} free"
 
 
@@ -124,10 +124,10 @@ def near_miss(ledger: Ledger, pod: PodRequest, rows: Ints) -> NearMiss | FewCard
 
 
 def near_miss_by_rule(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> NearMiss | None:
-    """The card that lacks least by the plain rule's own numbers, node by node: for containers that do not fit together,
-    and for vendors with rules of their own."""
+    """The card that lacks least by the plain rule's own numbers, on the nodes where the most containers fit: for
+    containers that do not fit together, and for vendors with rules of their own."""
     rooms = ledger.rooms(pod.namespace, pod.vendors)
-    lacking: list[tuple[float, str, int, NearMiss]] = []
+    lacking: list[tuple[int, float, str, int, NearMiss]] = []
     for name in sorted(names):
         node = ledger.node(name)
         answer = fit_pod(node, pod, ledger.rules, rooms) if node is not None else None
@@ -137,8 +137,9 @@ def near_miss_by_rule(ledger: Ledger, pod: PodRequest, names: Sequence[str]) -> 
         for card in answer.cards:
             short = _numbers(card)
             if short is not None:
-                lacking.append((short.share, name, places[card.uuid], NearMiss(name, card.uuid, (short,))))
-    return min(lacking, key=lambda item: item[:3])[3] if lacking else None
+                near = NearMiss(name, card.uuid, (short,))
+                lacking.append((-answer.container, short.share, name, places[card.uuid], near))
+    return min(lacking, key=lambda item: item[:4])[4] if lacking else None
 
 
 def _numbers(card: CardMisfit) -> Shortage | None:

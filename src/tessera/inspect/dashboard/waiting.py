@@ -113,8 +113,8 @@ class WaitingPods:
         began = time.perf_counter()
         rows = selector.candidates(names).rows
         near = near_miss(ledger, request, rows)
-        wishes = list(unmet_wishes(ledger, request, rows))
         mode = mode_advice(ledger, request)
+        wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
         await pause(time.perf_counter() - began)
         began = time.perf_counter()
         changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
