@@ -270,3 +270,31 @@ async def test_the_sentence_about_a_quota_has_its_numbers() -> None:
     found = explain(OfflineCluster(state_of(nodes, [holder, gpu_pod("p", mem=30000)], quotas=[limits])), "default/p")
     assert isinstance(found.verdict, FitsNowhere)
     assert "limits.nvidia.com/gpumem of namespace default leaves 10000 MiB: 20000 MiB too much" in found.verdict.event
+
+
+@pytest.mark.parametrize(
+    ("asking", "said"),
+    [
+        (
+            gpu_pod("p", mem=100).annotate(("nvidia.com/use-gputpye", "L4")),
+            "annotation nvidia.com/use-gputpye is unknown and has no effect; did you mean nvidia.com/use-gputype?",
+        ),
+        (
+            pod("p").container(limits={"nvidia.com/gpus": 1}),
+            "container c0: resource nvidia.com/gpus is unknown; did you mean nvidia.com/gpu?",
+        ),
+        (
+            gpu_pod("p", mem=100).annotate(("nvidia.com/vgpu-mode", "hamicore")),
+            'annotation nvidia.com/vgpu-mode: "hamicore" cannot be honoured: write "hami-core"',
+        ),
+    ],
+)
+async def test_mistakes_of_a_pod_are_told(asking: PodBuilder, said: str) -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [asking])), "default/p")
+    assert said in found.notes
+    assert f"note: {said}" in told(found)
+
+
+async def test_a_request_that_cannot_be_meant_is_told_once() -> None:
+    found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem="2Gi")])), "default/p")
+    assert told(found).count("2Gi") == 1
