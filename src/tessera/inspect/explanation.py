@@ -151,7 +151,7 @@ def _base(cluster: OfflineCluster, pod: Pod, document: Json, prepared: PreparedR
         if isinstance(prepared, PreparedRequest) and asks
         else None,
         problem=bad_pod_text(prepared) if isinstance(prepared, BadPod) else "",
-        notes=(*_notes(cluster, pod), *_mistakes(cluster, pod, prepared)),
+        notes=(*_notes(cluster, pod, asks=asks or isinstance(prepared, BadPod)), *_mistakes(cluster, pod, prepared)),
         expected=expected_demand(cluster, prepared),
         said=last_refusal(document) or "",
     )
@@ -216,10 +216,11 @@ def _mistakes(cluster: OfflineCluster, pod: Pod, prepared: PreparedRequest | Bad
     return [mistake.text for mistake in find_mistakes(pod, cluster.vendors) if mistake.text != said]
 
 
-def _notes(cluster: OfflineCluster, pod: Pod) -> list[str]:
+def _notes(cluster: OfflineCluster, pod: Pod, *, asks: bool) -> list[str]:
+    """`asks`: it asks for devices, or its request cannot be read."""
     notes = []
     ours, scheduler = cluster.settings.scheduler_name, pod.spec.scheduler_name
-    if not pod.spec.node_name and scheduler and scheduler != ours:
+    if asks and not pod.spec.node_name and scheduler and scheduler != ours:
         notes.append(
             f"its schedulerName is {scheduler}, not {ours}, so Tessera is never asked about it."
             " Did it pass the webhook? Run tessera doctor"

@@ -70,7 +70,7 @@ def _check_amount(resource: str, text: QuantityText, vendor: Vendor, capacity: C
     amount, fix = f"{limit:,} per cent", "write a plain number, 100 for each card"
     if resource == vendor.quota_memory:
         unit = f"{vendor.quota_factor} MiB" if vendor.quota_factor > 1 else "MiB"
-        amount = f"{limit:,} times {unit}"
+        amount = f"{limit:,} times {unit}" if vendor.quota_factor > 1 else f"{limit:,} {unit}"
         fix = f"write a plain number in units of {unit}"
         if has_unit and (meant := limit // (2**20 * vendor.quota_factor)):
             fix += f"; {text} of memory is {QUOTA_PREFIX}{resource}: {str(meant)!r}"

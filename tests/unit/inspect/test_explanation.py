@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
+from tessera.inspect import sanitize
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict, explain, find_pod
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import explanation_lines, source_lines
 from tessera.inspect.state import InspectionError
 from tessera.inspect.verdicts import FitsNowhere
-from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod
+from tests.support.builders import A100_40GB, GPU, MEMORY, PodBuilder, gpu_pod, node, pod, vendors
 from tests.support.cluster_states import quota, state_of
 from tests.support.stepwise_scheduler import World as SchedulerWorld
 from tests.support.stepwise_scheduler import serving_downward_api, using_downward_api
@@ -298,3 +299,22 @@ async def test_mistakes_of_a_pod_are_told(asking: PodBuilder, said: str) -> None
 async def test_a_request_that_cannot_be_meant_is_told_once() -> None:
     found = explain(OfflineCluster(state_of([node("n1").gpus(1)], [gpu_pod("p", mem="2Gi")])), "default/p")
     assert told(found).count("2Gi") == 1
+
+
+async def test_a_pod_whose_only_resource_is_misspelt_is_not_told_about_its_scheduler() -> None:
+    asking = pod("p").container(limits={"nvidia.com/gpus": 1})
+    state = state_of([node("n1").gpus(1)], [asking])
+    state.pods[0]["spec"]["schedulerName"] = "default-scheduler"
+    found = explain(OfflineCluster(state), "default/p")
+    assert found.notes == ("container c0: resource nvidia.com/gpus is unknown; did you mean nvidia.com/gpu?",)
+
+
+def test_a_pod_that_waits_for_a_misspelt_resource_is_kept_for_explain() -> None:
+    def waits(**spec: object) -> bool:
+        return sanitize.waits_for_misspelt({"spec": spec}, vendors())
+
+    misspelt = {"name": "c", "resources": {"limits": {"nvidia.com/gpus": "1"}}}
+    assert waits(containers=[misspelt])
+    assert waits(initContainers=[misspelt], containers=[{"name": "d"}])
+    assert not waits(containers=[misspelt], nodeName="n1")
+    assert not waits(containers=[{"name": "c", "resources": {"limits": {"cpu": "1"}}}])
