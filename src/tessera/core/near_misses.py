@@ -45,10 +45,9 @@ class Shortage:
         return (self.asked - max(self.free, 0)) / self.asked
 
     @property
-    def needs(self) -> str:
-        if self.unit == SLOTS:
-            return "a free slot" if self.asked == 1 else "a card of its own"
-        return f"{self.asked} {self.unit}"
+    def is_alone(self) -> bool:
+        """Whether the pod must not share the card."""
+        return self.unit == SLOTS and self.asked > 1
 
     @property
     def has(self) -> str:
@@ -72,12 +71,18 @@ class NearMiss:
 
     @property
     def text(self) -> str:
-        needs = " and ".join(short.needs for short in self.shortages)
+        alone = any(short.is_alone for short in self.shortages)
+        # An empty card has room for whatever its size allows, so that goes without saying.
+        amounts = [
+            short for short in self.shortages if short.unit != SLOTS and (not alone or short.asked > short.total)
+        ]
+        needs = " and ".join(f"{short.asked} {short.unit}" for short in amounts)
         has = " and ".join(short.has for short in self.shortages)
         if self.asked > 1:
+            each = f" with {needs} each" if needs else "" if alone else " with a free slot each"
             fit = f"where {self.found} of its cards fit, and" if self.found else "where"
             return (
-                f"needs {self.asked} cards on one node with {needs} each; nearest is {self.node}, "
+                f"needs {self.asked} cards{' of its own' if alone else ''} on one node{each}; nearest is {self.node}, "
                 f"{fit} the next has {has} free ({self.uuid})"
             )
         first = self.shortages[0]
@@ -85,8 +90,9 @@ class NearMiss:
             if first.free <= 0:
                 return f"needs {needs} on one card; no card that it accepts has any free"
             return f"needs {needs}; the most free on one card is {has} on {self.node} ({self.uuid})"
-        where = "" if self.shortages[-1].unit == SLOTS else " on one card"
-        return f"needs {needs}{where}; nearest is {self.node} ({self.uuid}) with {has} free"
+        card = "a card of its own" if alone else "a card with a free slot" if first.unit == SLOTS else ""
+        needs = f"{card}{' with ' if needs else ''}{needs}" if card else f"{needs} on one card"
+        return f"needs {needs}; nearest is {self.node} ({self.uuid}) with {has} free"
 
 
 @dataclass(frozen=True, slots=True)

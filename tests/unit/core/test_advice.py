@@ -67,7 +67,7 @@ def test_everything_that_the_nearest_card_lacks_is_told() -> None:
     found = nearest(world(), gpu_pod(mem=21000, cores=100).annotate(("nvidia.com/use-gpuuuid", "large")))
     assert found is not None
     assert found.text == (
-        "needs 21000 MiB and a card of its own; nearest is n2 (large) with 20000 of 80000 MiB and 9 of 10 slots free"
+        "needs a card of its own; nearest is n2 (large) with 20000 of 80000 MiB and 9 of 10 slots free"
     )
 
 
@@ -103,7 +103,7 @@ def test_slots_may_be_what_is_short() -> None:
     one.observe(gpu_pod("x").on("n1", "G,NVIDIA,10,0:;"))
     found = nearest(one, gpu_pod(mem=10))
     assert found is not None
-    assert found.text == "needs a free slot; nearest is n1 (G) with 0 of 1 slots free"
+    assert found.text == "needs a card with a free slot; nearest is n1 (G) with 0 of 1 slots free"
 
 
 MIG_ADVICE = (

@@ -48,6 +48,7 @@ EVERYTHING = Settings(
     hook_path="/opt",
     allow_disable_control=True,
     legacy_metrics=True,
+    hami_events=True,
     trusted_users=frozenset({"b", "a"}),
     grace_seconds=0.0,
     shutdown_delay_seconds=5.0,
