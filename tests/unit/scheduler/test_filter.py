@@ -112,8 +112,8 @@ def test_a_pod_gets_a_mig_instance_only_if_it_asks_for_one_with_the_webhook_and_
     cluster = world(node("n1").gpu("mig", mode="mig", profiles=A100_40GB))
     for built in (using_downward_api(gpu_pod("completed", mem=4000)), gpu_pod("bypassed", mem=4000)):
         assert cluster.filtered(built)["FailedNodes"] == {"n1": "1/1 CardTypeMismatch"}
-        _, _, texts = told(cluster)[-1]
-        assert texts[-1] == (
+        _, _, text = told(cluster)[-1]
+        assert text == (
             "every NVIDIA card is in MIG mode, and a pod gets a MIG instance only with the annotation "
             "nvidia.com/vgpu-mode: mig"
         )
