@@ -149,9 +149,9 @@ def run_async(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return asyncio.run(work())
     except InspectionError as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(_printable_lines(str(error))) from error
     except KubeError as error:
-        raise CommandError(f"cannot reach the cluster: {error}") from error
+        raise CommandError(f"cannot reach the cluster: {_printable_lines(str(error))}") from error
     except KeyboardInterrupt as error:
         raise click.exceptions.Exit(130) from error
 
@@ -170,6 +170,7 @@ def _be_quiet() -> None:
 async def read_state(source: ClusterSource, *, namespace: str | None = None) -> ClusterState:
     """Reads the cluster, the snapshot or the description that the command line names. `namespace`: the one to make do
     with, if the user may not read all of a cluster; None if all is needed."""
+    from tessera.inspect.bundle import read_snapshot_file
     from tessera.inspect.collector import collect
     from tessera.inspect.description import read_description
     from tessera.inspect.snapshots import decode_snapshot
@@ -180,7 +181,7 @@ async def read_state(source: ClusterSource, *, namespace: str | None = None) -> 
             text = Path(source.cluster_file).read_text(encoding="utf-8")
             return read_description(text, file=source.cluster_file, now=time.time(), setup=source.override(Setup()))
         if source.snapshot is not None:
-            state = decode_snapshot(Path(source.snapshot).read_bytes(), file=source.snapshot)
+            state = decode_snapshot(read_snapshot_file(source.snapshot), file=source.snapshot)
             return replace(state, setup=source.override(state.setup))
     except (OSError, UnicodeError) as error:
         raise InspectionError(str(error)) from error
@@ -225,10 +226,21 @@ def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     colour = False if "NO_COLOR" in os.environ else None
     width, plain = terminal_width(), ascii_only()
     for line in lines:
-        for text in _wrapped(line.text, width):
+        for text in _wrapped(printable(line.text), width):
             look = looks.get(line.style)
             text = as_ascii(text) if plain else text
             click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
+
+
+def printable(text: str) -> str:
+    """The text with escapes in place of control characters: names and messages of others must not steer a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _wrapped(text: str, width: int | None) -> list[str]:

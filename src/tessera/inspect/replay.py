@@ -142,7 +142,7 @@ class JournalReplay:
             self._advance(record)
         if isinstance(record, StateRecord):
             if self._snapshot is not None:
-                self._snapshot.add(_entity(record))
+                self._snapshot.add(entity_of(record))
             self._put(record)
         elif isinstance(record, SnapshotEnd):
             self._end_snapshot(record)
@@ -153,6 +153,10 @@ class JournalReplay:
             return decision.ask.value(decision.pod, self._vendors, self.forecasts)
         except KeyError as error:
             raise BrokenJournal(f"record {decision.sequence} refers to forecast {error}, which is missing") from error
+
+    def candidates(self, decision: Decision) -> Candidates | None:
+        """The nodes that it could choose from, as the ledger is now; None if they are not recorded."""
+        return None if decision.candidates is None else self._resolve(decision, decision.candidates)
 
     # -- decisions
 
@@ -173,9 +177,9 @@ class JournalReplay:
         request = self.request(decision)
         if isinstance(decision, Placed) and decision.at_bind:
             return self._fit(request, decision.node)
-        if decision.candidates is None:
+        candidates = self.candidates(decision)
+        if candidates is None:
             return None
-        candidates = self._resolve(decision, decision.candidates)
         if decision.at_bind:
             return self._fit(request, candidates.names[0]) if len(candidates) else None
         return self.selector.select(request, candidates)
@@ -274,7 +278,7 @@ class JournalReplay:
                 self.forecasts[record.id] = record.forecast.value()
 
 
-def _entity(record: StateRecord) -> Entity:
+def entity_of(record: StateRecord) -> Entity:
     match record:
         case PodRecord():
             return PodRecord, record.uid, ""
