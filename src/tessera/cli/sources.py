@@ -214,7 +214,7 @@ async def with_client(source: ClusterSource, work: Callable[[KubeClient, str], A
 
 def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
     """In colour on a terminal, plain elsewhere. `err`: on standard error."""
-    from tessera.inspect.render.lines import Style
+    from tessera.inspect.render.lines import Style, printable
 
     looks: dict[Style, dict[str, Any]] = {
         Style.HEAD: {"bold": True},
@@ -232,14 +232,9 @@ def print_lines(lines: Iterable[StyledLine], *, err: bool = False) -> None:
             click.echo(click.style(text, **look) if text and look else text, color=colour, err=err)
 
 
-def printable(text: str) -> str:
-    """The text with escapes in place of control characters: names and messages of others must not steer a terminal."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-
-
 def _printable_lines(text: str) -> str:
+    from tessera.inspect.render.lines import printable
+
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -94,6 +94,8 @@ class ReplayCounts:
     records: int = 0
     processes: int = 0
     """that wrote it, one after the other"""
+    versions: list[str] = field(default_factory=list)
+    """of Tessera that wrote it, each once"""
     checked: int = 0
     """decisions that were made again"""
     unfinished: int = 0
@@ -223,6 +225,8 @@ class JournalReplay:
             vendors = build_vendors(start.device_sections, Switches(start.enable_ascend, start.enable_iluvatar))
         except ValueError as error:
             raise BrokenJournal(f"the recorded device configuration cannot be used: {error}") from error
+        if start.version not in self.counts.versions:
+            self.counts.versions.append(start.version)
         self._snapshot, self.time = set(), start.time
         if before is None or before.identity != start.identity:
             self.counts.processes += 1

@@ -36,6 +36,7 @@ READ_S = 600.0
 """for a journal that is read once"""
 FOLLOW_S = 3600.0
 """for one request of a journal that is followed"""
+NEW_LINE = "\n"
 RETRY = Backoff(initial=0.5, cap=5.0)
 """in seconds; a person watches"""
 
@@ -80,6 +81,7 @@ class SchedulerSource:
     async def records(self, *, follow: bool = False) -> AsyncGenerator[Record, None]:
         failures, rng = 0, random.Random()
         while True:
+            failures += 1
             try:
                 async with aclosing(self._read(follow=follow)) as records:
                     async for record in records:
@@ -89,13 +91,11 @@ class SchedulerSource:
                 # What never worked is a mistake of the caller; what worked comes back.
                 if not follow or self._position is None:
                     raise
-                if not failures:
-                    self._note(f"the journal ended: {error}. Trying again")
-                failures += 1
+                if failures < 2:
+                    self._note(f"the journal ended: {str(error).partition(NEW_LINE)[0]}. Trying again")
             if not follow:
                 return
-            if failures:
-                await asyncio.sleep(RETRY.delay(failures, rng))
+            await asyncio.sleep(RETRY.delay(failures, rng))
 
     async def _read(self, *, follow: bool) -> AsyncGenerator[Record, None]:
         """One request."""
@@ -105,15 +105,16 @@ class SchedulerSource:
         if self._position is not None:
             process, sequence = self._position
             query |= {"process": process, "since": str(sequence), "snapshot": "false"}
-        batches = self._client.stream_lines(address.path, query=query, duration=FOLLOW_S if follow else READ_S)
+        lines = self._client.stream_lines(address.path, query=query, duration=FOLLOW_S if follow else READ_S)
         try:
-            async with aclosing(batches):
-                async for lines in batches:
-                    for line in lines:
-                        if line.strip():
-                            yield self._decode(line)
+            async with aclosing(lines):
+                async for line in lines:
+                    if line.strip():
+                        yield self._decode(line)
         except ApiError as error:
             raise InspectionError(_refusal(error, address)) from error
+        except KubeError as error:
+            raise InspectionError(f"cannot read the journal of {address.name}: {error}\n{address.help}") from error
 
     def _decode(self, line: bytes) -> Record:
         try:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from tessera.inspect.pod_history import BAD_ENDS, HistoryStep, PodHistory
 from tessera.inspect.render.journal import WHY_RELEASED, ask_text, grants_text, reasons_text, time_text
 from tessera.inspect.render.lines import Style, StyledLine, count_of
+from tessera.inspect.state import Json
 from tessera.services.durations import format_duration
 
 STYLES = {"placed": Style.GOOD, "bound": Style.GOOD} | dict.fromkeys(BAD_ENDS, Style.WARN)
@@ -29,6 +32,17 @@ def history_lines(history: PodHistory) -> Iterator[StyledLine]:
         yield StyledLine(f"note: {note}", Style.WARN)
 
 
+def history_document(history: PodHistory) -> Json:
+    """Steps have the fields that belong to their kind."""
+    document: Json = msgspec.to_builtins(history)
+    for story in document["stories"]:
+        story["steps"] = [{key: value for key, value in step.items() if value not in EMPTY} for step in story["steps"]]
+    return document
+
+
+EMPTY: tuple[object, ...] = (None, "", {}, 0)
+
+
 def _texts(step: HistoryStep) -> Iterator[str]:
     """What happened, and more about it."""
     match step.what:
@@ -40,7 +54,7 @@ def _texts(step: HistoryStep) -> Iterator[str]:
             yield f"asks for {ask_text(step.ask)}"
             yield f"node policy {step.ask.node_policy}, card policy {step.ask.device_policy}"
         case "refused":
-            yield f"refused: {_among(step)}{reasons_text(step.reasons.items(), most=None)}"
+            yield f"refused: {_among(step)}{reasons_text(step.reasons.items())}"
             if step.nearest:
                 yield step.nearest
             if step.refusals > 1:

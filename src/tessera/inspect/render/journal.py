@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 
 from tessera.core.selection import OTHER_REASONS
 from tessera.inspect.render.explanation import plain_reasons
-from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of
+from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
 from tessera.wire.journal import (
     Bind,
+    Decision,
     Denied,
     Device,
     Evicted,
@@ -45,7 +47,7 @@ SUBJECT_WIDTHS = (16, 28)
 LEAST_TEXT = 30
 """characters of the last column on any terminal"""
 NARROW = 100
-"""columns of a terminal below which times have no milliseconds"""
+"""columns of a terminal below which milliseconds and what a decision cost are left out"""
 
 
 class JournalTable:
@@ -66,6 +68,7 @@ class JournalTable:
             self._day = day
             yield StyledLine(f"{day} UTC", Style.HEAD)
         subject, text, style = _row(record)
+        subject, text = printable(subject), printable(text + self._effort(record))
         self._subject = max(self._subject, min(len(subject), SUBJECT_WIDTHS[1]))
         head = f"{time}{GAP}{_kind(record):<{KIND_WIDTH}}{GAP}{subject:<{self._subject}}"
         indent = len(time) + KIND_WIDTH + self._subject + 3 * len(GAP)
@@ -76,6 +79,13 @@ class JournalTable:
             yield StyledLine(f"{head}{GAP}{parts.pop(0)}".rstrip(), style)
         for part in parts:
             yield StyledLine(f"{' ' * indent}{part}", style)
+
+    def _effort(self, record: Record) -> str:
+        """Among how many nodes was decided, and how long that took; where there is room for it."""
+        if not isinstance(record, Decision) or (self._width is not None and self._width < NARROW):
+            return ""
+        nodes = f"{count_of(record.candidates.count, 'node')}, " if record.candidates is not None else ""
+        return f" [{nodes}{record.microseconds} us]"
 
     def _wrap(self, text: str, indent: int) -> list[str]:
         if self._width is None:
@@ -108,7 +118,7 @@ def difference_lines(difference: Difference) -> Iterator[StyledLine]:
 def outcome_text(outcome: Outcome) -> str:
     if isinstance(outcome, PlacedOutcome):
         return f"placed on {outcome.node}: {grants_text(outcome.grants)}; score {outcome.score:g}"
-    return f"refused: {reasons_text(outcome.reasons, most=None)}"
+    return f"refused: {reasons_text(outcome.reasons)}"
 
 
 def pod_text(pod: PodRef) -> str:
@@ -125,14 +135,21 @@ def grants_text(grants: Grants, *, uuids: bool = True) -> str:
     )
 
 
-def reasons_text(reasons: Iterable[tuple[str, int]], *, most: int | None = MOST_REASONS) -> str:
-    """Why no node fits, the most frequent reason first."""
+def reasons_text(reasons: Iterable[tuple[str, int]]) -> str:
+    """Why no node fits, the most frequent reason first, with the texts that kube-scheduler gets."""
     found = sorted(reasons, key=lambda reason: (-reason[1], reason[0]))
-    if not found:
-        return "no node was named"
-    texts = [_reason(text, count) for text, count in found[:most]]
+    return "; ".join(_reason(text, count) for text, count in found) or "no node was named"
+
+
+def brief_reasons_text(reasons: Mapping[str, int]) -> str:
+    """Why no node fits, in words alone; different numbers of cards with the same reasons are one."""
+    counts: Counter[str] = Counter()
+    for text, count in reasons.items():
+        counts[(plain_reasons(text) if text != OTHER_REASONS else "") or text] += count
+    found = sorted(counts.items(), key=lambda reason: (-reason[1], reason[0]))
+    texts = [f"{count_of(count, 'node')}: {words}" for words, count in found[:MOST_REASONS]]
     more = len(found) - len(texts)
-    return "; ".join([*texts, f"{more} more reasons"] if more else texts)
+    return "; ".join([*texts, *([f"{count_of(more, 'more reason')}"] if more else [])]) or "no node was named"
 
 
 def ask_text(ask: PodAsk) -> str:
@@ -172,14 +189,14 @@ def _row(record: Record) -> tuple[str, str, Style]:
         case Placed():
             where = "its bind names" if record.at_bind else "on"
             slices = grants_text(record.grants, uuids=False)
-            text = f"{where} {record.node}: {slices}; score {record.score:g}{_among(record)}"
+            text = f"{where} {record.node}: {slices}; score {record.score:g}"
             return pod_text(record.pod), text, Style.GOOD
         case Refused():
             again = f"({count_of(record.refusals, 'time')} so far) " if record.refusals > 1 else ""
-            text = f"{again}{reasons_text(record.reasons.items())}{_among(record)}"
+            text = f"{again}{brief_reasons_text(record.reasons)}"
             return pod_text(record.pod), text, Style.WARN
         case Unfinished():
-            return pod_text(record.pod), f"the search takes long and goes on{_among(record)}", Style.PLAIN
+            return pod_text(record.pod), "the search takes long and goes on", Style.PLAIN
         case Bind(error=""):
             return pod_text(record.pod), f"to {record.node}", Style.GOOD
         case Bind():
@@ -245,9 +262,3 @@ def _node_text(state: NodeState) -> str:
 
 def _model(card: Device) -> str:
     return card.model or card.vendor
-
-
-def _among(record: Placed | Refused | Unfinished) -> str:
-    """Among how many nodes, and how long it took."""
-    nodes = f"{count_of(record.candidates.count, 'candidate')}, " if record.candidates is not None else ""
-    return f" [{nodes}{record.microseconds} us]"
