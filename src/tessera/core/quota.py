@@ -58,7 +58,7 @@ class QuotaBook:
                 del self._limits[namespace, resource]
 
     def find(self, namespace: str, name: str) -> QuotaFacts | None:
-        return self._objects.get((namespace, name))
+        return self._objects.get(namespace, {}).get(name)
 
     def charge(self, namespace: str, vendor: str, use: Use, *, sign: int = 1) -> None:
         """Count a pod's use, or with sign -1 take it back."""
