@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         ("tessera journal -o json >journal.jsonl", "all of it, for: tessera replay journal.jsonl"),
         ("tessera journal --file journal.jsonl.1 --file journal.jsonl", "from the files of --journal-file"),
         (
-            "tessera journal --url http://127.0.0.1:9395",
-            "after: kubectl -n tessera-system port-forward deploy/tessera-scheduler 9395",
+            "tessera journal --url http://127.0.0.1:8080",
+            "after: kubectl -n tessera-system port-forward deploy/tessera-scheduler 8080",
         ),
     ],
     codes="  0  printed\n  2  no answer: no access, unreadable file, wrong flags",

@@ -38,7 +38,7 @@ def journal_options(prefix: str = "") -> Callable[[click.Command], click.Command
             help="Read the journal from a file, or from a bundle of `tessera snapshot --with-journal`; repeat it for"
             " rotated files, the oldest first."),
         click.Option([f"--{prefix}url", "journal_url"], default="", metavar="URL",
-            help="Read the journal from the metrics address of a scheduler, such as the end of a port-forward."),
+            help="Read the journal from the extender's address of a scheduler, such as the end of a port-forward."),
     ]  # fmt: skip
 
     def add(command: click.Command) -> click.Command:

@@ -41,23 +41,25 @@ async def write_bundle(path: str, state: ClusterState, records: AsyncIterable[Re
             find_names(record, found)
             spool.write(encode_record(record))
         if key is None:
-            _write(path, encode_snapshot(state), spool)
+            _write(path, encode_snapshot(state), spool, taken=state.taken)
             return count
         names = found.renamed(key)
         anonymizer = JournalAnonymizer(names)
         spool.seek(0)
         with tempfile.TemporaryFile() as renamed:
             renamed.writelines(encode_record(anonymizer.anonymize(decode_record(line))) for line in spool)
-            _write(path, encode_snapshot(anonymize_state(state, names), hashed=True), renamed)
+            _write(path, encode_snapshot(anonymize_state(state, names), hashed=True), renamed, taken=state.taken)
     return count
 
 
-def _write(path: str, snapshot: bytes, journal: IO[bytes]) -> None:
+def _write(path: str, snapshot: bytes, journal: IO[bytes], *, taken: float) -> None:
     size = journal.tell()
     journal.seek(0)
     with open(path, "wb") as target, tarfile.open(fileobj=target, mode="w|gz") as archive:
-        _add(archive, SNAPSHOT, io.BytesIO(snapshot), len(snapshot))
-        _add(archive, JOURNAL, journal, size)
+        for name, content, length in ((SNAPSHOT, io.BytesIO(snapshot), len(snapshot)), (JOURNAL, journal, size)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode, entry.mtime = length, 0o644, int(taken)
+            archive.addfile(entry, content)
 
 
 def read_snapshot_file(path: str) -> bytes:
@@ -86,9 +88,3 @@ def open_member(raw: IO[bytes], name: str, *, file: str) -> Iterator[IO[bytes]]:
     except (tarfile.TarError, EOFError, OSError) as error:
         raise InspectionError(f"{file}: not an archive of tessera snapshot --with-journal: {error}") from error
     raise InspectionError(f"{file}: has no {name}; make one with tessera snapshot --with-journal -o FILE")
-
-
-def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = size, 0o644
-    archive.addfile(entry, content)

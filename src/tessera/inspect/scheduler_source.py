@@ -1,7 +1,7 @@
 """The journal of a running scheduler, read over HTTP: through the apiserver's proxy, or from an address.
 
-The apiserver's proxy needs no more than a kubeconfig. The replica that decides is asked, which the Lease names; where
-pods cannot be listed, the Service chooses one. A journal that is followed goes on after its process or the connection
+The journal names the pods of all tenants, so a scheduler shows it to its own machine only. Then the apiserver's proxy
+cannot reach it, and the error says which port-forward does: to the replica that decides, which the Lease names. A journal that is followed goes on after its process or the connection
 has ended: from the next record if it is the same process, else with the state that the new one begins with.
 """
 
@@ -14,7 +14,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from tessera.inspect.installation import FORBIDDEN, NOT_FOUND, SCHEDULERS, find_installation
+from tessera.inspect.installation import (
+    FORBIDDEN,
+    NOT_FOUND,
+    SCHEDULERS,
+    Installation,
+    find_installation,
+    scheduler_arguments,
+)
 from tessera.inspect.state import InspectionError, Json
 from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
@@ -28,10 +35,10 @@ ROUTE = "/journal"
 NAMESPACE = "tessera-system"
 """of the documented installation, where the cluster does not say another one"""
 SELECTOR = "app.kubernetes.io/component=tessera-scheduler"
-METRICS, MONITOR = "metrics", "monitor"
-"""names of the port in the chart's Deployment and in its Service"""
-PORT = 9395
-"""where a scheduler serves metrics and journal that names no port"""
+MONITOR = "monitor"
+"""name of the port in the chart's Service"""
+PORT = 8080
+"""where the chart's scheduler answers filter, bind and this"""
 READ_S = 600.0
 """for a journal that is read once"""
 FOLLOW_S = 3600.0
@@ -154,7 +161,9 @@ def at_url(url: str) -> FindAddress:
 
     async def find() -> JournalAddress:
         return JournalAddress(
-            url, ROUTE, f"--url is the address of the scheduler's metrics, such as http://127.0.0.1:{PORT}"
+            url,
+            ROUTE,
+            f"--url is the address at which the scheduler answers filter and bind, such as http://127.0.0.1:{PORT}",
         )
 
     return find
@@ -165,23 +174,36 @@ def behind_apiserver(client: KubeClient) -> FindAddress:
 
     async def find() -> JournalAddress:
         installation = await find_installation(client)
-        namespace = installation.namespace or NAMESPACE
-        service = installation.name or SCHEDULERS[0]
-        advice = (
-            f"It needs the right to `get` pods/proxy and services/proxy in namespace {namespace} (the chart's Role"
-            f" tessera-journal-reader). Or: kubectl --namespace {namespace} port-forward deploy/{service} {PORT}, and"
-            f" --url http://127.0.0.1:{PORT}"
-        )
+        namespace, service = installation.namespace or NAMESPACE, installation.name or SCHEDULERS[0]
+        port = _extender_port(installation)
         pods = await _running(client, namespace)
         if not pods:
             path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + ROUTE
-            return JournalAddress(f"Service {namespace}/{service}", path, advice)
-        chosen = await _leader(client, namespace, pods) if len(pods) > 1 else pods[0]
-        name = chosen["metadata"]["name"]
-        path = PODS.path(namespace, f"{name}:{_port(chosen)}", "proxy") + ROUTE
-        return JournalAddress(f"pod {namespace}/{name}", path, advice)
+            return JournalAddress(f"Service {namespace}/{service}", path, _advice(namespace, f"deploy/{service}", port))
+        name = str((await _leader(client, namespace, pods))["metadata"]["name"])
+        path = PODS.path(namespace, f"{name}:{port}", "proxy") + ROUTE
+        return JournalAddress(f"pod {namespace}/{name}", path, _advice(namespace, f"pod/{name}", port))
 
     return find
+
+
+def _advice(namespace: str, target: str, port: int) -> str:
+    return (
+        "A scheduler shows its journal to its own machine only, unless it is told otherwise. Run\n"
+        f"  kubectl --namespace {namespace} port-forward {target} {port}\n"
+        f"and repeat the command with --url http://127.0.0.1:{port} (in other commands --journal-url)"
+    )
+
+
+def _extender_port(installation: Installation) -> int:
+    """Where the scheduler answers filter and bind, by the flags in its Deployment."""
+    words = scheduler_arguments(installation.deployment) if installation.deployment is not None else None
+    for word in words or ():
+        flag, _, value = word.partition("=")
+        port = value.rpartition(":")[2]
+        if flag in ("--extender-bind", "--http_bind") and port.isdecimal():
+            return int(port)
+    return PORT
 
 
 async def _running(client: KubeClient, namespace: str) -> list[Json]:
@@ -197,14 +219,8 @@ async def _running(client: KubeClient, namespace: str) -> list[Json]:
 async def _leader(client: KubeClient, namespace: str, pods: Sequence[Json]) -> Json:
     """The pod whose kube-scheduler has a Lease of this namespace; the first one if that cannot be known."""
     try:
-        leases = (await client.list(LEASES.path(namespace), Lease)).items
+        leases = (await client.list(LEASES.path(namespace), Lease)).items if len(pods) > 1 else []
     except ApiError:
-        return pods[0]
+        leases = []
     holders = {holder_host(lease.spec.holder_identity or "") for lease in leases}
     return next((pod for pod in pods if pod["metadata"]["name"] in holders), pods[0])
-
-
-def _port(pod: Json) -> int:
-    containers = (pod.get("spec") or {}).get("containers") or ()
-    ports = [port for container in containers for port in container.get("ports") or ()]
-    return next((int(port["containerPort"]) for port in ports if port.get("name") == METRICS), PORT)

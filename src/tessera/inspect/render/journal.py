@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from tessera.core.selection import OTHER_REASONS
@@ -126,13 +126,33 @@ def pod_text(pod: PodRef) -> str:
 
 
 def grants_text(grants: Grants, *, uuids: bool = True) -> str:
-    """The slices, container by container."""
-    found = [(container, one) for held in grants.values() for container, slices in enumerate(held) for one in slices]
-    several = len({container for container, _ in found}) > 1
-    return ", ".join(
-        f"container {container}: {_slice(one, uuids=uuids)}" if several else _slice(one, uuids=uuids)
-        for container, one in sorted(found, key=_place)
+    """The slices, container by container; equal ones together."""
+    found: dict[int, dict[str, list[Grant]]] = {}
+    for held in grants.values():
+        for container, slices in enumerate(held):
+            for one in slices:
+                found.setdefault(container, {}).setdefault(_amounts(one), []).append(one)
+    several = len(found) > 1
+    return "; ".join(
+        (f"container {container}: " if several else "")
+        + ", ".join(_cards(same, amounts, uuids=uuids) for amounts, same in groups.items())
+        for container, groups in sorted(found.items())
     )
+
+
+def _cards(grants: Sequence[Grant], amounts: str, *, uuids: bool) -> str:
+    ordered = sorted(grants, key=lambda grant: grant.index)
+    names = [f"{grant.index} ({grant.uuid})" if uuids else str(grant.index) for grant in ordered]
+    if len(names) == 1:
+        return f"card {names[0]} {amounts}".rstrip()
+    return f"cards {', '.join(names[:-1])} and {names[-1]}{f', {amounts} each' if amounts else ''}"
+
+
+def _amounts(grant: Grant) -> str:
+    size = f"{grant.memory} MiB" if grant.memory else ""
+    cores = f"{grant.cores} cores" if grant.cores else ""
+    mig = f"MIG {grant.mig.profile} at {grant.mig.start}" if grant.mig is not None else ""
+    return ", ".join(filter(None, (size, cores, mig)))
 
 
 def reasons_text(reasons: Iterable[tuple[str, int]]) -> str:
@@ -162,20 +182,6 @@ def ask_text(ask: PodAsk) -> str:
             each = " with " if one.count == 1 else ", each with "
             parts.append(f"{count_of(one.count, f'{one.vendor} card')}{each if amounts else ''}{amounts}")
     return "; ".join(parts) or "no devices"
-
-
-def _slice(grant: Grant, *, uuids: bool) -> str:
-    size = f"{grant.memory} MiB" if grant.memory else ""
-    cores = f"{grant.cores} cores" if grant.cores else ""
-    mig = f"MIG {grant.mig.profile} at {grant.mig.start}" if grant.mig is not None else ""
-    amounts = ", ".join(filter(None, (size, cores, mig)))
-    which = f"card {grant.index} ({grant.uuid})" if uuids else f"card {grant.index}"
-    return f"{which} {amounts}".rstrip()
-
-
-def _place(found: tuple[int, Grant]) -> tuple[int, int]:
-    container, grant = found
-    return container, grant.index
 
 
 def _reason(text: str, count: int) -> str:
