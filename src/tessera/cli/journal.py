@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @sources.cluster_command(
     "journal",
     forms=("text", "json"),
+    decides=False,
     examples=[
         ("tessera journal", "what the scheduler decided, as far back as it remembers"),
         ("tessera journal --since 10m --pod team-a/trainer", "one pod in the last ten minutes"),
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 )
 @click.option("--follow", "-f", is_flag=True, help="Go on until interrupted, also when the scheduler restarts.")
 @click.option(
-    "--all", "everything", is_flag=True, help="Also each change of what pods hold, and the state at the begin."
+    "--all", "everything", is_flag=True, help="Also each change of what pods hold, and the state at the beginning."
 )
 def command(
     source: ClusterSource,

@@ -54,7 +54,7 @@ class ClusterSource:
     kubeconfig: str | None
     context: str | None
     request_timeout: float
-    device_config_file: str | None
+    device_config_file: str | None = None
     snapshot: str | None = None
     scheduler_flag: tuple[str, ...] = ()
     cluster_file: str | None = None
@@ -86,9 +86,11 @@ def cluster_command(
     more: str = "",
     forms: Sequence[str] = FORMS,
     changes: bool = False,
+    decides: bool = True,
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command of a function. It gets the options of `ClusterSource` as the argument `source`, and `output`
-    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot."""
+    as one of `forms`, if there are any. One that `changes` a cluster takes no snapshot; one that does not look at what
+    `decides` there takes no configuration."""
 
     def make(run: Callable[..., Any]) -> click.Command:
         epilog = help_epilog(examples, codes, more)
@@ -98,15 +100,20 @@ def cluster_command(
             made.params.append(click.Option(
                 ["-o", "--output"], type=choice, default="text", show_default=True, help="How to print the answer."
             ))  # fmt: skip
-        made.params += _source_options(live_only=changes)
+        left_out = LIVE_ONLY if changes else () if decides else CONFIGURATION
+        made.params += [option for option in _source_options() if option.name not in left_out]
         made.callback = lambda **given: run(source=_take_source(given), **given)
         return made
 
     return make
 
 
-def _source_options(*, live_only: bool) -> list[click.Option]:
-    live = [
+CONFIGURATION = ("device_config_file", "scheduler_flag")
+LIVE_ONLY = ("snapshot", "scheduler_flag")
+
+
+def _source_options() -> list[click.Option]:
+    return [
         click.Option(["--kubeconfig"], metavar="FILE", help="Default: KUBECONFIG, in-cluster, ~/.kube/config."),
         click.Option(["--context"], metavar="NAME", help="Context in the kubeconfig."),
         click.Option(
@@ -117,11 +124,6 @@ def _source_options(*, live_only: bool) -> list[click.Option]:
             ["--device-config-file"], type=FILE, metavar="FILE",
             help="Use this device-config.yaml instead of the cluster's ConfigMap or the chart's defaults.",
         ),
-    ]  # fmt: skip
-    if live_only:
-        return live
-    return [
-        *live,
         click.Option(["--snapshot"], type=FILE, metavar="FILE", help="Read a `tessera snapshot` file, not a cluster."),
         click.Option(
             ["--scheduler-flag"], multiple=True, metavar="NAME=VALUE",

@@ -1,8 +1,9 @@
 """The journal of a running scheduler, read over HTTP: through the apiserver's proxy, or from an address.
 
 The journal names the pods of all tenants, so a scheduler shows it to its own machine only. Then the apiserver's proxy
-cannot reach it, and the error says which port-forward does: to the replica that decides, which the Lease names. A journal that is followed goes on after its process or the connection
-has ended: from the next record if it is the same process, else with the state that the new one begins with.
+cannot reach it, and the error says which port-forward does: to the replica that decides, which the Lease names. A
+journal that is followed goes on after its process or the connection has ended: from the next record if it is the same
+process, else with the state that the new one begins with.
 """
 
 from __future__ import annotations
