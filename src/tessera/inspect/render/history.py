@@ -61,11 +61,12 @@ def _texts(step: HistoryStep) -> Iterator[str]:
                 last = f", the last time at {time_text(step.until)}" if step.until else ""
                 yield f"refused {count_of(step.refusals, 'time')} so far{last}"
         case "unfinished":
-            yield f"the search takes long and goes on{f' among {step.candidates} nodes' if step.candidates else ''}"
+            yield "the search takes long and goes on"
         case "placed":
             yield f"placed on {step.node}: {grants_text(step.grants or {})}"
             waited = f"; {format_duration(round(step.waited, 3))} after it was first asked about" if step.waited else ""
-            yield f"score {step.score or 0.0:g}{f', among {step.candidates} nodes' if step.candidates else ''}{waited}"
+            among = f", among {count_of(step.candidates, 'node')}" if step.candidates else ""
+            yield f"score {step.score or 0.0:g}{among}{waited}"
         case _:
             yield _brief(step)
 

@@ -42,9 +42,9 @@ from tessera.wire.journal import (
 MOST_REASONS = 3
 """of a refusal that are named in a line"""
 KIND_WIDTH = len("unfinished")
-SUBJECT_WIDTHS = (16, 28)
+LEAST_SUBJECT, MOST_SUBJECT, MOST_SUBJECT_NARROW = 16, 28, 24
 """the column of pods and nodes grows with what it holds, between these"""
-LEAST_TEXT = 30
+LEAST_TEXT = 24
 """characters of the last column on any terminal"""
 NARROW = 100
 """columns of a terminal below which milliseconds and what a decision cost are left out"""
@@ -56,20 +56,22 @@ class JournalTable:
     def __init__(self, *, width: int | None) -> None:
         """`width` is that of the terminal; None if lines may have any length."""
         self._width = width
-        self._subject = SUBJECT_WIDTHS[0]
+        self._is_narrow = width is not None and width < NARROW
+        self._most_subject = MOST_SUBJECT_NARROW if self._is_narrow else MOST_SUBJECT
+        self._subject = LEAST_SUBJECT
         self._day = ""
 
     def lines(self, record: Record) -> Iterator[StyledLine]:
         """A row, which may have several lines, after the day if that is another one."""
         day, time = time_text(record.time).removesuffix("Z").split("T")
-        if self._width is not None and self._width < NARROW:
+        if self._is_narrow:
             time = time.partition(".")[0]
         if day != self._day:
             self._day = day
             yield StyledLine(f"{day} UTC", Style.HEAD)
         subject, text, style = _row(record)
         subject, text = printable(subject), printable(text + self._effort(record))
-        self._subject = max(self._subject, min(len(subject), SUBJECT_WIDTHS[1]))
+        self._subject = max(self._subject, min(len(subject), self._most_subject))
         head = f"{time}{GAP}{_kind(record):<{KIND_WIDTH}}{GAP}{subject:<{self._subject}}"
         indent = len(time) + KIND_WIDTH + self._subject + 3 * len(GAP)
         parts = self._wrap(text, indent)
@@ -82,7 +84,7 @@ class JournalTable:
 
     def _effort(self, record: Record) -> str:
         """Among how many nodes was decided, and how long that took; where there is room for it."""
-        if not isinstance(record, Decision) or (self._width is not None and self._width < NARROW):
+        if not isinstance(record, Decision) or self._is_narrow:
             return ""
         nodes = f"{count_of(record.candidates.count, 'node')}, " if record.candidates is not None else ""
         return f" [{nodes}{record.microseconds} us]"
