@@ -11,11 +11,14 @@ from typing import Any
 from tessera.lab.sandbox.api.kinds import Json
 from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
+from tessera.lab.sandbox.objects import node_of
 from tests.e2e.cluster import Cluster, cluster
 from tests.e2e.control_plane import ControlPlane
 from tests.support.product import container, gpu_pod, pod
 
 PODS = 500
+KILLED_AT = (10, 40, 80)
+"""bound pods"""
 POLICIES = ("binpack", "spread")
 
 
@@ -110,6 +113,32 @@ async def test_a_journal_of_500_pods_replays_equally(plane: ControlPlane, tmp_pa
         assert "woken" in steps
         # kube-scheduler may ask again before the scheduler knows that its wake-up was written.
         assert [step for step in steps if step != "woken"] == ["asked", "refused", "placed", "bound"]
+
+
+async def test_the_file_of_a_scheduler_that_is_killed_again_and_again_replays_equally(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    """All its processes write to one file, and the last line of each may be cut off."""
+    file = tmp_path / "journal.jsonl"
+    waiting = mixed_pods(120)
+    async with cluster(plane, nodes(4), f"--journal-file={file}", scheduling=False) as found:
+        await found.create(*waiting)
+        found.replica.kube_scheduler.start()
+        for count in KILLED_AT:
+            await found.wait_for(lambda: sum(map(bool, map(node_of, found.pods))) >= count, what=f"{count} bound pods")
+            await found.replica.restart_tessera()
+        await found.running(*names(waiting))
+        await found.at_rest()
+        await found.replica.stop_tessera()
+        answer = await replayed(file)
+        assert answer["processes"] == len(KILLED_AT) + 1
+        # Filter may ask again about a pod that was in flight.
+        assert answer["decisionsEqual"] >= len(waiting)
+        code, out, err = await tessera("journal", "--file", str(file), "-o", "json")
+        assert code == 0, err
+        assert {json.loads(line)["pod"]["name"] for line in out.splitlines() if b'"placed"' in line} == set(
+            names(waiting)
+        )
 
 
 def told(document: bytes) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from tessera.inspect.replay import Timeline
 from tessera.inspect.scheduler_source import FindAddress, SchedulerSource, at_url, behind_apiserver
 from tessera.inspect.state import InspectionError
 from tessera.kube.access import Access, load_access
+from tessera.kube.backoff import Backoff
 from tessera.kube.client import KubeClient
 from tessera.kube.resources import LEASES, NAMESPACES, PODS
 from tessera.lab.demo.cluster import SERVICE
@@ -69,7 +70,7 @@ async def test_the_whole_journal_is_read_through_the_apiserver_and_from_its_addr
 async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_source, "RETRY", scheduler_source.Backoff(initial=0.02, cap=0.02))
+    monkeypatch.setattr(scheduler_source, "RETRY", Backoff(initial=0.02, cap=0.02))
     notes: list[str] = []
     records: list[Record] = []
 
@@ -101,7 +102,7 @@ async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(
 async def test_a_connection_that_ends_is_resumed_where_it_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler_source, "RETRY", scheduler_source.Backoff(initial=0.02, cap=0.02))
+    monkeypatch.setattr(scheduler_source, "RETRY", Backoff(initial=0.02, cap=0.02))
     records: list[Record] = []
 
     async def follow() -> None:

@@ -37,7 +37,8 @@ def begun(records: list[Record], moment: float) -> list[Record]:
 
 def happened(records: list[Record]) -> list[Record]:
     """What is not part of a state at the beginning of a file."""
-    found, in_state = [], False
+    found: list[Record] = []
+    in_state = False
     for record in records:
         in_state = isinstance(record, Start) or (in_state and not isinstance(record, SnapshotEnd))
         if not in_state and not isinstance(record, SnapshotEnd):
