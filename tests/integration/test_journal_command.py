@@ -67,11 +67,9 @@ async def test_the_whole_journal_is_read_through_the_apiserver_and_from_its_addr
         assert (counts.checked, difference) == (1, None)
 
 
-async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scheduler_source, "RETRY", Backoff(initial=0.02, cap=0.02))
-    notes: list[str] = []
+@asynccontextmanager
+async def following(cluster: Product, notes: list[str]) -> AsyncIterator[list[Record]]:
+    """The records so far."""
     records: list[Record] = []
 
     async def follow() -> None:
@@ -79,52 +77,47 @@ async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(
             async for record in source.records(follow=True):
                 records.append(record)
 
-    async with running(tmp_path) as cluster:
-        following = asyncio.create_task(follow())
-        try:
-            await cluster.plane.create_pod(gpu_pod("before", gpu=1, mem=1000))
-            await cluster.until(lambda: placed(records) == ["before"], what="the first placement")
-            await cluster.restart_scheduler()
-            await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
-            await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")
-            await cluster.plane.delete_pod("default", "before")
-            await cluster.until(lambda: isinstance(records[-1], Released), what="the release")
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-    processes = {record.identity for record in records if isinstance(record, Start)}
-    assert len(processes) == 2
-    assert any("another process of the scheduler from here on" in note for note in notes)
-    counts, difference = Timeline(records).check()
-    assert (counts.checked, counts.processes, difference) == (2, 2, None)
+    task = asyncio.create_task(follow())
+    try:
+        yield records
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_connection_that_ends_is_resumed_where_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_source, "RETRY", Backoff(initial=0.02, cap=0.02))
-    records: list[Record] = []
 
-    async def follow() -> None:
-        async with source_of(access_of(cluster), behind_apiserver) as source:
-            async for record in source.records(follow=True):
-                records.append(record)
 
-    async with running(tmp_path) as cluster:
-        following = asyncio.create_task(follow())
-        try:
-            await cluster.plane.create_pod(gpu_pod("before", gpu=1, mem=1000))
-            await cluster.until(lambda: placed(records) == ["before"], what="the first placement")
-            for connection in tuple(cluster.running.listeners["extender"]._state.connections):
-                connection.abort()
-            await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
-            await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
-    assert sum(isinstance(record, Start) for record in records) == 1
-    assert [record.sequence for record in records[-20:]] == sorted(record.sequence for record in records[-20:])
-    assert Timeline(records).check()[1] is None
+@pytest.mark.usefixtures("impatient")
+async def test_following_goes_on_after_a_restart_of_the_scheduler_with_a_note(tmp_path: Path) -> None:
+    notes: list[str] = []
+    async with running(tmp_path) as cluster, following(cluster, notes) as records:
+        await cluster.plane.create_pod(gpu_pod("before", gpu=1, mem=1000))
+        await cluster.until(lambda: placed(records) == ["before"], what="the first placement")
+        await cluster.restart_scheduler()
+        await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
+        await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")
+        await cluster.plane.delete_pod("default", "before")
+        await cluster.until(lambda: isinstance(records[-1], Released), what="the release")
+        assert len({record.identity for record in records if isinstance(record, Start)}) == 2
+        assert any("another process of the scheduler from here on" in note for note in notes)
+        counts, difference = Timeline(records).check()
+        assert (counts.checked, counts.processes, difference) == (2, 2, None)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_connection_that_ends_is_resumed_where_it_ended(tmp_path: Path) -> None:
+    async with running(tmp_path) as cluster, following(cluster, []) as records:
+        await cluster.plane.create_pod(gpu_pod("before", gpu=1, mem=1000))
+        await cluster.until(lambda: placed(records) == ["before"], what="the first placement")
+        for connection in tuple(cluster.running.listeners["extender"]._state.connections):
+            connection.abort()
+        await cluster.plane.create_pod(gpu_pod("after", gpu=1, mem=1000))
+        await cluster.until(lambda: placed(records) == ["before", "after"], what="the second placement")
+        assert sum(isinstance(record, Start) for record in records) == 1
+        assert Timeline(records).check()[1] is None
 
 
 async def test_the_number_of_another_process_means_nothing(tmp_path: Path) -> None:
