@@ -115,6 +115,12 @@ async def test_a_journal_of_500_pods_replays_equally(plane: ControlPlane, tmp_pa
         assert [step for step in steps if step != "woken"] == ["asked", "refused", "placed", "bound"]
 
 
+async def test_a_cluster_without_a_scheduler_says_so(plane: ControlPlane) -> None:
+    code, _, err = await tessera("journal", "--kubeconfig", str(plane.kubeconfig()))
+    assert code == 2
+    assert "no scheduler of Tessera was found in this cluster" in err
+
+
 async def test_the_file_of_a_scheduler_that_is_killed_again_and_again_replays_equally(
     plane: ControlPlane, tmp_path: Path
 ) -> None:

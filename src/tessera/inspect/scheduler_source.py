@@ -59,6 +59,8 @@ class JournalAddress:
     """below the server that the client is connected to"""
     help: str
     """what to do if it cannot be read"""
+    is_assumed: bool = False
+    """whether nothing in the cluster says that it is there"""
 
 
 FindAddress = Callable[[], Awaitable[JournalAddress]]
@@ -145,6 +147,9 @@ class SchedulerSource:
 
 
 def _refusal(error: ApiError, address: JournalAddress) -> str:
+    if error.status == NOT_FOUND and error.reason and address.is_assumed:
+        # The apiserver's own answer: the scheduler's has no reason.
+        return f"no scheduler of Tessera was found in this cluster: {error.message}\n{address.help}"
     if error.status == NOT_FOUND:
         return (
             f"{address.name} has no journal ({error.message.strip() or error}): it is not the scheduler of Tessera, is"
@@ -180,7 +185,8 @@ def behind_apiserver(client: KubeClient) -> FindAddress:
         pods = await _running(client, namespace)
         if not pods:
             path = SERVICES.path(namespace, f"{service}:{MONITOR}", "proxy") + ROUTE
-            return JournalAddress(f"Service {namespace}/{service}", path, _advice(namespace, f"deploy/{service}", port))
+            advice = _advice(namespace, f"deploy/{service}", port)
+            return JournalAddress(f"Service {namespace}/{service}", path, advice, is_assumed=True)
         name = str((await _leader(client, namespace, pods))["metadata"]["name"])
         path = PODS.path(namespace, f"{name}:{port}", "proxy") + ROUTE
         return JournalAddress(f"pod {namespace}/{name}", path, _advice(namespace, f"pod/{name}", port))

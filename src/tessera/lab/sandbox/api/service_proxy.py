@@ -27,7 +27,7 @@ async def pass_on(request: web.Request, services: Mapping[str, str]) -> web.Stre
     namespace, name, path = found.groups("/")
     url = services.get(f"{namespace}/{name}")
     if url is None:
-        raise status_error(503, f'no endpoints available for service "{name.partition(":")[0]}"')
+        raise status_error(404, f'services "{name.partition(":")[0]}" not found')
     if request.method != "GET":
         raise method_not_allowed()
     timeout = aiohttp.ClientTimeout()
