@@ -81,11 +81,10 @@ def command(
         from tessera.inspect.journal_filter import begin_at
 
         async with aclosing(journal.records(follow=follow)) as records:
-            begun: AsyncIterator[Record] = records if since is None else begin_at(records, since)
             if output == "json":
-                await _print_json(begun, wanted)
+                await _print_json(records if since is None else begin_at(records, since), wanted)
             else:
-                await _print_table(begun, wanted, everything=everything)
+                await _print_table(records, wanted, since=since or 0.0, everything=everything)
         if journal_files or source.snapshot:
             for note in journal.notes:
                 print_note(note)
@@ -103,7 +102,7 @@ async def _print_json(records: AsyncIterator[Record], wanted: RecordFilter) -> N
             out.flush()
 
 
-async def _print_table(records: AsyncIterator[Record], wanted: RecordFilter, *, everything: bool) -> None:
+async def _print_table(records: AsyncIterator[Record], wanted: RecordFilter, *, since: float, everything: bool) -> None:
     from tessera.inspect.journal_filter import EventFilter
     from tessera.inspect.render.journal import JournalTable
     from tessera.inspect.render.lines import Style, StyledLine
@@ -112,7 +111,7 @@ async def _print_table(records: AsyncIterator[Record], wanted: RecordFilter, *, 
     shown = False
     async for record in records:
         is_event = events.selects(record)
-        if wanted.selects(record) and (is_event or everything):
+        if wanted.selects(record) and (is_event or everything) and record.time >= since:
             shown = True
             sources.print_lines(table.lines(record))
     if not shown:

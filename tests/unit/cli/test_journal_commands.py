@@ -95,6 +95,11 @@ def test_json_is_the_journal_itself(story: Path) -> None:
     assert tessera("journal", "--file", story, "-o", "json").stdout_bytes == story.read_bytes()
 
 
+def test_the_table_begins_where_it_is_asked_to(story: Path) -> None:
+    shown = tessera("journal", "--file", story, "--since", "2023-11-14T22:13:35Z").stdout.splitlines()
+    assert [line.split()[1] for line in shown] == ["UTC", "placed", "bind", "evicted"]
+
+
 def test_a_journal_that_begins_later_is_complete(story: Path, tmp_path: Path) -> None:
     later = tmp_path / "later.jsonl"
     later.write_bytes(tessera("journal", "--file", story, "-o", "json", "--since", "2023-11-14T22:13:34Z").stdout_bytes)
