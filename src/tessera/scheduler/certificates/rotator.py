@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from tessera.kube.backoff import Backoff
 from tessera.kube.errors import KubeError
-from tessera.scheduler.certificates.authority import BadCertificate, Pair, signed_by
+from tessera.scheduler.certificates.authority import BadCertificate, signed_by
 from tessera.scheduler.certificates.renewal import Keep, Renew, plan, renewed
 from tessera.scheduler.certificates.secret_store import CertificateStore, StoredSecret
+from tessera.scheduler.certificates.serving_context import ServingContext
 
 log = structlog.get_logger(__name__)
 
@@ -38,22 +38,13 @@ class Contended(Exception):
     """The Secret or the webhook configuration changed at every attempt."""
 
 
-class Serving(Protocol):
-    """Where a certificate is served (`ServingContext`)."""
-
-    @property
-    def served(self) -> Pair | None: ...
-
-    def serve(self, pair: Pair) -> None: ...
-
-
 class CertificateRotator:
     """One replica's share of the work."""
 
     def __init__(
         self,
         store: CertificateStore,
-        serving: Serving,
+        serving: ServingContext,
         *,
         names: frozenset[str],
         now: Callable[[], float],
