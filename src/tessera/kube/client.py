@@ -199,14 +199,10 @@ class KubeClient:
             options["gracePeriodSeconds"] = grace_seconds
         await self._transport.request("DELETE", path, _encode(options))
 
-    async def evict(
-        self, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None, dry_run: bool = False
-    ) -> None:
+    async def evict(self, namespace: str, name: str, *, uid: str, dry_run: bool = False) -> None:
         """Deletes the pod if it still has this `uid` (409 otherwise) and its disruption budget allows it (429
         otherwise, with the budget in `causes`)."""
         options: dict[str, Any] = {"preconditions": {"uid": uid}}
-        if grace_seconds is not None:
-            options["gracePeriodSeconds"] = grace_seconds
         if dry_run:
             options["dryRun"] = ["All"]
         eviction = {

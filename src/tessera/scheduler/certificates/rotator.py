@@ -49,7 +49,6 @@ class CertificateRotator:
         names: frozenset[str],
         now: Callable[[], float],
         on_served: Callable[[float], None] = lambda _expiry: None,
-        backoff: Backoff = BACKOFF,
         rng: random.Random | None = None,
     ) -> None:
         """`now` is unix time; `on_served` gets the end of the served certificate in unix time."""
@@ -58,7 +57,6 @@ class CertificateRotator:
         self._names = names
         self._now = now
         self._on_served = on_served
-        self._backoff = backoff
         self._rng = rng or random.Random()
         self._poked = asyncio.Event()
         self._in_place: tuple[bytes, float] | None = None
@@ -79,7 +77,7 @@ class CertificateRotator:
                 failures, self.problem = 0, ""
             except (KubeError, BadCertificate, Contended) as error:
                 failures += 1
-                delay = self._backoff.delay(failures, self._rng)
+                delay = BACKOFF.delay(failures, self._rng)
                 self.problem = str(error)
                 log.warning("certificate not checked", problem=self.problem, failures=failures)
             await self._pause(delay)
