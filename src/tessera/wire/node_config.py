@@ -43,9 +43,9 @@ class NodeOverride(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     mode: Literal["", "hami-core", "mig", "mps", "none"] | UnsetType = field(default=UNSET, name="operatingmode")
     card_modes: tuple[CardModes, ...] | UnsetType = field(default=UNSET, name="cardmodes")
+    split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
     memory_scaling: Scaling | UnsetType = field(default=UNSET, name="devicememoryscaling")
     core_scaling: Scaling | UnsetType = field(default=UNSET, name="devicecorescaling")
-    split_count: int | UnsetType = field(default=UNSET, name="devicesplitcount")
     preconfigured_memory: int | UnsetType = field(default=UNSET, name="preconfigureddevicememory")
     log_level: str | int | UnsetType = field(default=UNSET, name="libcudaloglevel")
     numa_topology: bool | UnsetType = field(default=UNSET, name="enablenumatopology")
