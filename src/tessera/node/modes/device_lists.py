@@ -23,12 +23,12 @@ from tessera.host.cards import CardFacts, MigInstance
 from tessera.node.fleet import Fleet
 from tessera.node.modes.base import AllocationRefused, ContainerResponse, DeviceNode, HostMount
 from tessera.node.settings import AgentSettings, DeviceIdStrategy, DeviceListStrategy, Paths
+from tessera.vendors.nvidia.downward_api import VISIBLE
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
     from tessera.node.modes.cdi_files import CdiFiles
 
-VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CDI_GPU = "gpu"
 CDI_ALL = "all"
@@ -192,11 +192,11 @@ class DeviceLists:
     def _named(self, members: Sequence[Member], strategy: DeviceListStrategy) -> ContainerResponse:
         match strategy:
             case DeviceListStrategy.ENVVAR:
-                return ContainerResponse(env={VISIBLE_DEVICES: ",".join(member.name for member in members)})
+                return ContainerResponse(env={VISIBLE: ",".join(member.name for member in members)})
             case DeviceListStrategy.VOLUME_MOUNTS:
                 names = (f"{LIST_FOLDER}/{member.name}" for member in members)
                 mounts = tuple(HostMount(name, LIST_SOURCE, read_only=False) for name in names)
-                return ContainerResponse(env={VISIBLE_DEVICES: LIST_FOLDER}, mounts=mounts)
+                return ContainerResponse(env={VISIBLE: LIST_FOLDER}, mounts=mounts)
             case DeviceListStrategy.CDI_ANNOTATIONS:
                 key = f"{self._settings.cdi_annotation_prefix}{CDI_KEY}{self._new_suffix()}"
                 return ContainerResponse(annotations={key: ",".join(self._cdi_names(members))})

@@ -29,7 +29,6 @@ _FAMILY = re.compile(r"[^\s-]*[0-9][^\s-]*")
 NO_SHARING = "none"
 """the mode that hands over whole cards"""
 MAKER = "NVIDIA"
-MIB = 1024 * 1024
 
 
 def allowed_profiles(
@@ -174,8 +173,8 @@ def _names(facts: CardFacts) -> str:
 
 def _memory(facts: CardFacts, settings: AgentSettings) -> int:
     """MiB, before scaling."""
-    if facts.memory_bytes is not None:
-        return facts.memory_bytes // MIB
+    if facts.memory_mib is not None:
+        return facts.memory_mib
     if settings.node.preconfigured_memory <= 0:
         raise _LeftOut("it does not report its memory, and none is configured for such cards")
     return settings.node.preconfigured_memory
