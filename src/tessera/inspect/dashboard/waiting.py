@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -16,7 +16,9 @@ from tessera.core.advice import mode_advice, smallest_changes
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Selected, Unfinished
+from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
+from tessera.inspect.dashboard.steps import Pause
 from tessera.inspect.render.explanation import plain_reasons
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
@@ -40,8 +42,6 @@ class Answer:
 NOT_YET = Answer("not judged yet")
 NEVER = (-1, NOT_YET)
 
-Pause = Callable[[float], Awaitable[None]]
-
 
 class WaitingPods:
     """The waiting pods of one source."""
@@ -58,6 +58,20 @@ class WaitingPods:
 
     def documents(self) -> list[Json]:
         return list(self._documents.values())
+
+    @property
+    def asked(self) -> Counter[SliceSize]:
+        """The slices that they ask for, each one counted once per card."""
+        found: Counter[SliceSize] = Counter()
+        for pod in self._pods:
+            for container in pod.request.containers if pod.request is not None else ():
+                for one in container.requests:
+                    found[SliceSize(one.memory, one.cores)] += one.count
+        return found
+
+    def waited(self, now: float) -> list[float]:
+        """Seconds, as far as it is known since when they wait."""
+        return [now - pod.origin.since for pod in self._pods if pod.origin.since is not None]
 
     def refresh(self) -> Json | None:
         """What changed since the last call, with the answers that there are; None if nothing did."""
@@ -116,7 +130,7 @@ class WaitingPods:
 
     def _document(self, pod: WaitingPod) -> Json:
         answer = Answer(pod.problem) if pod.request is None else self._answers.get(_shape(pod), NEVER)[1]
-        kind, owner, since = pod.origin
+        kind, owner, since, _ = pod.origin
         return {
             "uid": pod.uid,
             "namespace": pod.namespace,
