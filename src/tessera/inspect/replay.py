@@ -356,6 +356,10 @@ class Timeline:
             yield
         self._reached = until
 
+    def request(self, decision: Decision) -> PodRequest:
+        """What the pod of a decision up to the last `seek` asked for."""
+        return self._replay.request(decision)
+
     @property
     def moment(self) -> Moment:
         """Where the last complete `seek` went."""

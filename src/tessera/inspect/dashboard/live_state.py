@@ -58,10 +58,19 @@ class PackedState(NamedTuple):
 class LiveState:
     """Follows one source."""
 
-    def __init__(self, source: PageSource, *, share: float = 0.5, now: Callable[[], float] = time.time) -> None:
-        """`share` is the part of the event loop's time for work that is not urgent."""
+    def __init__(
+        self,
+        source: PageSource,
+        *,
+        share: float = 0.5,
+        background_share: float = 0.5,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`share` is the part of the event loop's time that a question takes while it is answered, `background_share`
+        that for finding out why pods wait."""
         self.source = source
         self.pause = pause_for(share)
+        self._background_pause = pause_for(background_share)
         self.viewers = 0
         self._now = now
         self._loop = asyncio.get_running_loop()
@@ -73,7 +82,8 @@ class LiveState:
         self.totals = Totals(self._renderer.models)
         self.waiting = WaitingPods(source)
         self._totals_body = b"{}"
-        self._totals_at = float("-inf")
+        self._totals_at = self._waiting_at = float("-inf")
+        self._problem = source.describe()["problem"]
         self._seen = 0
         self._epoch = -1
         self._moving: dict[str, CycleState] = {}
@@ -170,21 +180,29 @@ class LiveState:
 
     async def _judge(self) -> None:
         while True:
-            await self.waiting.judge(self.pause)
+            await self.waiting.judge(self._background_pause)
             await asyncio.sleep(JUDGE_SECONDS)
 
     def _fall_asleep(self) -> None:
         """Give the memory back. The log starts over, because nothing is recorded from now on."""
         self._documents, self._packed, self._epoch = {}, None, -1
+        self._totals_at = self._waiting_at = float("-inf")
         self.totals = Totals(self._renderer.models)
         self.waiting.clear()
         self.log.start_over()
 
     def _refresh_sums(self) -> None:
         """Tell viewers of waiting pods, and of totals now and then."""
-        changed = self.waiting.refresh()
-        if changed is not None:
-            self.log.append("waiting", encode(changed))
+        problem = self.source.describe()["problem"]
+        if problem != self._problem:
+            # Only a whole state says so; it is rare.
+            self._problem, self._packed = problem, None
+            self.log.start_over()
+        if self._loop.time() - self._waiting_at >= JUDGE_SECONDS:
+            self._waiting_at = self._loop.time()
+            changed = self.waiting.refresh()
+            if changed is not None:
+                self.log.append("waiting", encode(changed))
         if self._loop.time() - self._totals_at >= TOTALS_SECONDS:
             self._totals_at = self._loop.time()
             now = round(self._now())

@@ -5,14 +5,14 @@ A source has the scheduler's own engine on the cluster's objects, so that the pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
-from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
+from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin, encode
 from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.explanation import bad_pod_text, explain
 from tessera.inspect.offline_cluster import OfflineCluster
@@ -26,6 +26,16 @@ from tessera.wire import keys
 from tessera.wire.objects import Pod
 
 
+@dataclass(frozen=True, eq=False)
+class NodeNames:
+    """Nodes to choose from. One object for all pods that may use the same ones, so that it is compared by identity."""
+
+    names: tuple[str, ...] = ()
+
+
+NO_NODES = NodeNames()
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
     """A pod that asks for devices and has none."""
@@ -35,7 +45,7 @@ class WaitingPod:
     name: str
     request: PodRequest | None
     """None if it cannot be read"""
-    candidates: Sequence[str] | Candidates = ()
+    candidates: NodeNames | Candidates = NO_NODES
     problem: str = ""
     """why it is never placed, whatever is free"""
     origin: PodOrigin = NO_ORIGIN
@@ -99,6 +109,9 @@ class FixedSource:
         self.journal = journal
         self._kind = kind
         self._keys = {pod.metadata.uid: key for key, pod in cluster.pods.items()}
+        self.pending = PendingPods(cluster)
+        for key in cluster.pods:
+            self.pending.put(key)
 
     @property
     def engine(self) -> Engine:
@@ -126,7 +139,7 @@ class FixedSource:
         return ()
 
     def waiting(self) -> Iterable[WaitingPod]:
-        return waiting_pods(self.cluster)
+        return self.pending.pods()
 
     def node_facts(self, name: str) -> Json:
         spec = self.cluster.nodes.get(name, {}).get("spec") or {}
@@ -148,25 +161,62 @@ class FixedSource:
         return self.cluster.begin_trial()
 
 
-def waiting_pods(cluster: OfflineCluster) -> list[WaitingPod]:
-    """The pods of the cluster that ask for devices and are on no node."""
-    found = []
-    for key, pod in cluster.pods.items():
-        if pod.spec.node_name or pod.status.phase in ENDED or pod.metadata.deletion_timestamp:
-            continue
-        if pod.spec.scheduling_gates or cluster.ledger.pod(pod.metadata.uid) is not None:
-            continue
-        prepared, metadata = cluster.prepare(pod), pod.metadata
-        origin = pod_origin(pod)._replace(since=created_at(pod))
+class PendingPods:
+    """The pods of a cluster that ask for devices and are on no node.
+
+    What is read of a pod, and the nodes that kube-scheduler would ask about for it, are kept until the pod or a node
+    changes: this is asked several times a second.
+    """
+
+    def __init__(self, cluster: OfflineCluster) -> None:
+        self._cluster = cluster
+        self._pods: dict[str, WaitingPod | None] = {}
+        """by key; None until it is asked for"""
+        self._candidates: dict[bytes, NodeNames] = {}
+        """by what pods say about nodes"""
+
+    def put(self, key: str) -> None:
+        """The pod appeared or changed."""
+        pod = self._cluster.pods[key]
+        is_over = pod.status.phase in ENDED or pod.metadata.deletion_timestamp
+        if pod.spec.node_name or is_over or pod.spec.scheduling_gates:
+            self._pods.pop(key, None)
+        else:
+            self._pods[key] = None
+
+    def drop(self, key: str) -> None:
+        self._pods.pop(key, None)
+
+    def on_nodes(self) -> None:
+        """What kube-scheduler looks at has changed on some node."""
+        self._candidates.clear()
+        self._pods = dict.fromkeys(self._pods)
+
+    def pods(self) -> Iterator[WaitingPod]:
+        for key, known in list(self._pods.items()):
+            pod = known if known is not None else self._read(key)
+            self._pods[key] = pod
+            is_waiting = pod.problem or (pod.request is not None and pod.request.asks_for_devices)
+            if is_waiting and self._cluster.ledger.pod(pod.uid) is None:
+                yield pod
+
+    def _read(self, key: str) -> WaitingPod:
+        pod, prepared = self._cluster.pods[key], self._cluster.prepare(self._cluster.pods[key])
+        metadata, origin = pod.metadata, pod_origin(pod)
+        origin = origin._replace(since=origin.created)
         if isinstance(prepared, BadPod):
             problem = bad_pod_text(prepared)
-            found.append(WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, (), problem, origin))
-        elif prepared.request.asks_for_devices:
-            names, _ = cluster.candidates(cluster.documents[key])
-            found.append(
-                WaitingPod(metadata.uid, metadata.namespace, metadata.name, prepared.request, names, origin=origin)
-            )
-    return found
+            return WaitingPod(metadata.uid, metadata.namespace, metadata.name, None, problem=problem, origin=origin)
+        nodes = self._nodes(self._cluster.documents[key]) if prepared.request.asks_for_devices else NO_NODES
+        return WaitingPod(metadata.uid, metadata.namespace, metadata.name, prepared.request, nodes, origin=origin)
+
+    def _nodes(self, document: Json) -> NodeNames:
+        spec = document["spec"]
+        told = encode([spec.get("nodeSelector"), spec.get("affinity"), spec.get("tolerations")])
+        found = self._candidates.get(told)
+        if found is None:
+            found = self._candidates[told] = NodeNames(tuple(self._cluster.candidates(document)[0]))
+        return found
 
 
 def pod_origin(pod: Pod) -> PodOrigin:

@@ -15,7 +15,7 @@ from itertools import islice
 from tessera.core.advice import mode_advice, smallest_changes
 from tessera.core.near_misses import quick_near_miss
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Candidates, Selected, Unfinished
+from tessera.core.selection import Selected, Unfinished
 from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
 from tessera.inspect.dashboard.steps import Pause
@@ -90,17 +90,16 @@ class WaitingPods:
         self._answers = {shape: self._answers[shape] for shape in samples if shape in self._answers}
         stale = [shape for shape in samples if shape not in self._answers or self._answers[shape][0] < now]
         for shape in sorted(stale, key=lambda shape: self._answers.get(shape, NEVER)[0]):
-            request, candidates = samples[shape].request, samples[shape].candidates
+            request, names = samples[shape].request, samples[shape].candidates.names
             assert request is not None  # it has a shape
             at = self._source.engine.ledger.arrays.now
-            self._answers[shape] = at, await self._answer(request, candidates, pause)
+            self._answers[shape] = at, await self._answer(request, names, pause)
 
-    async def _answer(self, request: PodRequest, candidates: Sequence[str] | Candidates, pause: Pause) -> Answer:
+    async def _answer(self, request: PodRequest, names: Sequence[str], pause: Pause) -> Answer:
         """In steps of some milliseconds, so that a decision that waits does not wait for long."""
         selector = self._source.engine.selector
         ledger = selector.ledger
         began = time.perf_counter()
-        names = candidates.names if isinstance(candidates, Candidates) else candidates
         found = selector.candidates(names)
         selected = selector.select_within(request, found, MOST_WORK)
         for _ in range(MOST_SLICES):
@@ -147,8 +146,7 @@ class WaitingPods:
 
 def _shape(pod: WaitingPod) -> Hashable:
     assert pod.request is not None
-    candidates = pod.candidates if isinstance(pod.candidates, Candidates) else tuple(pod.candidates)
-    return pod.request.shape, pod.namespace, candidates
+    return pod.request.shape, pod.namespace, pod.candidates
 
 
 def asks_text(request: PodRequest) -> str:
