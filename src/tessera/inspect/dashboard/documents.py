@@ -145,7 +145,7 @@ class NodeRenderer:
         groups = self._groups_of(name)
         cards = [self._card(name, card, slices.get(card.device.uuid, ()), groups, found) for card in view.cards]
         if not view.facts.problem:
-            count_room(found.room, view.cards, self.models.position, groups, self._counts_bits)
+            count_room(found.room, view.cards, self.models.position, groups, self._ledger.rules)
         found.body = encode({"name": name, "problem": view.facts.problem, "cards": cards})
         return found
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tessera.core.device_rules import Rules
 from tessera.core.devices import MIG, Device
 from tessera.core.mig import free_places
 from tessera.core.node_info import Card
@@ -98,9 +99,9 @@ def count_room(
     cards: Sequence[Card],
     position: Callable[[str], int],
     groups: Mapping[str, str],
-    counts_bits: Callable[[str], bool],
+    rules: Mapping[str, Rules],
 ) -> None:
-    """What is free on one node that takes pods. `groups` are the NVLink groups by uuid."""
+    """What is free on one node that takes pods. `groups` are the NVLink groups by uuid, `rules` those of vendors."""
     whole: dict[int, int] = {}
     linked: Counter[tuple[int, str]] = Counter()
     sizes = Counter(groups.values())
@@ -110,11 +111,14 @@ def count_room(
         if device.mode == MIG:
             _count_mig(room, model, card, is_open)
             continue
-        cores, free_cores = device.cores, card.free_cores
-        if counts_bits(device.vendor):
-            cores, free_cores = cores.bit_count(), (cores & ~card.used_cores).bit_count()
+        vendor = rules.get(device.vendor)
+        free_cores = card.free_cores
+        if vendor is not None and vendor.core_masks:
+            free_cores = (device.cores & ~card.used_cores).bit_count()
         free = FreePart(card.free_memory, free_cores, card.used < device.slots)
-        _count_parts(room, model, device, cores, free if is_open else FreePart(0, 0, False), card)
+        if vendor is not None and vendor.arrays_exact:
+            # Other vendors divide their cards by rules of their own.
+            _count_parts(room, model, device, free if is_open else FreePart(0, 0, False), card)
         if is_open:
             room.free[free] += 1
         is_whole = is_open and card.used == 0 and card.used_memory == 0 and card.used_cores == 0
@@ -129,12 +133,12 @@ def count_room(
     _count_nodes(room, cards, whole)
 
 
-def _count_parts(room: Room, model: int, device: Device, cores: int, free: FreePart, card: Card) -> None:
+def _count_parts(room: Room, model: int, device: Device, free: FreePart, card: Card) -> None:
     slots = device.slots - card.used if free.has_slot else 0
     for parts, _ in FRACTIONS:
         if device.slots < parts:
             continue
-        memory, share = max(device.memory // parts, 1), max(cores // parts, 1)
+        memory, share = max(device.memory // parts, 1), max(device.cores // parts, 1)
         room.shapes[Shape(model, "part", parts)] += max(min(free.memory // memory, free.cores // share, slots), 0)
 
 

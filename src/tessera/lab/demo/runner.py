@@ -69,13 +69,14 @@ async def _play(plan: DemoPlan, screen: Screen, on_signals_taken: Callable[[], N
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tessera-demo-") as name:
         folder = Path(name)
-        async with demo_cluster(folder, port=plan.port, on_signals_taken=on_signals_taken) as cluster:
-            async with AsyncExitStack() as stack:
-                # With --once the cluster is gone before anyone could look at it.
-                page = "" if plan.once else await stack.enter_async_context(serve_page(cluster.page_source()))
-                seconds = time.monotonic() - began
-                screen.on_started(_started(cluster, folder, seconds, plan, page), take_view(cluster))
-                await _live(cluster, screen, plan)
+        async with AsyncExitStack() as stack:
+            starting = demo_cluster(folder, port=plan.port, on_signals_taken=on_signals_taken)
+            cluster = await stack.enter_async_context(starting)
+            # With --once the cluster is gone before anyone could look at it.
+            page = "" if plan.once else await stack.enter_async_context(serve_page(cluster.page_source()))
+            seconds = time.monotonic() - began
+            screen.on_started(_started(cluster, folder, seconds, plan, page), take_view(cluster))
+            await _live(cluster, screen, plan)
 
 
 async def _live(cluster: DemoCluster, screen: Screen, plan: DemoPlan) -> None:
