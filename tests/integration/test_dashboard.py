@@ -294,3 +294,30 @@ async def test_while_the_apiserver_does_not_answer_no_caller_is_let_in(tmp_path:
         plane.server.faults.next(Fail(500), path="subjectaccessreviews", times=1)
         assert (await page.ask("api/state", "ada")).status == 503
         assert (await page.ask("api/state", "ada")).status == 200
+
+
+async def test_the_scheduler_shows_its_own_past(page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = page.process.service.engine
+    await settled(lambda: len(engine.ledger.node_names()) == 2)
+    client = page.process.service.client
+    first = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("first", gpu=1, mem=1000)}
+    first["spec"]["schedulerName"] = "hami-scheduler"
+    before = time.time()
+    await client.create("/api/v1/namespaces/default/pods", first)
+    await settled(lambda: engine.ledger.pods())
+    found = await (await page.ask("api/journal", "ada")).json()
+    placed = next(record for record in found["records"] if record["kind"] == "placed")
+    assert placed["pod"] == "default/first"
+    state = await (await page.ask(f"api/state?time={before}", "ada")).json()
+    assert (state["pods"], sorted(granted(state))) == ({}, ["n1", "n2"])
+    # What happens later is there as well, without reading everything again.
+    second = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("second", gpu=1, mem=1000)}
+    second["spec"]["schedulerName"] = "hami-scheduler"
+    await client.create("/api/v1/namespaces/default/pods", second)
+    await settled(lambda: len(engine.ledger.pods()) == 2)
+    state = await (await page.ask(f"api/state?time={time.time() + 1}", "ada")).json()
+    assert sorted(pod[1] for pod in state["pods"].values()) == ["first", "second"]
+    state = await (await page.ask(f"api/state?time={before}", "ada")).json()
+    assert state["pods"] == {}
+    history = (await (await page.ask("api/pod?namespace=default&name=second", "ada")).json())["history"]
+    assert "placed" in [record["kind"] for record in history]
