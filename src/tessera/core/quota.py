@@ -72,6 +72,11 @@ class QuotaBook:
         else:
             self._used[namespace, vendor] = new
 
+    def copy(self) -> QuotaBook:
+        """The same limits and use; what is charged to one is not charged to the other."""
+        limits = {key: dict(by_object) for key, by_object in self._limits.items()}
+        return QuotaBook(limits, {name: dict(found) for name, found in self._objects.items()}, dict(self._used))
+
     def limit(self, namespace: str, resource: str) -> int | None:
         limits = self._limits.get((namespace, resource)) if resource else None
         return min(limits.values()) if limits else None

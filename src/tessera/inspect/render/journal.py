@@ -99,6 +99,12 @@ def _kind(record: Record) -> str:
     return str(type(record).__struct_config__.tag)
 
 
+def record_text(record: Record) -> str:
+    """What happened, without the time, the kind and the pod."""
+    _, text, _ = _row(record)
+    return text
+
+
 def time_text(time: float) -> str:
     """In the form that --since reads."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
