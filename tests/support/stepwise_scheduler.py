@@ -133,7 +133,7 @@ class World:
             self.api,
             clock=Clock(self.now, self.time, UTC),
             spawn=lambda work: work.close(),
-            observer=self.reports,
+            observer=self.observer(),
             tenure=Tenure(lambda: self.leads),
         )
         engine.tenure.begin(0, "fence-0")
@@ -142,6 +142,9 @@ class World:
         self.unschedulable, self.queue, self.cycles = engine.unschedulable, engine.queue, engine.cycles
         self.filter, self.binder = engine.filter, engine.binder
         self.pods, self.nodes, self.quotas = engine.pods, engine.nodes, engine.quotas
+
+    def observer(self) -> SchedulerObserver:
+        return self.reports
 
     @property
     def room(self) -> int:

@@ -105,6 +105,18 @@ class Metrics:
             ["resource"],
             registry=registry,
         )
+        self._journal_bytes = Gauge(
+            "tessera_journal_bytes", "Memory that the decision journal takes, estimated.", registry=registry
+        )
+        self._journal_errors = Counter(
+            "tessera_journal_file_errors", "Writes of the journal's file that failed.", registry=registry
+        )
+        self._journal_lost = Counter(
+            "tessera_journal_file_lost_records",
+            "Records that left the journal before they could be written to its file.",
+            registry=registry,
+        )
+        self._journal_counts = (0, 0)
         python, build = platform.python_version(), {"version": __version__, "revision": ""}
         Info("tessera_build", "What runs.", registry=registry).info({**build, "python": python})
         Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(
@@ -181,6 +193,13 @@ class Metrics:
     def set_watch_ages(self, ages: Mapping[str, float]) -> None:
         for resource, age in ages.items():
             self._watches.labels(resource).set(age)
+
+    def set_journal(self, size: int, *, errors: int, lost: int) -> None:
+        """The counts are those since the start."""
+        before, self._journal_counts = self._journal_counts, (errors, lost)
+        self._journal_bytes.set(size)
+        self._journal_errors.inc(errors - before[0])
+        self._journal_lost.inc(lost - before[1])
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""
