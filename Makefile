@@ -11,6 +11,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 FUZZ_READY := $(VENV)/.ready-fuzz
+UI_READY := $(VENV)/.ready-ui
 PIP = $(BIN)/python -m pip --quiet --disable-pip-version-check install
 
 # python3 where it is new enough, otherwise the newest that is found; `make test PYTHON=/path/to/python` chooses another.
@@ -24,6 +25,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --system-certs --upgrade --universal --p
 
 # Of Debian and Ubuntu: what runs containers, and what they are made of.
 NODE_PACKAGES := runc containernetworking-plugins busybox-static iproute2
+# The browser of `make ui`, and letters for its pictures.
+UI_PACKAGES := chromium fonts-dejavu-core
 
 # Seconds for each fuzz target; FUZZ_RUNS=1000000 sets the number of inputs instead.
 FUZZ_SECONDS ?= 2
@@ -157,6 +160,7 @@ lock: $(READY) ## resolve the dependencies again, with uv, into requirements/
 	@$(PIP) uv==$(UV_VERSION)
 	@$(COMPILE) pyproject.toml --group dev --output-file requirements/dev.txt
 	@$(COMPILE) --group fuzz --output-file requirements/fuzz.txt
+	@$(COMPILE) --group ui --constraint requirements/dev.txt --output-file requirements/ui.txt
 	@$(COMPILE) --group plugin --constraint requirements/dev.txt --output-file requirements/plugin.txt
 	@$(COMPILE) pyproject.toml --constraint requirements/dev.txt --output-file requirements/runtime.txt
 	@echo hatchling | $(COMPILE) - --constraint requirements/dev.txt --output-file requirements/build.txt
@@ -179,4 +183,9 @@ $(READY): pyproject.toml requirements/dev.txt
 $(FUZZ_READY): $(READY) requirements/fuzz.txt
 	@echo "==> $(VENV): the fuzzer"
 	@$(PIP) --require-hashes --requirement requirements/fuzz.txt
+	@touch $@
+
+$(UI_READY): $(READY) requirements/ui.txt
+	@echo "==> $(VENV): what drives a browser"
+	@$(PIP) --require-hashes --requirement requirements/ui.txt
 	@touch $@

@@ -126,7 +126,6 @@ class DescribedCluster:
     # -- documents
 
     def _nodes_event(self, pods: dict[str, list[Any] | None], *nodes: str) -> Document:
-        self.version += 1
         return {
             "version": self.version,
             "models": self.models,

@@ -1,0 +1,119 @@
+"""Chromium, and a page in it that notices what must never happen.
+
+A `Viewer` is one reader with storage of their own. It collects everything that a page must not do, whatever it is
+shown: errors, violations of the Content-Security-Policy, dialogs, and requests to another host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.async_api import Browser, Page, async_playwright
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+# No sandbox: the tests run as root in a container, and the page is ours. No traffic of the browser's own.
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WAIT_MS = 20_000
+"""for a condition; a page on a loaded machine takes its time"""
+DESKTOP = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+REPORT_VIOLATIONS = """
+addEventListener('securitypolicyviolation', (event) => {
+  console.error(`policy violated: ${event.violatedDirective} ${event.blockedURI} ${event.sample}`);
+}, true);
+"""
+
+
+def find_browser() -> str | None:
+    """CHROMIUM, or the first that is installed."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, PROGRAMS)), None)
+
+
+@asynccontextmanager
+async def launch(*flags: str) -> AsyncIterator[Browser]:
+    """Each time with a profile of its own, which is removed afterwards."""
+    async with async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=find_browser(), args=[*FLAGS, *flags])
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+class Viewer:
+    """One reader of the page. Make one with `open_viewer`."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.faults: list[str] = []
+        self.allowed: tuple[str, ...] = ()
+        """beginnings of console messages that a test provokes"""
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
+        page.on("console", self._on_console)
+        page.on("request", self._on_request)
+        page.on("dialog", self._on_dialog)
+
+    def _on_console(self, message: Any) -> None:
+        if message.type in ("error", "warning") and not message.text.startswith(self.allowed or ("\0",)):
+            self.faults.append(f"console: {message.text}")
+
+    def _on_request(self, request: Any) -> None:
+        if not request.url.startswith("data:") and urlsplit(request.url).netloc != urlsplit(self.url).netloc:
+            self.faults.append(f"request to another host: {request.url}")
+
+    async def _on_dialog(self, dialog: Any) -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        await dialog.dismiss()
+
+    async def open(self, fragment: str = "") -> None:
+        """Goes to a place of the page, and waits until it is shown."""
+        await self.page.goto("about:blank")
+        await self.page.goto(f"{self.url}#{fragment}")
+        await self.page.wait_for_selector("#main > .view, #main > .empty")
+
+    async def until(self, expression: str, argument: Any = None) -> Any:
+        """Waits until the JavaScript expression (or function) is true; returns its value."""
+        return await (await self.page.wait_for_function(expression, arg=argument)).json_value()
+
+    async def until_text(self, selector: str, text: str) -> None:
+        await self.until(
+            "([selector, text]) => [...document.querySelectorAll(selector)].some((one) => one.textContent.includes(text))",
+            [selector, text],
+        )
+
+    async def text(self, selector: str) -> str:
+        return str(await self.page.locator(selector).first.inner_text())
+
+    async def fragment(self) -> str:
+        return str(await self.page.evaluate("location.hash.slice(1)"))
+
+    async def painted(self) -> None:
+        """Waits until the map has drawn what the page knows."""
+        await self.page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+@asynccontextmanager
+async def open_viewer(browser: Browser, url: str, **settings: Any) -> AsyncIterator[Viewer]:
+    """`settings` are those of Playwright's `new_context`."""
+    settings = {"viewport": DESKTOP, "timezone_id": "UTC", "locale": "en-GB", "service_workers": "block", **settings}
+    context = await browser.new_context(**settings)
+    try:
+        await context.add_init_script(REPORT_VIOLATIONS)
+        yield Viewer(await context.new_page(), url)
+    finally:
+        await context.close()
