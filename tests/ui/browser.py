@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from playwright.async_api import Browser, Page, async_playwright
@@ -51,6 +52,12 @@ async def launch(*flags: str) -> AsyncIterator[Browser]:
             yield browser
         finally:
             await browser.close()
+
+
+class LegendEntry(NamedTuple):
+    name: str
+    colour: str
+    """#rrggbb"""
 
 
 class Viewer:
@@ -101,6 +108,36 @@ class Viewer:
 
     async def fragment(self) -> str:
         return str(await self.page.evaluate("location.hash.slice(1)"))
+
+    async def press(self, *keys: str) -> None:
+        for key in keys:
+            await self.page.keyboard.press(key)
+
+    async def legend(self) -> list[LegendEntry]:
+        found = await self.page.evaluate(
+            """() => [...document.querySelectorAll('.legend-entry:has(.legend-name)')].map((entry) => [
+              entry.querySelector('.legend-name').textContent,
+              entry.querySelector('.swatch').style.getPropertyValue('--colour'),
+            ])"""
+        )
+        return [LegendEntry(name, colour) for name, colour in found]
+
+    async def colours(self) -> Counter[str]:
+        """How many pixels of the map have each colour."""
+        await self.painted()
+        found = await self.page.evaluate(
+            """() => {
+              const canvas = document.querySelector('#main .map-canvas');
+              const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+              const counts = {};
+              for (let at = 0; at < data.length; at += 4) {
+                const key = '#' + [0, 1, 2].map((part) => data[at + part].toString(16).padStart(2, '0')).join('');
+                counts[key] = (counts[key] ?? 0) + 1;
+              }
+              return counts;
+            }"""
+        )
+        return Counter(found)
 
     async def painted(self) -> None:
         """Waits until the map has drawn what the page knows."""

@@ -51,7 +51,7 @@ def hostile_cluster() -> DescribedCluster:
 
 def troubled_cluster() -> DescribedCluster:
     """What goes wrong in a real one: cards that fail, nodes that cannot be read, cards that take no pods, odd names."""
-    cluster = DescribedCluster(name="prod-eu-west", problem="2 of 9 nodes cannot be read; `tessera doctor` says why")
+    cluster = DescribedCluster(name="prod-eu-west", problem="2 of 9 nodes cannot be read; tessera doctor says why")
     cluster.add_node("h100-1", H100, 8, linked=8)
     cluster.add_node("h100-2", H100, 8, linked=8)
     cluster.add_node("a100-1", A100, 8, mode="mig")

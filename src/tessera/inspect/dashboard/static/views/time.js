@@ -21,6 +21,9 @@ const KINDS = new Map([
   ['placed', 'placed'], ['bind', 'placed'], ['refused', 'refused'], ['denied', 'refused'], ['unfinished', 'refused'],
 ]);
 
+/** @param {JournalRecord} record @returns {'placed' | 'refused' | 'other'} */
+const kindOf = (record) => /** @type {'placed' | 'refused' | 'other'} */ (KINDS.get(record.kind) ?? 'other');
+
 /** @param {import('../app.js').App} app */
 export function createTimeView(app) {
   /** @type {JournalRecord[]} */
@@ -39,15 +42,16 @@ export function createTimeView(app) {
     } });
   const when = h('output', { for: 'slider', class: 'when number' });
   const ends = h('div', { class: 'ends number' }, h('span'), h('span'));
-  const back = h('button', { type: 'button', title: 'The decision before ([)', onclick: () => step(-1) }, '‹ Before');
+  const back = h('button', { type: 'button', title: 'The decision before ([)', onclick: () => step(-1) }, '‹ Previous');
   const on = h('button', { type: 'button', title: 'The next decision (])', onclick: () => step(1) }, 'Next ›');
   const live = h('button', { type: 'button', class: 'primary', onclick: () => go({ time: null }) }, 'Back to now');
   const list = h('ol', { class: 'records', 'aria-label': 'Decisions', tabindex: '0' });
   const note = h('p', { class: 'muted' });
+  const tally = h('ul', { class: 'tally number', 'aria-label': 'Up to this moment' });
   const stage = h('div', { class: 'stage' }, map.element);
   const content = h('div', { class: 'time-content' },
     h('div', { class: 'time-bar' }, h('div', { class: 'time-head' }, when, h('div', { class: 'buttons' }, back, on, live)), h('div', { class: 'track' }, ticks, slider, ends)),
-    h('div', { class: 'time-body' }, h('div', { class: 'decisions' }, h('h2', null, 'Decisions'), note, list), stage));
+    h('div', { class: 'time-body' }, h('div', { class: 'decisions' }, h('div', { class: 'decisions-head' }, h('h2', null, 'Decisions'), tally), note, list), stage));
   const element = h('section', { class: 'view time-view', 'aria-label': 'Time' });
 
   /** @param {number} time */
@@ -73,7 +77,7 @@ export function createTimeView(app) {
     const span = Math.max(range.to - range.from, 0.001);
     for (const record of records) {
       const bin = bins[Math.min(BINS - 1, Math.max(0, Math.floor(((record.time - range.from) / span) * BINS)))];
-      bin[/** @type {'placed' | 'refused' | 'other'} */ (KINDS.get(record.kind) ?? 'other')] += 1;
+      bin[kindOf(record)] += 1;
     }
     const most = Math.max(1, ...bins.map((bin) => bin.placed + bin.refused + bin.other));
     const bars = [];
@@ -93,14 +97,19 @@ export function createTimeView(app) {
     const time = readPlace().time ?? Infinity;
     const before = records.filter((record) => record.time <= time + 0.0005);
     const shown = before.slice(-LISTED).reverse();
+    const counts = { placed: 0, refused: 0, other: 0 };
+    for (const record of before) counts[kindOf(record)] += 1;
+    fill(tally, ...Object.entries(counts).filter(([, number]) => number).map(([kind, number]) => h('li', null, h('span', { class: `dot dot-${kind}`, 'aria-hidden': 'true' }), `${count(number)} ${kind}`)));
     fill(note, shown.length < before.length ? `The last ${count(shown.length)} of ${count(before.length)}` : problem);
-    fill(list, ...shown.map((record, at) => h('li', { class: `record kind-${KINDS.get(record.kind) ?? 'other'}${at === 0 ? ' current' : ''}` },
+    fill(list, ...shown.map((record, at) => h('li', { class: `record kind-${kindOf(record)}${at === 0 ? ' current' : ''}` },
       h('button', { type: 'button', class: 'link number', title: 'Show this moment', onclick: () => travel(record.time) }, clock(record.time)),
       h('span', { class: 'record-kind' }, record.kind),
       h('span', { class: 'record-text' },
-        record.pod ? h('a', { href: podLink(.../** @type {[string, string]} */ (split(record.pod))) }, record.pod) : null, record.pod ? ' ' : null,
-        record.node ? h('a', { href: nodeLink(record.node) }, record.node) : null, record.node ? ' ' : null,
-        record.text))));
+        record.pod || record.node ? h('span', { class: 'record-names' },
+          record.pod ? h('a', { href: podLink(.../** @type {[string, string]} */ (split(record.pod))) }, record.pod) : null,
+          record.pod && record.node ? ' → ' : null,
+          record.node ? h('a', { href: nodeLink(record.node) }, record.node) : null) : null,
+        record.text ? h('span', { class: record.pod ? 'muted' : '' }, record.text) : null))));
     if (shown.length === 0) fill(list, h('li', { class: 'muted' }, 'No decisions up to this moment.'));
   }
 
