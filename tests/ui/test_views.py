@@ -83,7 +83,7 @@ async def test_what_if_says_what_stops_a_manifest(readers: Readers, served: Scri
 async def test_what_if_shows_an_error_of_the_server(readers: Readers, served: ScriptedPage) -> None:
     served.answers["api/whatif"] = {"status": 400, "error": "line 3: this is not YAML"}
     viewer = await readers.open(served, "view=what-if")
-    viewer.allowed = ("Failed to load resource",)
+    viewer.allowed += ("Failed to load resource",)
     await viewer.page.get_by_role("button", name="Try it").click()
     await viewer.until_text(".result", "line 3: this is not YAML")
 
