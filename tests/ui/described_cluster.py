@@ -248,7 +248,7 @@ def small_cluster() -> DescribedCluster:
     for number, (namespace, name, node, indices, memory, cores, owner, used, profile) in enumerate(decisions):
         time = begin + 60.0 + number * 170.0
         cluster.place(
-            *(namespace, name, node, *indices), memory=memory, cores=cores, owner=owner, used=used, profile=profile
+            namespace, name, node, *indices, memory=memory, cores=cores, owner=owner, used=used, profile=profile
         )
         text = f"on card {', '.join(map(str, indices))}: {memory} MiB, {cores} cores of each"
         cluster.record(time, "placed", f"{namespace}/{name}", node, text)

@@ -58,7 +58,7 @@ class QuotaBook:
                 del self._limits[namespace, resource]
 
     def find(self, namespace: str, name: str) -> QuotaFacts | None:
-        return self._objects.get((namespace, name))
+        return self._objects.get(namespace, {}).get(name)
 
     def charge(self, namespace: str, vendor: str, use: Use, *, sign: int = 1) -> None:
         """Count a pod's use, or with sign -1 take it back."""
@@ -68,6 +68,11 @@ class QuotaBook:
             self._used.pop((namespace, vendor), None)
         else:
             self._used[namespace, vendor] = new
+
+    def copy(self) -> QuotaBook:
+        """The same limits and use; what is charged to one is not charged to the other."""
+        limits = {key: dict(by_object) for key, by_object in self._limits.items()}
+        return QuotaBook(limits, {name: dict(found) for name, found in self._objects.items()}, dict(self._used))
 
     def limit(self, namespace: str, resource: str) -> int | None:
         limits = self._limits.get((namespace, resource)) if resource else None

@@ -18,7 +18,7 @@ from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.pod_reader import ENDED
-from tessera.wire.objects import Pod
+from tessera.wire.objects import TEMPLATE_HASH, Pod
 
 OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
 
@@ -95,9 +95,14 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             "metadata": {
                 **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
                 "annotations": _annotations(metadata, kept),
+                "labels": _pick(metadata.get("labels") or {}, TEMPLATE_HASH),
+                "ownerReferences": [
+                    _pick(each, "kind", "name", "controller") for each in metadata.get("ownerReferences") or ()
+                ],
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
+                **_pick(spec, "schedulingGates"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],

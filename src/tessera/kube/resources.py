@@ -77,3 +77,5 @@ VALIDATING_POLICY_BINDINGS = Resource("admissionregistration.k8s.io", "v1", "val
 DEPLOYMENTS = Resource("apps", "v1", "deployments", True)
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
 SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", False)
+SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)

@@ -103,6 +103,9 @@ class Listeners:
         "The admission webhook, over TLS.", default_text=":9443 where there is a certificate")
     metrics: Address | None = Group.LISTENERS("metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz. Like the others, 'none' switches it off.", aliases=("metrics-bind",))
+    dashboard: Address | None = Group.LISTENERS("dashboard-bind", ADDRESS, None,
+        "The dashboard, over TLS and read-only, for callers whom the apiserver allows `get` on the path /dashboard.",
+        default_text="none")
     single: Address | None = Group.LISTENERS("http_bind", REQUIRED_ADDRESS, None,
         "HAMi's one listener for webhook, filter and bind, instead of the first two; TLS with a certificate.",
         aliases=("http-bind",))

@@ -10,7 +10,7 @@ decides whom to wake; `engine` does it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
@@ -53,6 +53,10 @@ class UnschedulablePods:
 
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
+
+    def __iter__(self) -> Iterator[UnschedulablePod]:
+        for pods in list(self._shapes.values()):
+            yield from list(pods.values())
 
     def add(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
         """Remember a refusal, or a decision that is not finished; True if it is the pod's first refusal."""

@@ -48,6 +48,12 @@ def record_line(record: Record) -> StyledLine:
     return StyledLine(f"{time_text(record.time)}  {kind:<{KIND_WIDTH}}  {text}", style)
 
 
+def record_text(record: Record) -> str:
+    """What happened, without the time, the kind and the pod."""
+    text, _ = _text(record)
+    return text.split("  ", 1)[-1]
+
+
 def time_text(time: float) -> str:
     """In the form that --since reads."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
