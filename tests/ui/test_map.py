@@ -63,7 +63,7 @@ async def test_an_entry_of_the_legend_is_a_filter(readers: Readers, served: Scri
 
 
 @pytest.mark.parametrize(
-    ("label", "first"), [("Node", "a100-1, card 0"), ("Model", "ascend-1, card 0"), ("NVLink", "a100-1, card 0")]
+    ("label", "first"), [("Node", "a100-1, card 0"), ("Model", "ascend-1, card 0"), ("NVLink", "h100-1, card 0")]
 )
 async def test_cards_are_grouped(readers: Readers, served: ScriptedPage, label: str, first: str) -> None:
     viewer = await readers.open(served)
@@ -125,7 +125,7 @@ async def test_arrows_move_over_the_cards_and_say_where_they_are(readers: Reader
         ("ArrowUp", "h100-1, card 1"),
         ("ArrowLeft", "h100-1, card 0"),
         ("End", "mig-1, card 1"),
-        ("PageUp", "a100-1"),
+        ("PageUp", "ascend-1, card 1"),
     ]
     for key, text in steps:
         await viewer.press(key)
