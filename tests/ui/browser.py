@@ -90,7 +90,9 @@ class Viewer:
 
     async def open(self, fragment: str = "") -> None:
         """Goes to a place of the page, and waits until it is shown."""
-        await self.page.goto("about:blank")
+        if self.page.url != "about:blank":
+            # Another fragment alone would not load the page again.
+            await self.page.goto("about:blank")
         await self.page.goto(f"{self.url}#{fragment}")
         await self.page.wait_for_selector("#main > .view, #main > .empty")
 
