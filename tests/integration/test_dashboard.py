@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -15,11 +17,14 @@ from typing import Any
 import aiohttp
 import pytest
 import trustme
+from click.testing import CliRunner
 
+from tessera.cli import main
 from tessera.inspect.dashboard import live_source
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.local import serve_page
 from tessera.inspect.dashboard.scheduler_page import SchedulerPage
+from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import ListForbidden
 from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
@@ -29,7 +34,13 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
+from tests.support.builders import NOW, node
+from tests.support.builders import gpu_pod as builders_pod
+from tests.support.event_loops import in_real_time
+from tests.support.large_states import NOW as LARGE_NOW
+from tests.support.large_states import large_state
 from tests.support.product import Product, gpu_pod, product
+from tests.support.recorded_cluster import RecordedCluster
 from tests.support.scheduler_process import LOOPBACK, until, write_pair
 
 US = "tessera-dashboard"
@@ -294,3 +305,106 @@ async def test_while_the_apiserver_does_not_answer_no_caller_is_let_in(tmp_path:
         plane.server.faults.next(Fail(500), path="subjectaccessreviews", times=1)
         assert (await page.ask("api/state", "ada")).status == 503
         assert (await page.ask("api/state", "ada")).status == 200
+
+
+async def test_the_scheduler_shows_its_own_past(page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = page.process.service.engine
+    await settled(lambda: len(engine.ledger.node_names()) == 2)
+    client = page.process.service.client
+    first = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("first", gpu=1, mem=1000)}
+    first["spec"]["schedulerName"] = "hami-scheduler"
+    before = time.time()
+    await client.create("/api/v1/namespaces/default/pods", first)
+    await settled(lambda: engine.ledger.pods())
+    found = await (await page.ask("api/journal", "ada")).json()
+    placed = next(record for record in found["records"] if record["kind"] == "placed")
+    assert placed["pod"] == "default/first"
+    state = await (await page.ask(f"api/state?time={before}", "ada")).json()
+    assert (state["pods"], sorted(granted(state))) == ({}, ["n1", "n2"])
+    # What happens later is there as well, without reading everything again.
+    second = {"apiVersion": "v1", "kind": "Pod", **gpu_pod("second", gpu=1, mem=1000)}
+    second["spec"]["schedulerName"] = "hami-scheduler"
+    await client.create("/api/v1/namespaces/default/pods", second)
+    await settled(lambda: len(engine.ledger.pods()) == 2)
+    state = await (await page.ask(f"api/state?time={time.time() + 1}", "ada")).json()
+    assert sorted(pod[1] for pod in state["pods"].values()) == ["first", "second"]
+    state = await (await page.ask(f"api/state?time={before}", "ada")).json()
+    assert state["pods"] == {}
+    history = (await (await page.ask("api/pod?namespace=default&name=second", "ada")).json())["history"]
+    assert "placed" in [record["kind"] for record in history]
+
+
+# -- the command
+
+
+@asynccontextmanager
+async def command(*arguments: str) -> AsyncIterator[str]:
+    """`tessera dashboard` in a process of its own, which ends well with Ctrl-C; gives the page's address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tessera", "dashboard", *arguments), stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    try:
+        line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+        found = re.fullmatch(r"The page is at (\S+)\n", line)
+        assert found is not None, line
+        await process.stdout.readline()
+        yield found[1]
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 60) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+@in_real_time
+async def test_the_command_serves_a_live_cluster(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        await cluster.post_pod(gpu_pod("a", gpu=1, mem=1000))
+        await cluster.running_pods("a")
+        async with (
+            command("--kubeconfig", str(cluster.plane.kubeconfig)) as address,
+            aiohttp.ClientSession() as session,
+        ):
+            state = await Viewer(session, address).get("state")
+            assert (state["source"]["live"], sum(granted(state).values())) == (True, 1)
+
+
+@in_real_time
+async def test_the_command_serves_snapshots_and_journals(tmp_path: Path) -> None:
+    snapshot, journal = tmp_path / "snapshot.json", tmp_path / "journal.jsonl"
+    snapshot.write_bytes(encode_snapshot(large_state(nodes=3, waiting=1)))
+    here = RecordedCluster().add(node("r1").gpus(1))
+    here.decide(builders_pod("a", mem=1_000))
+    journal.write_bytes(here.text())
+    async with aiohttp.ClientSession() as session:
+        async with command("--snapshot", str(snapshot)) as address:
+            state = await Viewer(session, address).get("state")
+            assert (state["source"]["live"], len(state["nodes"]), len(state["pods"])) == (False, 3, 48)
+            assert state["time"] == LARGE_NOW
+        async with command("--journal", str(journal)) as address:
+            viewer = Viewer(session, address)
+            assert granted(await viewer.get("state")) == {"r1": 1}
+            assert granted(await viewer.get(f"state?time={NOW + 1}")) == {"r1": 0}
+        async with command("--snapshot", str(snapshot), "--journal", str(journal)) as address:
+            viewer = Viewer(session, address)
+            assert len((await viewer.get("state"))["nodes"]) == 3
+            assert len((await viewer.get("journal"))["records"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--journal", "{file}"), "not a journal"),
+        (("--snapshot", "{file}"), "{file}"),
+        (("--journal", "{file}", "--context", "x"), "leave out --kubeconfig"),
+        (("--kubeconfig", "/nowhere"), "/nowhere"),
+        (("--port", "70000"), "70000"),
+    ],
+)
+def test_what_cannot_be_served_is_said_with_exit_code_2(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    file = tmp_path / "broken"
+    file.write_text('{"kind": "nothing"}\n')
+    found = CliRunner().invoke(main, ["dashboard", *(word.format(file=file) for word in arguments)])
+    assert (found.exit_code, said.format(file=file) in found.output) == (2, True), found.output

@@ -8,7 +8,7 @@ decision that comes out differently means that the code, or something that it de
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -319,12 +319,19 @@ class Moment:
 class Timeline:
     """All records of a journal, and the ledger at any moment of them. Going forward costs only what happened since."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self.records = records
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
         self._decisions = [record for record in records if isinstance(record, Decision)]
         self._replay = JournalReplay()
         self._applied = 0
         self._reached = 0.0
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Adds what happened since."""
+        for record in records:
+            self.records.append(record)
+            if isinstance(record, Decision):
+                self._decisions.append(record)
 
     @property
     def begin(self) -> float:

@@ -6,17 +6,20 @@ steps, so that a running scheduler decides in between.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, encode
 from tessera.inspect.dashboard.room import SliceSize
-from tessera.inspect.dashboard.steps import Pause, in_steps
+from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
 from tessera.inspect.render.journal import ask_text, reasons_text, record_text
 from tessera.inspect.replay import Moment, Timeline
 from tessera.inspect.state import Json
+from tessera.scheduler.journal import Journal
 from tessera.wire.journal import (
     Bind,
     Denied,
@@ -26,6 +29,7 @@ from tessera.wire.journal import (
     Record,
     Refused,
     Released,
+    Start,
     SteppedDown,
     TookOver,
     Unfinished,
@@ -34,6 +38,8 @@ from tessera.wire.journal import (
 
 MOST_RECORDS = 5_000
 """in one answer"""
+KEPT_SECONDS = 300.0
+"""that the records of a running scheduler are kept after the last question"""
 MOST_PODS = 2_000
 """that waited and are listed"""
 
@@ -66,12 +72,52 @@ class RecordedJournal:
         return self._timeline
 
 
+class RunningJournal:
+    """The journal in the memory of a running scheduler. Its records are made when somebody goes back in time, kept up
+    to date while that lasts, and forgotten afterwards."""
+
+    def __init__(self, journal: Journal, pause: Pause, *, now: Callable[[], float] = time.time) -> None:
+        self._journal = journal
+        self._pause = pause
+        self._now = now
+        self._timeline: Timeline | None = None
+        self._first = self._last = 0
+        """numbers of the records that the timeline has"""
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    def range(self) -> Json | None:
+        return {"from": self._journal.begin, "to": self._now()}
+
+    async def timeline(self) -> Timeline:
+        journal, timeline = self._journal, self._timeline
+        # What left the ring is dropped here too, but not for every record that leaves.
+        is_long = journal.oldest - self._first > journal.sequence - journal.oldest + MOST_RECORDS
+        since = None if timeline is None or is_long else self._last
+        news = [record async for record in paced(journal.read(since, snapshot=since is None), self._pause)]
+        if timeline is None or since is None or (news and isinstance(news[0], Start)):
+            self._first = journal.oldest
+            timeline = self._timeline = Timeline(news)
+        else:
+            timeline.extend(news)
+        self._last = max(self._last, *(record.sequence for record in news[-1:]), 0)
+        self._forget_later()
+        return timeline
+
+    def _forget_later(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._timeline, self._forgetting = None, None
+
+
 def time_range(timeline: Timeline) -> Json | None:
     return {"from": timeline.begin, "to": timeline.end} if timeline.begin else None
 
 
-async def seek(timeline: Timeline, time: float, pause: Pause) -> Moment:
-    async for _ in in_steps(timeline.seek(time), pause):
+async def seek(timeline: Timeline, moment: float, pause: Pause) -> Moment:
+    async for _ in in_steps(timeline.seek(moment), pause):
         pass
     return timeline.moment
 
@@ -108,7 +154,7 @@ def _pod_text(pod: PodRef | None) -> str:
 
 async def past_state(
     timeline: Timeline,
-    time: float,
+    wanted: float,
     pause: Pause,
     *,
     source: Json,
@@ -116,7 +162,7 @@ async def past_state(
 ) -> bytes:
     """The state document of this time. What the journal does not record is missing: measurements, and the workloads
     of pods that are gone."""
-    moment = await seek(timeline, time, pause)
+    moment = await seek(timeline, wanted, pause)
     ledger = moment.ledger
     renderer = NodeRenderer(ledger, origin=origin, is_handing_over=lambda uid: False)
     totals = Totals(renderer.models)

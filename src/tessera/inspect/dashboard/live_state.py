@@ -34,7 +34,7 @@ TOTALS_SECONDS = 2.0
 """between two events with totals"""
 LINGER_SECONDS = 30.0
 """that documents are kept up to date without a viewer: people reload pages"""
-RENDER_SHARE = 0.25
+RENDER_SHARE = 0.5
 """of the event loop's time that rendering takes at most"""
 KEPT_SECONDS = 5.0
 """that a compressed state is good for: a viewer goes on from its version"""

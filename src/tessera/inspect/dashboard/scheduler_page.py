@@ -16,10 +16,11 @@ from tessera.inspect import sanitize
 from tessera.inspect.dashboard.access import ReviewedAccess
 from tessera.inspect.dashboard.details import held_lines
 from tessera.inspect.dashboard.documents import NO_ORIGIN, Measurements, PodOrigin
-from tessera.inspect.dashboard.journal import PageJournal
+from tessera.inspect.dashboard.journal import PageJournal, RunningJournal
 from tessera.inspect.dashboard.live_state import LiveState
 from tessera.inspect.dashboard.server import SECURITY_HEADERS, PageServer
 from tessera.inspect.dashboard.source import PodAnswer, WaitingPod, pod_origin
+from tessera.inspect.dashboard.steps import pause_for
 from tessera.inspect.explanation import bad_pod_text
 from tessera.inspect.offline_cluster import OfflineCluster
 from tessera.inspect.render.explanation import request_lines
@@ -113,7 +114,7 @@ class SchedulerSource:
 
     def __init__(self, service: Service, page: SchedulerPage) -> None:
         self.measurements = Measurements()
-        self.journal: PageJournal | None = None
+        self.journal: PageJournal = RunningJournal(service.journal, pause_for(QUESTION_SHARE))
         self._service = service
         self._page = page
         self._nodes: dict[str, Json] = {}
@@ -131,7 +132,7 @@ class SchedulerSource:
             "kind": "scheduler",
             "name": self._service.settings.scheduler_name,
             "live": True,
-            "journal": self.journal.range() if self.journal is not None else None,
+            "journal": self.journal.range(),
             "problem": problem,
         }
 

@@ -25,12 +25,24 @@ def pause_for(share: float) -> Pause:
     return pause
 
 
-async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
-    """The same, with pauses between slices of time."""
-    began = time.perf_counter()
-    for step in steps:
-        yield step
-        spent = time.perf_counter() - began
+async def paced(records: AsyncIterator[T], pause: Pause) -> AsyncIterator[T]:
+    """The same for work that is done by a generator."""
+    began = time.thread_time()
+    async for record in records:
+        yield record
+        spent = time.thread_time() - began
         if spent > SLICE_SECONDS:
             await pause(spent)
-            began = time.perf_counter()
+            began = time.thread_time()
+
+
+async def in_steps(steps: Iterable[T], pause: Pause) -> AsyncIterator[T]:
+    """The same, with pauses between slices of time. Processor time counts: on a busy machine the clock would make
+    pauses longer and longer."""
+    began = time.thread_time()
+    for step in steps:
+        yield step
+        spent = time.thread_time() - began
+        if spent > SLICE_SECONDS:
+            await pause(spent)
+            began = time.thread_time()
