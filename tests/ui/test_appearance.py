@@ -27,8 +27,8 @@ PLACES = {
 READY = {
     "what-if": ".shapes-table",
     "time": ".record",
-    "card": "#details .lines",
-    "node": "#details .lines",
+    "card": "#details .more-lines",
+    "node": "#details .more-lines",
     "pod": "#details .history",
 }
 

@@ -66,7 +66,7 @@ async def test_details_show_hostile_names_as_text(readers: Readers, hostile: Scr
         places = ({"node": node}, {"node": node, "card": f"GPU-0-{name}"}, {"pod": f"{name}-ns/{name}-pod"})
         for place in places:
             await viewer.go(urlencode(place))
-            await viewer.page.wait_for_selector("#details .lines")
+            await viewer.page.wait_for_selector("#details .lines", state="attached")
             await _assert_nothing_was_made(viewer)
 
 

@@ -81,6 +81,17 @@ async def test_totals_change(readers: Readers, served: ScriptedPage) -> None:
     await viewer.until("document.querySelector('.figure .value').textContent === '40 %'")
 
 
+async def test_decisions_appear_while_the_reader_looks_at_them(readers: Readers, served: ScriptedPage) -> None:
+    viewer = await readers.open(served, "view=time")
+    await viewer.until("document.querySelectorAll('.record').length === 26")
+    assert await viewer.text(".when") == "Now"
+    cluster = served.cluster
+    cluster.record(cluster.time + 1.0, "placed", "notebooks/barbara-0", "h100-1", "on card 6")
+    await served.send("nodes", cluster.place("notebooks", "barbara-0", "h100-1", 6, memory=60000, cores=50))
+    await viewer.until_text(".record.current", "notebooks/barbara-0")
+    assert await viewer.page.locator(".record").count() == 27
+
+
 async def test_the_past_does_not_change(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, f"time={served.cluster.time - 60.0}")
     await viewer.until_text(".banner.past", "You see the cluster as it was")

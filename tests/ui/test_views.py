@@ -68,6 +68,7 @@ async def test_what_if_says_where_a_manifest_would_go(readers: Readers, served: 
     viewer = await readers.open(served, "view=what-if")
     await viewer.page.get_by_role("button", name="Try it").click()
     await viewer.until_text(".verdict.fits", "trial fits")
+    assert "h100-2: card 6" in await viewer.text(".verdict")
     assert "11 such pods fit now" in await viewer.text(".result")
     await viewer.page.get_by_role("link", name="h100-2").click()
     await viewer.until_text("#details-title", "h100-2")
@@ -152,6 +153,7 @@ async def test_the_details_of_a_card_name_its_holders(readers: Readers, served: 
     holders = await viewer.page.locator("#details .slices a").all_inner_texts()
     assert holders == ["notebooks/ada-0", "notebooks/grace-0", "notebooks/edsger-0"]
     assert "60\u202f000 MiB of 81\u202f559 MiB" in await viewer.text("#details .meters")
+    await viewer.page.get_by_text("What top says").click()
     await viewer.until_text("#details .lines", "card GPU-h100-1-5 of h100-1: placed")
     await viewer.until_text("#details .properties", "575.57.08")
 

@@ -27,12 +27,17 @@ export function sizeOf(part, whole) {
   const [number, unit] = size(whole).split(' ');
   const factor = { PiB: 2 ** 30, TiB: 2 ** 20, GiB: 2 ** 10 }[unit] ?? 1;
   const scaled = part / factor;
-  return `${scaled > 0 && scaled < 9.95 ? Number(scaled.toFixed(1)) : count(scaled)} of ${number} ${unit}`;
+  return `${number.includes('.') ? scaled.toFixed(1) : scaled > 0 && scaled < 9.95 ? Number(scaled.toFixed(1)) : count(scaled)} of ${number} ${unit}`;
 }
 
 /** A number of cards, of which a share may be taken. @param {number} cards */
 export function cardCount(cards) {
   return Number.isInteger(cards) || cards >= 100 ? count(cards) : cards.toFixed(1);
+}
+
+/** Text about cards that are named by their index already. @param {string} text */
+export function withoutUuids(text) {
+  return text.replace(/ \((?:[A-Z]+-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\)/gi, '');
 }
 
 /** A model's name without what all cards of its maker share. @param {string} model */

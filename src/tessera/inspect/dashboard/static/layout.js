@@ -28,8 +28,9 @@ export const LEVELS = [
   { width: 216, height: 92, gap: 9, blockGap: 14, label: 26, pad: 14 },
 ];
 const HEADING = 34;
-/** A block with fewer cards is as wide as its name needs. */
+/** A block with fewer cards is as wide as its name needs; with larger letters, as its name and its model need. */
 const LEAST_BLOCK = 84;
+const LEAST_NAMED_BLOCK = 190;
 /** A block without cards has its problem in it, and room for it. */
 const PROBLEM_BLOCK = 260;
 /** Cards that stand beside each other; most nodes have eight. */
@@ -78,7 +79,7 @@ export class Layout {
     const { width, gap, label, pad } = this.level;
     // Without names, all tiles are equally wide: a grid is easier to read than a flow.
     const columns = label ? Math.max(1, Math.min(this.columns, block.cards.length)) : this.columns;
-    const least = label ? (block.problem && block.cards.length === 0 ? PROBLEM_BLOCK : LEAST_BLOCK) : 0;
+    const least = label ? (block.problem && block.cards.length === 0 ? PROBLEM_BLOCK : label >= 22 ? LEAST_NAMED_BLOCK : LEAST_BLOCK) : 0;
     return Math.max(columns * (width + gap) - gap, least) + 2 * pad;
   }
 

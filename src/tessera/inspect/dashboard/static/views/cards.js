@@ -170,7 +170,8 @@ function marks(cluster) {
   if ([...seen].some((state) => state !== 'unhealthy' && state !== 'mig')) entries.push(['cordoned', 'Takes no pods']);
   if (seen.has('mig')) entries.push(['mig', 'MIG']);
   if (isMeasured) entries.push(['used', 'Used']);
-  return entries.map(([kind, text], at) => h('li', { class: `legend-entry mark-entry${at === 0 ? ' first' : ''}` }, h('span', { class: `mark mark-${kind}`, 'aria-hidden': 'true' }), text));
+  return [h('li', { class: 'marks' }, h('ul', { 'aria-label': 'Patterns' },
+    ...entries.map(([kind, text]) => h('li', { class: 'legend-entry mark-entry' }, h('span', { class: `mark mark-${kind}`, 'aria-hidden': 'true' }), text))))];
 }
 
 /** @param {import('../cluster.js').Cluster} cluster */

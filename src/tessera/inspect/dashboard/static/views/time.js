@@ -5,7 +5,7 @@ import { get } from '../api.js';
 import { emptyState } from '../controls.js';
 import { nodeLink, podLink } from '../details.js';
 import { fill, h, svg } from '../dom.js';
-import { clock, count, moment } from '../format.js';
+import { clock, count, moment, withoutUuids } from '../format.js';
 import { go, readPlace } from '../place.js';
 import { createMap } from './cards.js';
 
@@ -14,6 +14,8 @@ import { createMap } from './cards.js';
 const BINS = 240;
 const LISTED = 150;
 const MOST = 5000;
+/** Milliseconds between two requests for decisions that were made while the page is open. */
+const REFRESH = 2000;
 /** Milliseconds without a move of the slider before the state is fetched. */
 const SETTLED = 120;
 
@@ -68,7 +70,8 @@ export function createTimeView(app) {
 
   function label() {
     const time = Number(slider.value);
-    fill(when, readPlace().time === null && time >= range.to ? 'Now' : moment(time));
+    // The slider rounds to its step.
+    fill(when, readPlace().time === null && time > range.to - 0.01 ? 'Now' : moment(time));
     slider.setAttribute('aria-valuetext', moment(time));
   }
 
@@ -109,7 +112,7 @@ export function createTimeView(app) {
           record.pod ? h('a', { href: podLink(.../** @type {[string, string]} */ (split(record.pod))) }, record.pod) : null,
           record.pod && record.node ? ' → ' : null,
           record.node ? h('a', { href: nodeLink(record.node) }, record.node) : null) : null,
-        record.text ? h('span', { class: record.pod ? 'muted' : '' }, record.text) : null))));
+        record.text ? h('span', { class: record.pod ? 'muted' : '', title: record.text }, withoutUuids(record.text)) : null))));
     if (shown.length === 0) fill(list, h('li', { class: 'muted' }, 'No decisions up to this moment.'));
   }
 
@@ -133,6 +136,25 @@ export function createTimeView(app) {
     app.update();
   }
 
+  let refresh = 0;
+  /** What was decided since; only while the reader is at the end of the journal. */
+  async function follow() {
+    refresh = 0;
+    const cluster = app.store.live;
+    if (!cluster?.source.live || !element.isConnected || readPlace().time !== null) return;
+    const last = records[records.length - 1];
+    try {
+      const found = await get('journal', { from: last ? last.time : range.from, limit: MOST });
+      const fresh = found.records.filter((/** @type {JournalRecord} */ record) => record.sequence > (last?.sequence ?? 0));
+      records = [...records, ...fresh].slice(-MOST);
+      range.to = Math.max(range.to, cluster.now());
+      drawTicks();
+      if (fresh.length) app.update();
+    } catch {
+      // the banner says if the server is gone; the next change asks again
+    }
+  }
+
   return {
     element,
     map,
@@ -149,6 +171,7 @@ export function createTimeView(app) {
       }
       if (element.firstChild !== content) fill(element, content);
       load();
+      if (change && change.kind !== 'connection' && !refresh) refresh = setTimeout(follow, REFRESH);
       const { time } = readPlace();
       slider.min = String(range.from);
       slider.max = String(range.to);

@@ -47,7 +47,7 @@ export function createWhatIfView(app) {
     fill(result, h('p', { class: 'muted' }, 'Trying …'));
     try {
       const found = await post('whatif', manifest.value, mine.signal);
-      if (!mine.signal.aborted) fill(result, ...verdicts(found));
+      if (!mine.signal.aborted) fill(result, ...verdicts(found, app.store.shown));
     } catch (error) {
       if (!mine.signal.aborted) fill(result, h('p', { class: 'note bad' }, error instanceof Error ? error.message : String(error)));
     }
@@ -82,12 +82,17 @@ export function createWhatIfView(app) {
 
 let loadedAt = 0;
 
-/** @param {any} found */
-function verdicts(found) {
+/** @param {any} found @param {import('../cluster.js').Cluster | null} cluster */
+function verdicts(found, cluster) {
+  /** @param {string} node @param {string} uuid */
+  const cardName = (node, uuid) => {
+    const card = cluster?.card(node, uuid);
+    return card ? `card ${card.index}` : uuid;
+  };
   const nodes = found.pods.map((/** @type {any} */ pod) => h('article', { class: `verdict ${pod.fits ? 'fits' : 'misfits'}` },
     h('h3', null, h('span', { class: 'verdict-mark', 'aria-hidden': 'true' }, pod.fits ? '✓' : '✕'), pod.name, pod.fits ? ' fits' : ' does not fit'),
-    pod.fits ? h('p', null, 'On ', h('a', { href: nodeLink(pod.node) }, pod.node), pod.cards?.length ? `: ${pod.cards.join(', ')}` : '') : null,
-    h('dl', { class: 'reasons' }, ...['why', 'nearest', 'change'].flatMap((key) => (pod[key] ? [h('dt', null, { why: 'Why', nearest: 'Nearest', change: 'Smallest change' }[key]), h('dd', { class: key }, pod[key])] : [])))));
+    pod.fits ? h('p', null, 'On ', h('a', { href: nodeLink(pod.node) }, pod.node), pod.cards?.length ? `: ${pod.cards.map((/** @type {string} */ uuid) => cardName(pod.node, uuid)).join(', ')}` : '') : null,
+    h('dl', { class: 'reasons' }, ...['why', 'nearest', 'change'].flatMap((key) => (pod[key] ? [h('dt', null, { why: pod.fits ? 'Note' : 'Why', nearest: 'Nearest', change: 'Smallest change' }[key]), h('dd', { class: key }, pod[key])] : [])))));
   if (typeof found.more === 'number') {
     const what = found.pods.length > 1 ? ['set of these pods', 'sets of these pods'] : ['such pod', 'such pods'];
     nodes.push(h('p', { class: 'more' }, h('strong', { class: 'number' }, count(found.more)), ` ${found.more === 1 ? `${what[0]} fits` : `${what[1]} fit`} now.`),
