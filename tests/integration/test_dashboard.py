@@ -20,6 +20,7 @@ import trustme
 from click.testing import CliRunner
 
 from tessera.cli import main
+from tessera.inspect.bundle import write_bundle
 from tessera.inspect.dashboard import live_source
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.local import serve_page
@@ -34,6 +35,7 @@ from tessera.lab.sandbox.nodes.cards import gpu_cards
 from tessera.lab.sandbox.nodes.node import SimulatedNode
 from tessera.scheduler.process import Process
 from tessera.scheduler.settings import Listeners, Settings
+from tessera.wire.journal import Record
 from tests.support.builders import NOW, node
 from tests.support.builders import gpu_pod as builders_pod
 from tests.support.event_loops import in_real_time
@@ -279,6 +281,14 @@ async def test_the_scheduler_answers_questions_without_changing_its_ledger(page:
     assert (ledger.state(), ledger.arrays.now) == (before, position)
 
 
+async def test_the_journal_is_served_beside_the_page_to_callers_with_a_right_of_its_own(page: Served) -> None:
+    await settled(lambda: len(page.process.service.ledger.node_names()) == 2)
+    assert (await page.ask("journal")).status == 401
+    records = [json.loads(line) for line in (await (await page.ask("journal", "ada")).text()).splitlines()]
+    assert records[0]["kind"] == "start"
+    assert {record["name"] for record in records if record["kind"] == "node"} == {"n1", "n2"}
+
+
 async def test_pods_that_wait_are_shown_as_the_scheduler_knows_them(tmp_path: Path) -> None:
     async with ControlPlane(nodes=nodes()) as plane, served(plane, tmp_path) as page:
         engine = page.process.service.engine
@@ -371,6 +381,11 @@ async def test_the_command_serves_a_live_cluster(tmp_path: Path) -> None:
             assert (state["source"]["live"], sum(granted(state).values())) == (True, 1)
 
 
+async def _each(records: list[Record]) -> AsyncIterator[Record]:
+    for record in records:
+        yield record
+
+
 @in_real_time
 async def test_the_command_serves_snapshots_and_journals(tmp_path: Path) -> None:
     snapshot, journal = tmp_path / "snapshot.json", tmp_path / "journal.jsonl"
@@ -387,6 +402,12 @@ async def test_the_command_serves_snapshots_and_journals(tmp_path: Path) -> None
             viewer = Viewer(session, address)
             assert granted(await viewer.get("state")) == {"r1": 1}
             assert granted(await viewer.get(f"state?time={NOW + 1}")) == {"r1": 0}
+        bundle = tmp_path / "bundle.tgz"
+        await write_bundle(str(bundle), large_state(nodes=3, waiting=1), _each(here.records), key=None)
+        async with command("--snapshot", str(bundle)) as address:
+            viewer = Viewer(session, address)
+            assert len((await viewer.get("state"))["nodes"]) == 3
+            assert len((await viewer.get("journal"))["records"]) == 1
         async with command("--snapshot", str(snapshot), "--journal", str(journal)) as address:
             viewer = Viewer(session, address)
             assert len((await viewer.get("state"))["nodes"]) == 3

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     examples=[
         ("tessera dashboard", "serve the page of the cluster, and print its address"),
         ("tessera dashboard --open --port 8088", "on a port of your choice, and open it in a browser"),
-        ("tessera dashboard --snapshot cluster.json", "the cluster as a snapshot has it"),
+        (
+            "tessera dashboard --snapshot bundle.tgz",
+            "the cluster as a snapshot has it, and its journal if there is one",
+        ),
         ("tessera dashboard --journal journal.jsonl", "the cluster at the end of a journal, and at any time before"),
     ],
     codes="  0  ended by Ctrl-C\n  2  no answer: no access, unreadable file, wrong flags",
@@ -63,12 +66,16 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
             await serve(page, None)
 
     async def work() -> None:
+        from tessera.inspect.bundle import is_compressed
         from tessera.inspect.dashboard.journal import RecordedJournal
         from tessera.inspect.dashboard.journal_source import JournalSource, read_records
         from tessera.inspect.dashboard.source import FixedSource
         from tessera.inspect.offline_cluster import OfflineCluster
 
-        records = await read_records(*journals) if journals else None
+        # A bundle of `tessera snapshot --with-journal` has both.
+        has_journal = not journals and source.snapshot is not None and is_compressed(source.snapshot)
+        files = (source.snapshot,) if source.snapshot is not None and has_journal else journals
+        records = await read_records(*files) if files else None
         if records is not None and source.is_live:
             await serve(JournalSource(records, name=", ".join(journals)), records[-1].time)
         elif source.is_live:

@@ -134,6 +134,11 @@ class Journal(SchedulerObserver):
         return self._ring.sequence
 
     @property
+    def identity(self) -> str:
+        """Of the process, as in `Start`."""
+        return self._identity
+
+    @property
     def oldest(self) -> int:
         """Number of the oldest record that is not part of the base."""
         return self._ring.base.sequence + 1

@@ -32,6 +32,7 @@ from tessera.kube.resources import NODES, PODS
 from tessera.scheduler import process
 from tessera.scheduler.access_review import AccessReview
 from tessera.scheduler.engine import Engine
+from tessera.scheduler.http_api import journal_routes
 from tessera.scheduler.observer import RefusedEvent
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.process import Reload
@@ -41,7 +42,7 @@ from tessera.scheduler.settings import Settings
 from tessera.vendors.drafts import BadPod
 from tessera.wire.objects import Pod
 
-PATH = "/dashboard"
+PATH, JOURNAL_PATH = "/dashboard", "/journal"
 """that a ClusterRole allows `get` on (`nonResourceURLs`)"""
 BACKGROUND_SHARE = 0.02
 """of the event loop, for finding out why pods wait"""
@@ -91,7 +92,8 @@ class SchedulerPage(ServedPage):
     def routes(self, service: Service) -> list[Route]:
         state = LiveState(SchedulerSource(service, self), share=QUESTION_SHARE, background_share=BACKGROUND_SHARE)
         self._server = PageServer(state, ReviewedAccess(AccessReview(service.client, PATH)))
-        return self._server.routes()
+        journal = journal_routes(service.journal, AccessReview(service.client, JOURNAL_PATH).refuse)
+        return [*self._server.routes(), *journal]
 
     async def close(self) -> None:
         if self._server is not None:

@@ -21,8 +21,8 @@ from tests.unit.inspect.test_simulation import manifest
 HOSTILE = '<img src=x onerror=alert(1)>"\u2028\x07' + "x" * 200
 
 
-def pod_manifest(kind: str = "Pod", **limits: Any) -> str:
-    spec = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
+def pod_manifest(limits: dict[str, Any], kind: str = "Pod") -> str:
+    spec: dict[str, Any] = {"containers": [{"name": "main", "resources": {"limits": limits}}]}
     if kind != "Pod":
         spec = {"replicas": 3, "template": {"spec": spec}}
     return json.dumps({"kind": kind, "metadata": {"name": "trial"}, "spec": spec})
@@ -85,7 +85,7 @@ async def test_without_a_journal_there_is_no_past(page: Page, target: str) -> No
 
 
 async def test_a_manifest_is_told_where_it_would_go_and_how_many_fit(page: Page) -> None:
-    status, found = await tried(page, pod_manifest(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000}))
+    status, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000}))
     assert status == 200
     (one,) = found["pods"]
     assert (one["fits"], one["node"], one["cards"]) == (True, "n1", ["n1-0"])
@@ -94,7 +94,7 @@ async def test_a_manifest_is_told_where_it_would_go_and_how_many_fit(page: Page)
 
 
 async def test_all_copies_of_a_workload_are_tried(page: Page) -> None:
-    status, found = await tried(page, pod_manifest("Deployment", **{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 15_000}))
+    status, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 15_000}, "Deployment"))
     assert status == 200
     assert [one["fits"] for one in found["pods"]] == [True, True, False]
     assert found["pods"][-1]["why"]
@@ -102,7 +102,7 @@ async def test_all_copies_of_a_workload_are_tried(page: Page) -> None:
 
 
 async def test_a_quota_stops_a_copy_as_it_would_stop_a_pod(page: Page) -> None:
-    poor = json.loads(pod_manifest(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2_000}))
+    poor = json.loads(pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 2_000}))
     poor["metadata"]["namespace"] = "poor"
     _, found = await tried(page, json.dumps(poor))
     assert found["pods"][0]["fits"] is False
@@ -112,7 +112,7 @@ async def test_a_quota_stops_a_copy_as_it_would_stop_a_pod(page: Page) -> None:
 async def test_trying_changes_nothing(page: Page) -> None:
     ledger = page.state.source.engine.ledger
     before, position = ledger.state(), ledger.arrays.now
-    text = pod_manifest(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000})
+    text = pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 10_000})
     first = await tried(page, text)
     assert await tried(page, text) == first
     assert (ledger.state(), ledger.arrays.now) == (before, position)
@@ -121,14 +121,14 @@ async def test_trying_changes_nothing(page: Page) -> None:
 async def test_the_page_and_the_command_simulate_alike(page: Page) -> None:
     source = page.state.source
     assert isinstance(source, FixedSource)
-    _, found = await tried(page, pod_manifest(**{"nvidia.com/gpu": 1, "nvidia.com/gpumem": 7_000}))
+    _, found = await tried(page, pod_manifest({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 7_000}))
     command = simulate(source.cluster, manifest(gpu=1, mem=7_000))
     assert (found["more"], found["stops"]) == (command.fits_in_all, command.stop and command.stop.text)
     assert found["pods"][0]["node"] == command.placed[0].node
 
 
 async def test_a_manifest_without_cards_is_no_question(page: Page) -> None:
-    _, found = await tried(page, pod_manifest(cpu=1))
+    _, found = await tried(page, pod_manifest({"cpu": 1}))
     assert (found["pods"], found["more"]) == ([], None)
 
 

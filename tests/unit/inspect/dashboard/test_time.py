@@ -84,7 +84,7 @@ async def test_the_records_are_listed_for_people(page: Page) -> None:
     assert [record["kind"] for record in found["records"]] == ["placed", "refused", "placed", "refused"]
     first = found["records"][0]
     assert (first["pod"], first["node"], first["time"]) == ("default/a", "n1", NOW + 3)
-    assert first["text"].startswith("placed on n1: card 0")
+    assert first["text"].startswith("on n1: card 0")
     assert found["more"] is False
 
 
@@ -120,7 +120,7 @@ async def test_happenings_without_a_pod_are_listed_too() -> None:
     finally:
         await page.server.close()
     assert (took["kind"], took["pod"], took["text"]) == ("took-over", "", "this process decides from now on")
-    assert (denied["pod"], denied["text"]) == ("x/y", "denied at admission: no")
+    assert (denied["pod"], denied["text"]) == ("x/y", "at admission: no")
 
 
 async def test_a_journal_is_read_from_a_file(tmp_path: Path) -> None:
