@@ -110,7 +110,9 @@ def _filled(state: ClusterState, nodes: list[Json], pods: list[Json], quotas: li
     vendors = build_vendors(settings.device_sections, settings.switches)
     kept, managed = sanitize.deciding_domains(vendors), sanitize.managed_resources(vendors)
     allocated = frozenset(vendor.keys.allocated for vendor in vendors.values() if vendor.keys.allocated)
-    have_devices = [sanitize.concerns_devices(pod, managed, allocated) for pod in pods]
+    have_devices = [
+        sanitize.concerns_devices(pod, managed, allocated) or sanitize.waits_for_misspelt(pod, vendors) for pod in pods
+    ]
     return replace(
         state,
         nodes=tuple(sanitize.sanitize_node(node, kept) for node in nodes),

@@ -242,6 +242,8 @@ class Settings(ClusterAccess):
     journal: JournalSettings = nested(JournalSettings)
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
+    hami_events: bool = Group.OPERATION("hami-events", SWITCH, False,
+        "Tell refusals in HAMi's coded texts, several events for each pod, instead of one sentence.")
     shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
         "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
     grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,

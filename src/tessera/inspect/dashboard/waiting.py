@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from itertools import islice
 
 from tessera.core.advice import mode_advice, smallest_changes
-from tessera.core.near_misses import quick_near_miss
+from tessera.core.misfits import plain_reasons
+from tessera.core.mismatches import mismatch_words, unmet_wishes
+from tessera.core.near_misses import near_miss
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selected, Unfinished
 from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.source import PageSource, WaitingPod
 from tessera.inspect.dashboard.steps import Pause
-from tessera.inspect.render.explanation import plain_reasons
 from tessera.inspect.render.lines import count_of
 from tessera.inspect.state import Json
 from tessera.scheduler.unschedulable_pods import MOST_SLICES, MOST_WORK
@@ -115,16 +116,23 @@ class WaitingPods:
             return NOT_YET
         counts = Counter(misfit.text for misfit in selected.misfits.values()).most_common(NAMED_REASONS)
         total = len(selected.misfits)
-        why = [f"{number} of {count_of(total, 'node')}: {plain_reasons(text) or text}" for text, number in counts]
+        rows = selector.candidates(names).rows
+        mismatch = mismatch_words(ledger, request, rows)
+        why = [
+            f"{number} of {count_of(total, 'node')}: {plain_reasons(text, mismatch=mismatch) or text}"
+            for text, number in counts
+        ]
         await pause(time.thread_time() - began)
         began = time.thread_time()
-        near = quick_near_miss(ledger, request, selector.candidates(names).rows)
+        rows = selector.candidates(names).rows
+        near = near_miss(ledger, request, rows)
         mode = mode_advice(ledger, request)
+        wishes = () if mode else tuple(unmet_wishes(ledger, request, rows))
         await pause(time.thread_time() - began)
         began = time.thread_time()
         changes = "" if mode else "; or ".join(change.text for change in smallest_changes(ledger, request, names))
         await pause(time.thread_time() - began)
-        nearest = near.text if near is not None else ""
+        nearest = "; ".join([*([near.text] if near is not None else []), *wishes])
         return Answer("; ".join(why) or "kube-scheduler excludes every node", nearest, mode or changes)
 
     def _document(self, pod: WaitingPod) -> Json:

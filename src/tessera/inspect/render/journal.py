@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from tessera.core.misfits import plain_reasons
 from tessera.core.selection import OTHER_REASONS
-from tessera.inspect.render.explanation import plain_reasons
 from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
 from tessera.wire.journal import (

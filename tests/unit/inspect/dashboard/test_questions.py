@@ -90,7 +90,7 @@ async def test_a_manifest_is_told_where_it_would_go_and_how_many_fit(page: Page)
     (one,) = found["pods"]
     assert (one["fits"], one["node"], one["cards"]) == (True, "n1", ["n1-0"])
     assert found["more"] == 4
-    assert "needs 10000 MiB on one card" in found["stops"]
+    assert "needs 10000 MiB; the most free on one card is 4000 of 24000 MiB" in found["stops"]
 
 
 async def test_all_copies_of_a_workload_are_tried(page: Page) -> None:
