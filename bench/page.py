@@ -63,12 +63,15 @@ async def measure(cluster: DescribedCluster) -> Figures:
     from tests.ui.browser import launch, open_viewer
 
     async with ScriptedPage(cluster) as served, launch("--js-flags=--expose-gc") as browser:
-        found: Figures = {"slices": float(sum(len(card[10]) for node in cluster.nodes.values() for card in node["cards"]))}
+        found: Figures = {
+            "slices": float(sum(len(card[10]) for node in cluster.nodes.values() for card in node["cards"]))
+        }
         async with open_viewer(browser, served.url) as viewer:
             await viewer.open()
             await viewer.until(PAINTED + " !== undefined")
             found["first paint, s"] = await viewer.page.evaluate(
-                "() => { const [state] = performance.getEntriesByType('resource').filter((one) => one.name.endsWith('api/state'));"
+                "() => { const loaded = performance.getEntriesByType('resource');"
+                " const state = loaded.find((one) => one.name.endsWith('api/state'));"
                 f" return ({PAINTED}.startTime - state.responseEnd) / 1000; }}"
             )
             for name, fragment in PLACES.items():

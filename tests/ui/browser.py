@@ -104,19 +104,19 @@ class Viewer:
     async def until(self, expression: str, argument: Any = None) -> Any:
         """Waits until the JavaScript expression (or function) is true; returns its value.
 
-        Looks once per frame. Playwright's own waiting evaluates text in the page, which the page's policy forbids.
+        Looks every 20 ms. Playwright's own waiting evaluates text in the page, which the page's policy forbids.
         """
         end = monotonic() + WAIT_S
         while not (value := await self.page.evaluate(expression, argument)):
             if monotonic() > end:
                 shown = await self.page.locator("body").inner_text()
                 raise AssertionError(f"after {WAIT_S:.0f} s not yet: {expression} {argument or ''}\n{shown[:2000]}")
-            await self.page.evaluate("() => new Promise(requestAnimationFrame)")
+            await self.page.evaluate("() => new Promise((done) => setTimeout(done, 20))")
         return value
 
     async def until_text(self, selector: str, text: str) -> None:
         await self.until(
-            "([selector, text]) => [...document.querySelectorAll(selector)].some((one) => one.textContent.includes(text))",
+            "([where, text]) => [...document.querySelectorAll(where)].some((one) => one.textContent.includes(text))",
             [selector, text],
         )
 

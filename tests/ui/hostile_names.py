@@ -1,4 +1,4 @@
-"""Names as a hostile tenant, a broken agent or a foreign vendor would choose them, and a cluster that has them everywhere."""
+"""Names as a hostile tenant or a broken agent would choose them, and clusters that have them."""
 
 from __future__ import annotations
 
@@ -79,9 +79,15 @@ def troubled_cluster() -> DescribedCluster:
             profile="3g.20gb",
         )
         cluster.place(
-            *("risk", f"small-{index}", "a100-1", index), memory=4864, cores=14, owner=("Job", "small"), profile="1g.5gb"
+            *("risk", f"small-{index}", "a100-1", index),
+            memory=4864,
+            cores=14,
+            owner=("Job", "small"),
+            profile="1g.5gb",
         )
-    cluster.place("search", "index-0", "a100-2", 0, 1, memory=39000, cores=100, owner=("StatefulSet", "index"), used=0.99)
+    cluster.place(
+        "search", "index-0", "a100-2", 0, 1, memory=39000, cores=100, owner=("StatefulSet", "index"), used=0.99
+    )
     cluster.place(HOSTILE_NAMES[6], HOSTILE_NAMES[11], "l4-1", 0, memory=12000, cores=50, owner=("Job", "x" * 200))
     cluster.place(HOSTILE_NAMES[0][:60], HOSTILE_NAMES[1], "l4-2", 0, memory=20000, cores=90)
     cluster.set_state("l4-2", 0, "unhealthy")
@@ -90,7 +96,7 @@ def troubled_cluster() -> DescribedCluster:
         *("training", "large-run-8"),
         since=NOW - 93_000.0,
         asks="8 x 81559 MiB, 100 cores, on one NVLink group",
-        why="needs 8 cards that fit on one node; best is h100-2 with 2",
+        why="needs 8 cards that fit on one node; the most are 2 on h100-2",
         nearest="h100-2: cards 2 and 3 are free, 4 to 7 are cordoned",
         change="2 instead of 8 cards would fit on h100-2",
         attempts=1188,

@@ -66,7 +66,8 @@ async def test_the_alert_is_not_read_again_each_second(readers: Readers, served:
         """() => {
           window.alerts = 0;
           new MutationObserver((changes) => {
-            for (const change of changes) for (const node of change.addedNodes) if (node.role === 'alert') window.alerts += 1;
+            const added = changes.flatMap((change) => [...change.addedNodes]);
+            window.alerts += added.filter((node) => node.role === 'alert').length;
           }).observe(document.querySelector('#banners'), { childList: true, subtree: true });
         }"""
     )

@@ -69,7 +69,9 @@ async def test_back_and_forward_go_through_what_was_seen(readers: Readers, serve
     await viewer.until("document.querySelector('[aria-current]').dataset.view === 'waiting'")
 
 
-@pytest.mark.parametrize("fragment", ["view=nothing&group=x&colour=&zoom=99&time=abc", "%%%", "&&==&", "view=cards&" * 500])
+@pytest.mark.parametrize(
+    "fragment", ["view=nothing&group=x&colour=&zoom=99&time=abc", "%%%", "&&==&", "view=cards&" * 500]
+)
 async def test_a_broken_address_shows_the_cards(readers: Readers, served: ScriptedPage, fragment: str) -> None:
     viewer = await readers.open(served, fragment)
     await viewer.until_text(".found", "30 cards")

@@ -50,7 +50,7 @@ async def test_nodes_come_and_go(readers: Readers, served: ScriptedPage) -> None
 
 async def test_the_reason_for_waiting_changes(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served, "view=waiting")
-    why = "needs 4 cards that fit on one node; best is h100-2 with 3"
+    why = "needs 4 cards that fit on one node; the most are 3 on h100-2"
     await served.send("waiting", served.cluster.wait("vision", "train-3", since=served.cluster.time - 1300.0, why=why))
     await viewer.until_text(".waiting-pod dd", why)
     assert await viewer.page.locator(".waiting-pod").count() == 2

@@ -9,7 +9,6 @@ from tests.ui.conftest import Readers
 from tests.ui.described_cluster import large_cluster
 from tests.ui.scripted_page import ScriptedPage
 
-
 FILTERS = {
     "train": 8,
     "node:h100-1": 8,
@@ -192,10 +191,22 @@ async def test_every_control_is_reached_with_the_tab_key(readers: Readers, serve
         await viewer.press("Tab")
         seen.add(
             await viewer.page.evaluate(
-                "(document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent).trim().slice(0, 40)"
+                """() => {
+                  const focused = document.activeElement;
+                  return (focused.getAttribute('aria-label') ?? focused.textContent).trim().slice(0, 40);
+                }"""
             )
         )
-    wanted = {"Skip to the content", "Cards", "What if", "Filter cards", "Fit", "Zoom in", "Close the details", "Card 0"}
+    wanted = {
+        "Skip to the content",
+        "Cards",
+        "What if",
+        "Filter cards",
+        "Fit",
+        "Zoom in",
+        "Close the details",
+        "Card 0",
+    }
     assert wanted <= seen
 
 
@@ -208,7 +219,9 @@ async def test_a_link_to_a_card_scrolls_to_it(readers: Readers) -> None:
         await viewer.page.evaluate("document.querySelector('.map').scrollTop = 0")
         await served.send("nodes", served.cluster.place("a", "b", "gpu-0001", 1, memory=10, cores=1))
         await viewer.until_text("#live", "1 pod placed")
-        assert await viewer.page.evaluate("document.querySelector('.map').scrollTop") == 0, "the reader stays where they are"
+        assert await viewer.page.evaluate("document.querySelector('.map').scrollTop") == 0, (
+            "the reader stays where they are"
+        )
 
 
 async def _focus_map(viewer: Viewer) -> None:

@@ -20,10 +20,18 @@ WANTED = os.environ.get("PICTURES", "")
 MOST_BYTES = 300_000
 # Light: GitHub's own page is light for most readers, and on a dark one a light picture is still read easily.
 PICTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "dashboard": ("node=h100-1&card=GPU-h100-1-5", "#details .more-lines", {"viewport": {"width": 1440, "height": 760}}),
+    "dashboard": (
+        "node=h100-1&card=GPU-h100-1-5",
+        "#details .more-lines",
+        {"viewport": {"width": 1440, "height": 760}},
+    ),
     "dashboard-waiting": ("view=waiting", ".waiting-pod", {"viewport": {"width": 1440, "height": 480}}),
     "dashboard-time": ("view=time", ".record", {"viewport": {"width": 1440, "height": 700}}),
-    "dashboard-totals": ("view=totals", ".figure", {"viewport": {"width": 1440, "height": 640}, "color_scheme": "dark"}),
+    "dashboard-totals": (
+        "view=totals",
+        ".figure",
+        {"viewport": {"width": 1440, "height": 640}, "color_scheme": "dark"},
+    ),
     "dashboard-phone": ("", ".map", {"viewport": PHONE, "is_mobile": True}),
 }
 

@@ -154,7 +154,7 @@ export class Details {
         ...asked,
         version: waiting ?? 'gone',
         nodes: waiting
-          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['What would fit', waiting.change]])]
+          ? [h('p', { class: 'note warn' }, `Waiting since ${moment(waiting.since)}`), properties([['Asks', waiting.asks], ['Why', waiting.why], ['Nearest', waiting.nearest], ['Smallest change', waiting.change]])]
           : [h('p', { class: 'note' }, 'This pod holds no card now.')],
       };
     }
