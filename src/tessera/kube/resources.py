@@ -77,3 +77,12 @@ VALIDATING_POLICY_BINDINGS = Resource("admissionregistration.k8s.io", "v1", "val
 DEPLOYMENTS = Resource("apps", "v1", "deployments", True)
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
 SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)
+POD_GROUPS = {
+    group: Resource(group, version, "podgroups", True)
+    for group, version in (
+        ("scheduling.x-k8s.io", "v1alpha1"),
+        ("scheduling.volcano.sh", "v1beta1"),
+        ("scheduling.k8s.io", "v1alpha2"),
+    )
+}
+"""of coscheduling, Volcano and Kubernetes itself, by API group"""

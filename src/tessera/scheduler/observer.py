@@ -51,6 +51,18 @@ class BindEvent(msgspec.Struct, frozen=True):
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 
 
+class GangEvent(msgspec.Struct, frozen=True):
+    """A gang is in another state, or waits for another reason."""
+
+    namespace: str
+    name: str
+    state: str
+    """of `gang.GangState`"""
+    text: str
+    members: tuple[str, ...]
+    """uids"""
+
+
 class SchedulerObserver:
     """The interface. Each method ignores what it is told, so that an observer overrides only what it needs."""
 
@@ -61,6 +73,9 @@ class SchedulerObserver:
         pass
 
     def on_bind(self, event: BindEvent) -> None:
+        pass
+
+    def on_gang(self, event: GangEvent) -> None:
         pass
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
@@ -96,6 +111,10 @@ class ObserverGroup(SchedulerObserver):
     def on_bind(self, event: BindEvent) -> None:
         for member in self._members:
             member.on_bind(event)
+
+    def on_gang(self, event: GangEvent) -> None:
+        for member in self._members:
+            member.on_gang(event)
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         for member in self._members:
