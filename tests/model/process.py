@@ -41,7 +41,8 @@ class Process:
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
         engine = self.engine = Engine(
-            Settings(),
+            # At rest nothing is left behind: what is held for a starving gang would be.
+            Settings(gang_starving_seconds=0.0),
             self.client,
             clock=clock,
             spawn=self._spawn,

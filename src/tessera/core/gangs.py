@@ -215,8 +215,7 @@ class _Trial:
         missing = [member.request for i, member in enumerate(self._members) if i not in self._placed]
         short = sum(asked.count for request in missing[: required - fitting] for _, asked in request.requests)
         parts = [
-            f"{describe_members([member.request for member in self._members])}: "
-            f"{fitting} of {required} members fit",
+            f"{describe_members([member.request for member in self._members])}: {fitting} of {required} members fit",
             f"short of {short} card{'s' if short != 1 else ''}",
         ]
         if self._refused is not None:

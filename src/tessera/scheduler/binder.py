@@ -26,7 +26,6 @@ from enum import Enum
 import msgspec
 import structlog
 
-from tessera.core.grants import Placement
 from tessera.kube.errors import ApiError, KubeError, Unreachable
 from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter

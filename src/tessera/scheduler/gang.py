@@ -118,8 +118,8 @@ class Gang:
     """what the last plan that failed depended on"""
     is_unfinished: bool = False
     """planning took more work than one call may do"""
-    has_gathered: bool = False
-    """it was planned before all members existed, and they did not come in time: next time all must exist"""
+    must_ask: bool = False
+    """members of the last plan did not come in time: next time kube-scheduler must have asked for all of them before"""
     failures: int = 0
     """plans given up since the last one that was bound"""
     not_before: float = 0.0

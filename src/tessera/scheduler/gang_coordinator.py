@@ -8,8 +8,9 @@ A plan is made in one step of the event loop, so of two gangs that fit alone but
 the other one waits with nothing. A gang that does not fit holds nothing, and smaller pods pass it.
 
 Members that do not exist yet are planned with the first one that asks, as copies of it, so that members that are
-created one after the other need not be refused and woken. That is tried once; if they do not come in time, the next
-plan waits until all exist.
+created one after the other need not be refused and woken. That is tried once; if a member does not come in time, the
+next plan waits until kube-scheduler has asked for all of them. So a member that kube-scheduler itself places nowhere
+makes a gang wait, but hold nothing.
 
 So that small pods cannot starve a gang for ever, the complete gang that has waited longest for more than `starving`
 seconds gets its turn: what becomes free is held for it, for at most `turn` seconds; then it is the next one's turn.
@@ -120,7 +121,9 @@ class GangCoordinator:
         """The API shows a pod. Comes after its cycle has seen it."""
         uid, phase = pod.metadata.uid, pod.status.phase
         group = read_pod_group(pod)
-        is_over = phase in ENDED and phase != SUCCEEDED or (pod.metadata.deletion_timestamp and not pod.spec.node_name)
+        is_over = (phase in ENDED and phase != SUCCEEDED) or (
+            pod.metadata.deletion_timestamp and not pod.spec.node_name
+        )
         prepared = None if group is None or isinstance(group, BadPodGroup) or is_over else self._requests.read(pod)
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
@@ -184,7 +187,9 @@ class GangCoordinator:
                 return placement
             problem = placement
         elif problem is None:
-            return self._slots.take(gang, request, named)
+            if not gang.free_slots:
+                return None
+            return self._slots.take(gang, request, named) or self._slots.exchange(gang, request, named)
         member.is_refused = True
         return problem
 
@@ -206,8 +211,11 @@ class GangCoordinator:
             return None
         now, present, required = self._now(), gang.present(), gang.required
         missing = max(required - present, 0)
-        if missing and gang.has_gathered:
-            return self._wait(gang, f"{present} of {required} members exist")
+        if gang.must_ask:
+            asked = (asking is not None) + sum(member.is_refused for member in gang.members.values())
+            if missing or asked < required:
+                not_asked = "" if missing else f"; kube-scheduler asks for {asked} of them"
+                return self._wait(gang, f"{present} of {required} members exist{not_asked}")
         if now < gang.not_before:
             return gang.misfit or self._wait(gang, "its last plan was given up; the next one follows soon")
         arrays = self._cycles.ledger.arrays
@@ -318,7 +326,9 @@ class GangCoordinator:
             return
         for uid in list(gang.waiting_binds):
             cycle = self._cycles.get(uid)
-            can_be_bound = cycle is not None and cycle.state is CycleState.RESERVED and self._cycles.may_be_written(cycle)
+            can_be_bound = (
+                cycle is not None and cycle.state is CycleState.RESERVED and self._cycles.may_be_written(cycle)
+            )
             placement = cycle.placement if cycle is not None else None
             if not can_be_bound or placement is None or not self._cycles.has_cards(placement):
                 self._drop_reservation(uid)
@@ -326,7 +336,7 @@ class GangCoordinator:
         if len(gang.waiting_binds) + gang.count(MemberState.BOUND) < gang.required:
             return
         gang.state, gang.failures, gang.deadline = COMPLETING, 0, self._now() + HELD_SECONDS
-        gang.has_gathered = False
+        gang.must_ask = False
         gang.released.update(gang.waiting_binds)
         self._tell(gang, f"all of {len(gang.waiting_binds)} members have come: they are bound")
         for uid in list(gang.waiting_binds):
@@ -491,7 +501,7 @@ class GangCoordinator:
     def _end_if_overdue(self, gang: Gang) -> None:
         now = self._now()
         if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
-            gang.has_gathered = gang.present() < gang.required
+            gang.must_ask = True
             self._give_up(gang, f"{self._come(gang)} in time")
         elif gang.state in (COMPLETING, WHOLE) and gang.slots and now >= gang.deadline:
             self._slots.release(gang)

@@ -33,9 +33,7 @@ class NodeLabels:
         self._labels: dict[str, dict[str, str]] = {}
 
     def put(self, node: Node) -> None:
-        labels = {
-            sys.intern(key): sys.intern(value) for key, value in node.labels.items() if key not in UNIQUE_LABELS
-        }
+        labels = {sys.intern(key): sys.intern(value) for key, value in node.labels.items() if key not in UNIQUE_LABELS}
         self._labels[node.name] = labels
 
     def drop(self, name: str) -> None:
@@ -127,6 +125,25 @@ class GangSlots:
         self.hold_one(gang, slot.request, slot.placement)
         return None
 
+    def exchange(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
+        """A place on one of these nodes, whatever that means for the other slots; these are found again beside it."""
+        slots = [slot for found in gang.slots.values() for slot in found]
+        self.release(gang)
+        answer = self._selector.select(request, named)
+        if not isinstance(answer, Selected):
+            for slot in slots:
+                self.hold_one(gang, slot.request, slot.placement)
+            return None
+        self.hold_one(gang, request, answer.placement)
+        others = [slot.request for slot in slots]
+        if request.shape in {other.shape for other in others}:
+            others.remove(next(other for other in others if other.shape == request.shape))
+        for other in others:
+            again = self._selector.select(other, self._selector.ledger.node_names())
+            if isinstance(again, Selected):
+                self.hold_one(gang, other, again.placement)
+        return self.take(gang, request, named)
+
     def release(self, gang: Gang) -> None:
         slots: Sequence[Slot] = [slot for found in gang.slots.values() for slot in found]
         gang.slots.clear()
@@ -143,9 +160,10 @@ class GangSlots:
 
 
 def _candidates(member: Member, asking: Member | None) -> Candidates | None:
-    """Those of the asking member if both want the same: they are newer. Otherwise its own, if it has asked before."""
-    is_like = asking is not None and member.request.shape == asking.request.shape
-    return asking.candidates if asking is not None and is_like else member.candidates
+    """Its own, if it has asked before; else those of the asking member, if both want the same."""
+    if member.candidates is None and asking is not None and member.request.shape == asking.request.shape:
+        return asking.candidates
+    return member.candidates
 
 
 def _to_come(gang: Gang, model: PodRequest, position: int) -> PodRequest:

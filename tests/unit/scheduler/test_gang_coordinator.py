@@ -130,9 +130,24 @@ async def test_members_that_never_come_are_given_up_and_next_time_all_must_exist
     assert held(world) == 0
     world.create(pods[3])
     await asyncio.sleep(10)
-    assert world.chosen(pods[3]) == "n1"
-    assert sorted(await woken(world)) == ["g-0"]
+    assert reason(world, pods[3]) == "gang default/g: 4 of 4 members exist; kube-scheduler asks for 2 of them"
+    assert reason(world, pods[1]) == "gang default/g: 4 of 4 members exist; kube-scheduler asks for 3 of them"
+    assert await woken(world) == []
+    assert world.chosen(pods[2]) == "n1"
+    assert sorted(await woken(world)) == ["g-0", "g-1", "g-3"]
     assert await bind_all(world, pods) == [""] * 4
+
+
+@in_fake_time
+async def test_a_member_that_kube_scheduler_places_nowhere_makes_the_gang_wait_and_hold_nothing() -> None:
+    world = World(machine("n1"), machine("n2"))
+    pods = gang(4)
+    world.create(*pods)
+    assert all(await bind_all(world, pods[:3]))
+    await asyncio.sleep(100)
+    for pod in pods[:3]:
+        reason(world, pod)
+    assert (held(world), await woken(world)) == (0, [])
 
 
 @in_fake_time
@@ -195,9 +210,9 @@ async def test_a_plan_that_kube_scheduler_makes_impossible_is_given_up_with_the_
     world = World(machine("n1"), machine("n2"))
     pods = gang(4)
     world.create(*pods)
-    binds = [asyncio.ensure_future(world.bound(pod, world.chosen(pod, ["n1"]))) for pod in pods[:2]]
+    binds = [asyncio.ensure_future(world.bound(pod, world.chosen(pod))) for pod in pods[:2]]
     await asyncio.sleep(0)
-    answer = world.filtered(pods[2], ["n1"])
+    answer = world.filtered(pods[2], [world.placement(pods[0]).node])
     assert answer["NodeNames"] is None
     [text] = set(answer["FailedNodes"].values())
     assert "kube-scheduler does not allow the planned node for pod g-2" in text
@@ -215,9 +230,10 @@ async def test_gated_members_are_not_counted_until_the_gate_is_gone() -> None:
     world.create(pods[0], pods[1].gated())
     errors = await bind_all(world, pods[:1])
     assert "1 of 2 members exist" in errors[0]
+    assert reason(world, pods[0]) == "gang default/g: 1 of 2 members exist"
     world.create(pods[1])
     await asyncio.sleep(10)
-    assert await bind_all(world, pods) == ["", ""]
+    assert await bind_all(world, pods[::-1]) == ["", ""]
 
 
 @in_fake_time
@@ -330,7 +346,7 @@ async def test_a_gang_none_of_whose_bindings_could_be_written_is_planned_again()
     world = World(machine("n1"))
     pods = gang(2)
     world.create(*pods)
-    world.api.always("bind", refused(500))
+    world.api.always("bind", refused(429))
     assert all(await bind_all(world, pods))
     world.api.always("bind", None)
     first = asyncio.ensure_future(world.bound(pods[0], world.chosen(pods[0])))
@@ -388,7 +404,7 @@ async def test_a_bind_that_the_plan_does_not_know_is_refused() -> None:
     world = World(machine("n1"))
     pods = gang(2)
     world.create(pods[0])
-    world.engine.gangs.get("default", "g").has_gathered = True  # type: ignore[union-attr]
+    world.engine.gangs.get("default", "g").must_ask = True  # type: ignore[union-attr]
     assert await world.bound(pods[0], "n1") == "gang default/g is not planned"
     assert world.ledger.pods() == []
 
@@ -474,7 +490,8 @@ def test_the_size_is_read_from_the_object_of_the_group(kind: GroupObject, key: s
         world.create(*pods)
         assert "its size is not known" in reason(world, pods[0])
         world.api.pod_groups[kind, "default", "g"] = PodGroupObject(found)
-        world.pods.synced(), world.nodes.synced(), world.quotas.synced()
+        for informer in (world.pods, world.nodes, world.quotas):
+            informer.synced()
         waking = asyncio.ensure_future(world.engine.wake_pods())
         await asyncio.sleep(6)
         world.unschedulable.on_room()
