@@ -93,9 +93,9 @@ class Engine:
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
         self._hosts = HostResources(self.ledger) if self._uses_forecast else None
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
-        self._labels = NodeLabels()
+        self.labels = NodeLabels()
         self.gangs = GangCoordinator(
-            GangSlots(self.selector, self.cycles, self._labels),
+            GangSlots(self.selector, self.cycles, self.labels),
             self.cycles,
             self.requests,
             times=GangTimes(
@@ -189,13 +189,13 @@ class Engine:
 
     def on_node(self, node: Node) -> None:
         self.queue.observe_node(node)
-        self._labels.put(node)
+        self.labels.put(node)
         if self._hosts is not None:
             self._hosts.put_node(node)
 
     def on_node_gone(self, name: str) -> None:
         self.queue.forget_node(name)
-        self._labels.drop(name)
+        self.labels.drop(name)
         if self._hosts is not None:
             self._hosts.drop_node(name)
 

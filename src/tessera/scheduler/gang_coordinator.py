@@ -101,13 +101,19 @@ class GangCoordinator:
         self._favoured: Gang | None = None
         """the starving gang whose turn it is"""
         self._turn_ends = 0.0
-        self.given_up = 0
-        """plans that came to nothing"""
-        self.bound = 0
-        """gangs that became whole"""
+        self._given_up = 0
+        """plans that came to nothing since they were last counted"""
+        self._bound = 0
+        """gangs that became whole since then"""
 
     def count(self, state: GangState) -> int:
         return sum(1 for gang in self._gangs.values() if gang.state is state)
+
+    def take_totals(self) -> dict[str, int]:
+        """Gangs that became whole, and plans that were given up, since the last call."""
+        totals = {"bound": self._bound, "given_up": self._given_up}
+        self._bound = self._given_up = 0
+        return totals
 
     def get(self, namespace: str, name: str) -> Gang | None:
         return self._gangs.get((namespace, name))
@@ -121,9 +127,8 @@ class GangCoordinator:
         """The API shows a pod. Comes after its cycle has seen it."""
         uid, phase = pod.metadata.uid, pod.status.phase
         group = read_pod_group(pod)
-        is_over = (phase in ENDED and phase != SUCCEEDED) or (
-            pod.metadata.deletion_timestamp and not pod.spec.node_name
-        )
+        has_failed = phase in ENDED and phase != SUCCEEDED
+        is_over = has_failed or (pod.metadata.deletion_timestamp and not pod.spec.node_name)
         prepared = None if group is None or isinstance(group, BadPodGroup) or is_over else self._requests.read(pod)
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
@@ -478,7 +483,7 @@ class GangCoordinator:
         if bound and bound + gang.count(MemberState.DONE) >= gang.group.minimum and gang.group.is_sized:
             if gang.state is not WHOLE:
                 gang.state = WHOLE
-                self.bound += 1
+                self._bound += 1
                 for uid in list(gang.waiting_binds):
                     self._end_wait(gang, uid, "")
                 self._tell(gang, f"{bound} members are bound")
@@ -516,7 +521,7 @@ class GangCoordinator:
         if pause:
             gang.not_before = self._now() + min(FIRST_PAUSE * 2**gang.failures, LONGEST_PAUSE)
             gang.failures += 1
-        self.given_up += 1
+        self._given_up += 1
         misfit = self._wait(gang, f"the plan was given up: {why}")
         for uid in list(gang.waiting_binds):
             self._end_wait(gang, uid, misfit.text)
