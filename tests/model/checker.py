@@ -204,11 +204,14 @@ class Checker:
     def _waits_for_gang(self, pod: Pod) -> bool:
         """Whether no other member is bound and lives: then the gang waits as a whole."""
         namespace, gang = pod.metadata.namespace, pod.annotations.get(GANG)
-        others = (other for other in self._api.pods.objects.values() if other.annotations.get(GANG) == gang)
-        return bool(gang) and not any(
-            other.spec.node_name and other.metadata.namespace == namespace and other.status.phase not in device_usage.OVER
-            for other in others
-        )
+        bound = [
+            other
+            for other in self._api.pods.objects.values()
+            if (other.metadata.namespace, other.annotations.get(GANG)) == (namespace, gang)
+            and other.spec.node_name
+            and other.status.phase not in device_usage.OVER
+        ]
+        return bool(gang) and not bound
 
     def _check_gangs(self, engine: Engine, candidates: Callable[[Pod], list[str]]) -> None:
         """A gang is bound whole or not at all, and does not wait beside room for all of it."""

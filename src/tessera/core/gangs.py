@@ -27,7 +27,7 @@ from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
 from tessera.core.near_misses import quick_near_miss
-from tessera.core.requests import PodRequest
+from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 
 FEW_MEMBERS = 64
@@ -261,7 +261,7 @@ def _describe(request: PodRequest) -> str:
     for _, asked in request.requests:
         models = request.constraint(asked.vendor).use_models
         amounts = [f"{asked.memory} MiB"] if asked.memory else []
-        amounts += [f"{asked.cores} cores"] if asked.cores else []
+        amounts += [f"{asked.cores} cores"] if 0 < asked.cores < WHOLE_CARD_CORES else []
         kind = "/".join(model.upper() for model in models) or asked.vendor
         parts.append(f"{asked.count} {kind}" + (f" ({', '.join(amounts)})" if amounts else ""))
     return " + ".join(parts)

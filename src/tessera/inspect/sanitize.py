@@ -19,8 +19,9 @@ from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.pod_reader import ENDED
 from tessera.wire.objects import Pod
+from tessera.wire.pod_groups import GROUP_KEYS
 
-OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
+OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io", "scheduling.k8s.io", "kueue.x-k8s.io"})
 
 CONDITIONS = frozenset({"Ready", "PodScheduled"})
 
@@ -95,9 +96,11 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             "metadata": {
                 **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
                 "annotations": _annotations(metadata, kept),
+                "labels": {key: text for key, text in (metadata.get("labels") or {}).items() if key in GROUP_KEYS},
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
+                **_pick(spec, "schedulingGates", "schedulingGroup"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],

@@ -29,6 +29,11 @@ KUEUE_COUNT = "kueue.x-k8s.io/pod-group-total-count"
 COSCHEDULING_GROUP = "scheduling.x-k8s.io/pod-group"
 VOLCANO_GROUP = "scheduling.k8s.io/group-name"
 
+GROUP_KEYS = frozenset(
+    {GANG, GANG_SIZE, GANG_MIN, GANG_TOPOLOGY, KUEUE_GROUP, KUEUE_COUNT, COSCHEDULING_GROUP, VOLCANO_GROUP}
+)
+"""all that is read, as label or annotation"""
+
 MOST_MEMBERS = 4096
 """of a gang: what is planned at once, in some hundred milliseconds"""
 LONGEST_LABEL = 317
