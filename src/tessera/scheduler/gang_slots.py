@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Iterable, Sequence
 
+from tessera.core.fit import fit_pod
 from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, Placed, plan_gang
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
@@ -106,12 +107,20 @@ class GangSlots:
         gang.put(Slot(uid, held, placement))
 
     def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """The placement of a slot on one of these nodes, which is free for the member from now on."""
-        slot = gang.take(request.shape, named)
-        if slot is None:
-            return None
-        self._cycles.release_hold(slot.uid)
-        return slot.placement
+        """A placement on the node of a slot, if it is one of these nodes; the slot is free for the member from now on.
+
+        The node may have changed since it was planned, so the plain rule decides again. A slot that does not fit any
+        more is dropped.
+        """
+        ledger = self._selector.ledger
+        while (slot := gang.take(request.shape, named)) is not None:
+            self._cycles.release_hold(slot.uid)
+            view = ledger.node(slot.placement.node)
+            rooms = ledger.rooms(request.namespace, request.vendors)
+            answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
+            if isinstance(answer, Placement):
+                return answer
+        return None
 
     def move(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
         """A place on one of these nodes instead of a slot on another one; None if that is not possible."""
@@ -149,6 +158,8 @@ class GangSlots:
         gang.slots.clear()
         for slot in slots:
             self._cycles.release_hold(slot.uid)
+        if slots:
+            self._cycles.unschedulable.on_room()
 
     def give_up(self, gang: Gang) -> None:
         """Release the slots, and what members have reserved and is not being written."""

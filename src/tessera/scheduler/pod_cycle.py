@@ -203,8 +203,8 @@ class PodCycles:
         self.ledger.reserve(request, placement, deadline=math.inf)
 
     def release_hold(self, uid: str) -> None:
-        if self.ledger.give_up(uid):
-            self.unschedulable.on_room()
+        """Give a held placement back, for a member that takes it or for all."""
+        self.ledger.give_up(uid)
 
     def forget(self, cycle: PodCycle) -> None:
         """REFUSED -> PENDING: the API does not know the pod any more."""

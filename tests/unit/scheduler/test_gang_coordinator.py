@@ -400,6 +400,18 @@ async def test_a_node_that_loses_its_cards_while_binds_wait_keeps_the_gang_from_
 
 
 @in_fake_time
+async def test_a_slot_whose_node_takes_nothing_any_more_is_replaced() -> None:
+    world = World(machine("n1"), machine("n2"))
+    pods = gang(2)
+    world.create(*pods)
+    first = world.chosen(pods[0])
+    other = "n2" if first == "n1" else "n1"
+    world.api.add_node(machine(first).cordon(f"{first}-0", f"{first}-1"))
+    world.watch()
+    assert world.chosen(pods[1]) == other
+
+
+@in_fake_time
 async def test_a_bind_that_the_plan_does_not_know_is_refused() -> None:
     world = World(machine("n1"))
     pods = gang(2)
