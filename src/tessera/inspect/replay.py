@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 
 import numpy as np
@@ -94,6 +94,8 @@ class ReplayCounts:
     records: int = 0
     processes: int = 0
     """that wrote it, one after the other"""
+    versions: list[str] = field(default_factory=list)
+    """of Tessera that wrote it, each once"""
     checked: int = 0
     """decisions that were made again"""
     unfinished: int = 0
@@ -142,7 +144,7 @@ class JournalReplay:
             self._advance(record)
         if isinstance(record, StateRecord):
             if self._snapshot is not None:
-                self._snapshot.add(_entity(record))
+                self._snapshot.add(entity_of(record))
             self._put(record)
         elif isinstance(record, SnapshotEnd):
             self._end_snapshot(record)
@@ -153,6 +155,10 @@ class JournalReplay:
             return decision.ask.value(decision.pod, self._vendors, self.forecasts)
         except KeyError as error:
             raise BrokenJournal(f"record {decision.sequence} refers to forecast {error}, which is missing") from error
+
+    def candidates(self, decision: Decision) -> Candidates | None:
+        """The nodes that it could choose from, as the ledger is now; None if they are not recorded."""
+        return None if decision.candidates is None else self._resolve(decision, decision.candidates)
 
     # -- decisions
 
@@ -173,9 +179,9 @@ class JournalReplay:
         request = self.request(decision)
         if isinstance(decision, Placed) and decision.at_bind:
             return self._fit(request, decision.node)
-        if decision.candidates is None:
+        candidates = self.candidates(decision)
+        if candidates is None:
             return None
-        candidates = self._resolve(decision, decision.candidates)
         if decision.at_bind:
             return self._fit(request, candidates.names[0]) if len(candidates) else None
         return self.selector.select(request, candidates)
@@ -219,6 +225,8 @@ class JournalReplay:
             vendors = build_vendors(start.device_sections, Switches(start.enable_ascend, start.enable_iluvatar))
         except ValueError as error:
             raise BrokenJournal(f"the recorded device configuration cannot be used: {error}") from error
+        if start.version not in self.counts.versions:
+            self.counts.versions.append(start.version)
         self._snapshot, self.time = set(), start.time
         if before is None or before.identity != start.identity:
             self.counts.processes += 1
@@ -274,7 +282,7 @@ class JournalReplay:
                 self.forecasts[record.id] = record.forecast.value()
 
 
-def _entity(record: StateRecord) -> Entity:
+def entity_of(record: StateRecord) -> Entity:
     match record:
         case PodRecord():
             return PodRecord, record.uid, ""

@@ -161,6 +161,17 @@ class KubeClient:
                     if event is not None:
                         yield event
 
+    async def stream_lines(
+        self, path: str, *, query: Mapping[str, str], duration: float
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a response as they arrive, for `duration` seconds at most, e.g. of a pod behind the apiserver's
+        proxy. Ends when the server ends it, or is silent for as long as a watch may not be."""
+        batches = self._transport.stream_lines(path, query=query, duration=duration)
+        async with aclosing(batches):
+            async for lines in batches:
+                for line in lines:
+                    yield line
+
     @overload
     async def create(self, path: str, body: Any, kind: None = None) -> None: ...
     @overload

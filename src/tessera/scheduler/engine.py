@@ -87,6 +87,7 @@ class Engine:
             self.unschedulable,
             clock=clock,
             reservation_seconds=settings.reservation_seconds,
+            observer=observer,
         )
         self._began, self._wakes = int(clock.now()), 0
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
@@ -149,6 +150,7 @@ class Engine:
         self.tenure.end()
         self.gangs.end_term()
         self.cycles.end_term()
+        self._observer.on_step_down()
 
     def _is_ours(self, pod: Pod) -> bool:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
@@ -275,6 +277,7 @@ class Engine:
         try:
             # A value that no earlier process wrote: a patch that changes nothing would wake no pod.
             await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{self._began}.{self._wakes}"})
+            self._observer.on_woken(pod)
         except KubeError as error:
             if isinstance(error, ApiError) and error.status == NOT_FOUND:
                 self._forget_refused(pod.uid)

@@ -8,12 +8,14 @@ and the set of candidates, and on nothing else.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 from msgspec import Raw
 
+from tessera.core.evaluation import UNREGISTERED
 from tessera.core.event_text import brief_success_text, refusal_texts, success_text
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
@@ -24,7 +26,7 @@ from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfi
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.gang_coordinator import GangCoordinator
-from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
@@ -93,12 +95,13 @@ class Filter:
 
     def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
-        request = prepared.request
+        request, began = prepared.request, time.perf_counter()
         view = self._ledger.node(node)
+        rooms = self._ledger.rooms(request.namespace, request.vendors)
+        answer = UNREGISTERED if view is None else fit_pod(view, request, self._ledger.rules, rooms)
+        self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
         if view is None:
             return f"node {node} has no registered devices"
-        rooms = self._ledger.rooms(request.namespace, request.vendors)
-        answer = fit_pod(view, request, self._ledger.rules, rooms)
         if isinstance(answer, Misfit):
             return f"pod no longer fits node {node}: {answer.text}"
         self._cycles.reserve(prepared, answer)
@@ -125,7 +128,7 @@ class Filter:
         return self._decide(args.pod, prepared, CandidateList(args.node_names, self._candidate_lists))
 
     def _decide(self, pod: Pod, prepared: PreparedRequest, named: CandidateList) -> bytes:
-        request = prepared.request
+        request, began = prepared.request, time.perf_counter()
         cycle = self._cycles.get(request.uid)
         standing = self._standing_answer(request, cycle, named)
         if standing is not None:
@@ -140,10 +143,12 @@ class Filter:
         was_refused = cycle is not None and cycle.state is CycleState.REFUSED
         answer = self._selector.select_within(request, named, MOST_WORK)
         if isinstance(answer, Unfinished):
+            self._report(request, answer, named, began)
             return self._finish_later(request, named)
         if isinstance(answer, Refused):
             candidates = named.resolve()
             is_first = self._cycles.refuse(request, candidates)
+            self._report(request, answer, named, began)
             if is_first:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
@@ -151,6 +156,7 @@ class Filter:
             return self._encode(answer)
         if not was_refused:
             self._demand.note_request(request)
+        self._report(request, answer, named, began)
         return self._place(prepared, answer.placement, partial(self._describe_success, answer))
 
     def _place(self, prepared: PreparedRequest, placement: Placement, describe: Callable[[], str]) -> bytes:
@@ -165,6 +171,12 @@ class Filter:
         is_first = self.gangs.note_refusal(request.uid, misfit.text)
         self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: [misfit.text]))
         return self._encode(refused)
+
+    def _report(
+        self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
+    ) -> None:
+        seconds, refusals = time.perf_counter() - began, self._cycles.unschedulable.refusals(request.uid)
+        self._observer.on_filter_decision(FilterDecision(request, answer, named, refusals, seconds))
 
     def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""
@@ -203,7 +215,7 @@ class Filter:
         """Equal refusals are one object, and are encoded once."""
         known = self._encoded.get(id(refused))
         if known is None or known[0] is not refused:
-            texts = {id(misfit): misfit.text for misfit in {id(m): m for m in refused.misfits.values()}.values()}
+            texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
             failed = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
             known = self._encoded[id(refused)] = (refused, encode_filter_result(failed=failed))
             if len(self._encoded) > ENCODED_REFUSALS:

@@ -27,7 +27,14 @@ from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
 from tessera.scheduler.gang import GangState
-from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, metrics_routes, webhook_routes
+from tessera.scheduler.http_api import (
+    Routes,
+    extender_routes,
+    find_refusal,
+    journal_routes,
+    metrics_routes,
+    webhook_routes,
+)
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
@@ -138,6 +145,7 @@ class Process(SchedulerObserver):
             await self._announce_end()
         deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
         log.info("stopping", binds=self.service.engine.cycles.claimed)
+        self.service.journal.close()
         await self.close_listeners()
         for task in (*work, stop):
             task.cancel()
@@ -161,7 +169,8 @@ class Process(SchedulerObserver):
 
     async def _listen(self) -> None:
         listeners, routes, tls = self.settings.listeners, self._routes(), self._tls.context
-        decide, admit, metrics = extender_routes(routes), webhook_routes(routes), metrics_routes(routes)
+        decide = [*extender_routes(routes), *journal_routes(self.service.journal)]
+        admit, metrics = webhook_routes(routes), metrics_routes(routes)
         if listeners.single is not None:
             self._add_listener("single", listeners.single, [*decide, *admit], guard=find_refusal, tls=tls)
         else:
@@ -299,7 +308,7 @@ class Process(SchedulerObserver):
             return
         log.info("device configuration changed")
         self.settings = settings
-        self.service.replace_vendors(vendors)
+        self.service.replace_vendors(vendors, settings)
 
     async def _freeze(self) -> None:
         """Take what the first lists brought out of garbage collection: almost all of it lives for ever.

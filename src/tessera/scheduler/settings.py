@@ -18,6 +18,8 @@ from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of
 from tessera.services.value_types import (
     ADDRESS,
+    BYTES,
+    COUNT,
     DNS_NAME,
     DURATION,
     FILE,
@@ -171,6 +173,20 @@ class LeaderElectionFlags:
         "Its namespace.", default_text="POD_NAMESPACE")
 
 
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """How much of the decision journal is kept."""
+
+    memory_bytes: int = Group.OPERATION("journal-memory", BYTES, 64 << 20,
+        "Memory for the decision journal; the oldest records leave.")
+    file: str = Group.OPERATION("journal-file", FILE, "",
+        "Also write the decision journal to this file, as JSON lines.", default_text="only in memory")
+    file_bytes: int = Group.OPERATION("journal-file-size", BYTES, 100 << 20,
+        "Size at which the file is renamed to FILE.1, FILE.1 to FILE.2 and so on, and a new one begins.")
+    files: int = Group.OPERATION("journal-files", COUNT, 4,
+        "Files that are kept, the one that is written included.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ClusterAccess):
     """Everything that the service needs to know."""
@@ -224,6 +240,7 @@ class Settings(ClusterAccess):
     enable_iluvatar: bool = Group.DEVICES("enable-iluvatar", SWITCH, False,
         "Serve Iluvatar chips of section iluvatars.")
     leadership: Leadership | None = None
+    journal: JournalSettings = nested(JournalSettings)
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
     shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,

@@ -37,6 +37,8 @@ class UnschedulablePod:
     is_judged: bool
     """False if there was no decision yet"""
     is_woken: bool = False
+    refusals: int = 0
+    """decisions that refused it"""
 
 
 class UnschedulablePods:
@@ -54,6 +56,11 @@ class UnschedulablePods:
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
 
+    def refusals(self, uid: str) -> int:
+        """How often a pod was refused since it was last placed."""
+        shape = self._pods.get(uid)
+        return 0 if shape is None else self._shapes[shape][uid].refusals
+
     def add(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
         """Remember a refusal, or a decision that is not finished; True if it is the pod's first refusal."""
         shape = (request.shape, request.namespace)
@@ -62,11 +69,12 @@ class UnschedulablePods:
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
-            pods[request.uid] = UnschedulablePod(request, candidates, is_judged)
+            pods[request.uid] = UnschedulablePod(request, candidates, is_judged, refusals=int(is_judged))
             self._pods[request.uid] = shape
             return is_judged
         is_first = is_judged and not known.is_judged
         known.candidates, known.is_judged, known.is_woken = candidates, known.is_judged or is_judged, False
+        known.refusals += is_judged
         return is_first
 
     def remove(self, uid: str) -> None:

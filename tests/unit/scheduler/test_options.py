@@ -363,7 +363,7 @@ def test_no_flag_has_the_name_of_another() -> None:
 def test_every_flag_is_known_by_the_reader_of_its_value() -> None:
     """Nonsense behind any flag that has an effect is noticed, unless any text will do."""
     free = {"kubeconfig", "context", "client-ca-file", "cert_file", "key_file", "leader-elect-resource-name"}
-    free |= {"leader-elect-resource-namespace", "device-config-file", "scheduler-name", "trusted-user"}
+    free |= {"leader-elect-resource-namespace", "device-config-file", "scheduler-name", "trusted-user", "journal-file"}
     for row in TABLE:
         if row.group is not Group.IGNORED and row.flag not in free:
             value = ("~?",) if row.type.kind in (FlagKind.LIST, FlagKind.SET) else "~?"

@@ -50,6 +50,8 @@ GRACE_S = 2.0
 """seconds for running binds at the end"""
 STEP_S = 30.0
 """seconds that a step of the story waits at most; an idle machine needs milliseconds"""
+SERVICE = "tessera-system/tessera-scheduler:monitor"
+"""as in the chart; `tessera journal` reads there, through the apiserver"""
 LISTENERS = frozenset({"extender", "webhook", "metrics"})
 SWITCHES = Switches(ascend=True)
 
@@ -174,7 +176,9 @@ async def _run_scheduler(
             if running.done():
                 raise CannotStart(f"the scheduler exited with {running.result()} while it was starting")
             await plane.client.create(MUTATING_WEBHOOKS.path(), _webhook(process, certificates.ca))
-            await plane.start_scheduling(f"http://{process.listeners['extender'].address}")
+            extender = f"http://{process.listeners['extender'].address}"
+            plane.server.cluster.services[SERVICE] = extender
+            await plane.start_scheduling(extender)
             yield process
         finally:
             process.stopping.set()

@@ -213,5 +213,4 @@ class Metrics:
 
 def reasons_of(refused: Refused) -> tuple[Reason, ...]:
     """Each reason once, sorted. Equal verdicts share one object, which makes this cheap."""
-    verdicts = {id(misfit): misfit for misfit in refused.misfits.values()}
-    return tuple(sorted({reason for misfit in verdicts.values() for reason, _ in misfit.counts}))
+    return tuple(sorted({reason for misfit, _ in refused.verdicts for reason, _ in misfit.counts}))
