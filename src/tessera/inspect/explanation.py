@@ -92,7 +92,7 @@ def find_pod(cluster: OfflineCluster, name: str, namespace: str) -> str:
     if key in cluster.pods:
         return key
     home, _, alone = key.partition("/")
-    gang = cluster.engine.gangs.get(home, alone)
+    gang = cluster.engine.gangs.registry.get(home, alone)
     if gang is not None:
         members = gang.pending() or list(gang.members.values())
         return min(f"{member.request.namespace}/{member.request.name}" for member in members)

@@ -36,7 +36,7 @@ class GangStanding:
 
 def gang_of(cluster: OfflineCluster, uid: str) -> GangStanding | None:
     """The gang of a pod of the cluster; None if it belongs to none."""
-    gang = cluster.engine.gangs.of(uid)
+    gang = cluster.engine.gangs.registry.of(uid)
     return None if gang is None else _standing(cluster, gang)
 
 

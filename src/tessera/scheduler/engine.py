@@ -23,7 +23,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.gang_coordinator import GangCoordinator, GangTimes
-from tessera.scheduler.gang_slots import GangSlots, NodeLabels
+from tessera.scheduler.gang_holds import GangHolds, NodeLabels
 from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
@@ -96,7 +96,7 @@ class Engine:
         self.requests = RequestReader(self.vendors, settings.policies, self._demand)
         self.labels = NodeLabels()
         self.gangs = GangCoordinator(
-            GangSlots(self.selector, self.cycles, self.labels),
+            GangHolds(self.selector, self.cycles, self.labels),
             self.cycles,
             self.requests,
             times=GangTimes(
@@ -289,16 +289,16 @@ class Engine:
 
     async def _read_gang_sizes(self) -> None:
         """Of groups whose size is in an object."""
-        for namespace, group in self.gangs.unsized():
+        for namespace, group in self.gangs.registry.unsized(self._clock.monotonic()):
             if group.where is None:
                 continue
             try:
                 found = await self._api.get_pod_group(group.where, namespace, group.name)
             except KubeError as error:
                 log.warning("PodGroup not read", group=f"{namespace}/{group.name}", error=str(error))
-                self.gangs.set_minimum(namespace, group.name, None)
-            else:
-                self.gangs.set_minimum(namespace, group.name, found.minimum)
+                continue
+            if found.minimum is not None:
+                self.gangs.registry.set_minimum(namespace, group.name, found.minimum)
 
     def _forget_refused(self, uid: str) -> None:
         cycle = self.cycles.get(uid)

@@ -1,8 +1,8 @@
-"""One gang as the scheduler knows it: its members, the slots that are held for them, and its state.
+"""One gang as the scheduler knows it: its members, the holds for them, and its state.
 
      the API shows a member, or filter meets one
                       |
-                      v      the whole gang fits: a slot is held for every member
+                      v      the whole gang fits: a hold for every member
       .----------> WAITING ------------------------------------------------------> PLANNED
       |               |  ^                                                            |
       |               |  '--- no progress in time, a plan that cannot be kept,        |
@@ -17,12 +17,12 @@
       |               v
       '------------ WHOLE
 
-A *slot* is a place in the ledger for one member, held under a name of its own. A member takes a slot of its shape at
-its filter call. So a slot may be held for a member that does not exist yet.
+A *hold* is a place in the ledger for one member, kept under a name of its own. A member takes a hold of its shape at
+its filter call, so there can be a hold for a member that does not exist yet.
 
     WAITING       nothing is held (except for the gang whose turn it is, see `gang_coordinator`); members are refused
-    PLANNED       members get their slots, and their binds wait; nothing is written
-    COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its slots
+    PLANNED       members get their holds, and their binds wait; nothing is written
+    COMPLETING    Bindings are, or may be, written: no bind waits, and what is missing has its holds
     WHOLE         members come and go like single pods: a replacement waits for no other member
 
 What is held is memory of this process alone. What is bound is shown by the API, and a new process continues from that.
@@ -83,7 +83,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Slot:
+class Hold:
     """A place that is held for a member."""
 
     uid: str
@@ -93,7 +93,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """Changed by `gang_coordinator` and `gang_slots` only."""
+    """Changed by `gang_coordinator` and `gang_holds` only."""
 
     namespace: str
     group: PodGroup
@@ -104,7 +104,7 @@ class Gang:
     """by uid, in the order in which they were met"""
     counts: Counter[MemberState] = field(default_factory=Counter)
     """of the members, by state"""
-    slots: dict[Hashable, list[Slot]] = field(default_factory=dict)
+    holds: dict[Hashable, list[Hold]] = field(default_factory=dict)
     """free ones, by shape"""
     waiting_binds: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     """by uid; the result is empty, or why the gang was given up"""
@@ -130,15 +130,15 @@ class Gang:
     """of the plan, whatever the progress"""
     replans: int = 0
     serial: int = 0
-    """of its slots"""
+    """of its holds"""
 
     @property
     def name(self) -> str:
         return f"{self.namespace}/{self.group.name}"
 
     @property
-    def free_slots(self) -> int:
-        return sum(map(len, self.slots.values()))
+    def free_holds(self) -> int:
+        return sum(map(len, self.holds.values()))
 
     def count(self, *states: MemberState) -> int:
         return sum(self.counts[state] for state in states)
@@ -168,16 +168,16 @@ class Gang:
         """Members that exist and are not gated."""
         return self.count(MemberState.PENDING, MemberState.BOUND)
 
-    def take(self, shape: Hashable, allowed: CandidateNames | None = None) -> Slot | None:
-        """Remove a free slot of this shape whose node is allowed; None if there is none."""
-        found = self.slots.get(shape, [])
-        for i, slot in enumerate(found):
-            if allowed is None or slot.placement.node in allowed:
+    def take(self, shape: Hashable, allowed: CandidateNames | None = None) -> Hold | None:
+        """Remove a free hold of this shape whose node is allowed; None if there is none."""
+        found = self.holds.get(shape, [])
+        for i, hold in enumerate(found):
+            if allowed is None or hold.placement.node in allowed:
                 del found[i]
                 if not found:
-                    del self.slots[shape]
-                return slot
+                    del self.holds[shape]
+                return hold
         return None
 
-    def put(self, slot: Slot) -> None:
-        self.slots.setdefault(slot.request.shape, []).append(slot)
+    def put(self, hold: Hold) -> None:
+        self.holds.setdefault(hold.request.shape, []).append(hold)

@@ -1,6 +1,6 @@
 """Schedules gangs all or nothing: what filter answers to a member, and when its bind may go on.
 
-    filter of a member   the gang is planned whole, once; each member gets a slot of the plan, or one common reason
+    filter of a member   the gang is planned whole, once; each member gets a hold of the plan, or one common reason
     bind of a member     waits until every required member has come, then all are written together
     over time            a plan without progress is given up, and tried again after a pause that grows to a minute
 
@@ -15,7 +15,7 @@ makes a gang wait, but hold nothing.
 So that small pods cannot starve a gang for ever, the complete gang that has waited longest for more than `starving`
 seconds gets its turn: what becomes free is held for it, for at most `turn` seconds; then it is the next one's turn.
 
-The API is the memory: a process that finds a gang bound in part holds slots for the rest before it decides about
+The API is the memory: a process that finds a gang bound in part makes holds for the rest before it decides about
 anything else. `gang` draws the states.
 """
 
@@ -34,7 +34,8 @@ from tessera.core.misfits import Misfit, Reason, node_misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Unfinished
 from tessera.scheduler.gang import Gang, GangState, Member, MemberState
-from tessera.scheduler.gang_slots import GangSlots
+from tessera.scheduler.gang_holds import GangHolds
+from tessera.scheduler.gang_registry import GangRegistry
 from tessera.scheduler.observer import GangEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.pod_requests import RequestReader
@@ -58,7 +59,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 60.0
 SPARE_REPLANS = 8
 """beside two per member: a plan that kube-scheduler's own reasons refuse more often is given up"""
 HELD_SECONDS = 300.0
-"""for which the rest of a gang that is bound in part has its slots, as long as a pod's reservation lasts"""
+"""for which the rest of a gang that is bound in part has its holds, as long as a pod's reservation lasts"""
 IN_WRITING = (CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND, CycleState.HANDING_OVER)
 
 
@@ -81,23 +82,19 @@ class GangCoordinator:
 
     def __init__(
         self,
-        slots: GangSlots,
+        holds: GangHolds,
         cycles: PodCycles,
         requests: RequestReader,
         *,
         times: GangTimes,
         observer: SchedulerObserver,
     ) -> None:
-        self._slots = slots
+        self._holds = holds
         self._cycles = cycles
         self._requests = requests
         self._times = times
         self._observer = observer
-        self._gangs: dict[tuple[str, str], Gang] = {}
-        self._gang_of: dict[str, Gang] = {}
-        """by uid of a member"""
-        self._minimums: dict[tuple[str, str], int | None] = {}
-        """of groups whose size is in an object, as far as it was read; None if there is no such object"""
+        self.registry = GangRegistry()
         self._favoured: Gang | None = None
         """the starving gang whose turn it is"""
         self._turn_ends = 0.0
@@ -107,19 +104,13 @@ class GangCoordinator:
         """gangs that became whole since then"""
 
     def count(self, state: GangState) -> int:
-        return sum(1 for gang in self._gangs.values() if gang.state is state)
+        return sum(1 for gang in self.registry if gang.state is state)
 
     def take_totals(self) -> dict[str, int]:
         """Gangs that became whole, and plans that were given up, since the last call."""
         totals = {"bound": self._bound, "given_up": self._given_up}
         self._bound = self._given_up = 0
         return totals
-
-    def get(self, namespace: str, name: str) -> Gang | None:
-        return self._gangs.get((namespace, name))
-
-    def of(self, uid: str) -> Gang | None:
-        return self._gang_of.get(uid)
 
     # -- informer
 
@@ -133,7 +124,7 @@ class GangCoordinator:
         if prepared is None or isinstance(prepared, BadPod) or not isinstance(group, PodGroup):
             self.forget(uid)
             return
-        member = self._join(group, prepared.request)
+        gang, member = self._join(group, prepared.request)
         is_new = not member.is_shown
         member.is_shown = True
         if phase == SUCCEEDED or not prepared.request.asks_for_devices:
@@ -142,7 +133,6 @@ class GangCoordinator:
             state = MemberState.BOUND
         else:
             state = MemberState.GATED if pod.spec.scheduling_gates else MemberState.PENDING
-        gang = self._gang_of[uid]
         gang.set_state(member, state)
         if gang.state is PLANNED and is_new:
             self._extend(gang)
@@ -150,19 +140,14 @@ class GangCoordinator:
 
     def forget(self, uid: str) -> None:
         """The pod is gone, has failed, or belongs to no gang any more."""
-        gang = self._gang_of.pop(uid, None)
+        gang = self.registry.leave(uid)
         if gang is None:
             return
-        gang.remove(uid)
-        gang.released.discard(uid)
-        gang.tried = None
         self._end_wait(gang, uid, "the pod is gone")
         if gang.members:
             self._look_again(gang)
         else:
-            self._slots.release(gang)
-            del self._gangs[gang.namespace, gang.group.name]
-            self._minimums.pop((gang.namespace, gang.group.name), None)
+            self._holds.release(gang)
             if self._favoured is gang:
                 self._favoured = None
 
@@ -176,13 +161,13 @@ class GangCoordinator:
             return None
         if isinstance(group, BadPodGroup):
             return _misfit(group.text)
-        member = self._join(group, request)
-        gang = self._gang_of[request.uid]
+        gang, member = self._join(group, request)
         member.request, member.is_refused = request, False
-        self._return_slot(gang, request.uid)
+        self._return_hold(gang, request.uid)
         self._look_again(gang)
         self._end_if_overdue(gang)
-        problem = self._differs(gang, group)
+        difference = self.registry.difference(gang, group)
+        problem = _misfit(f"gang {gang.name}: {difference}") if difference else None
         if problem is None and gang.state is WAITING:
             member.candidates = named.resolve()
             problem = self._plan(gang, member)
@@ -192,15 +177,15 @@ class GangCoordinator:
                 return placement
             problem = placement
         elif problem is None:
-            if not gang.free_slots:
+            if not gang.free_holds:
                 return None
-            return self._slots.take(gang, request, named) or self._slots.exchange(gang, request, named)
+            return self._holds.take(gang, request, named) or self._holds.exchange(gang, request, named)
         member.is_refused = True
         return problem
 
     def note_refusal(self, uid: str, text: str) -> bool:
         """Whether the member is refused with this text for the first time."""
-        gang = self._gang_of.get(uid)
+        gang = self.registry.of(uid)
         if gang is None:
             return True
         member = gang.members[uid]
@@ -228,8 +213,8 @@ class GangCoordinator:
         state = (arrays.epoch, arrays.now, present, asking.candidates if asking is not None else None)
         if gang.tried == state and gang.misfit is not None:
             return gang.misfit
-        self._slots.release(gang)
-        answer = self._slots.plan(gang, asking, missing=missing, work=work)
+        self._holds.release(gang)
+        answer = self._holds.plan(gang, asking, missing=missing, work=work)
         gang.is_unfinished = isinstance(answer, Unfinished)
         if isinstance(answer, GangPlan):
             self._begin_plan(gang, answer)
@@ -238,7 +223,7 @@ class GangCoordinator:
         if isinstance(answer, GangMisfit):
             text = f"{present} of {required} members exist; {answer.text}" if missing else answer.text
             if self._favoured is gang:
-                self._slots.hold(gang, answer.places)
+                self._holds.hold(gang, answer.places)
         else:
             self._cycles.unschedulable.on_room()
         misfit = self._wait(gang, text)
@@ -246,7 +231,7 @@ class GangCoordinator:
         return misfit
 
     def _begin_plan(self, gang: Gang, plan: GangPlan) -> None:
-        self._slots.hold(gang, plan.places)
+        self._holds.hold(gang, plan.places)
         now = self._now()
         gang.state, gang.tried, gang.misfit, gang.replans = PLANNED, None, None, 0
         gang.deadline, gang.ends = now + self._times.patience, now + LONGEST_PLAN * self._times.patience
@@ -255,22 +240,22 @@ class GangCoordinator:
         self._tell(gang, f"a place for each of {len(plan.places)} members is held")
 
     def _place(self, gang: Gang, member: Member, named: CandidateNames) -> Placement | Misfit | None:
-        """The member's slot of the plan, on a node that kube-scheduler allows for it."""
+        """The member's hold of the plan, on a node that kube-scheduler allows for it."""
         request = member.request
-        placement = self._slots.take(gang, request, named) or self._slots.move(gang, request, named)
+        placement = self._holds.take(gang, request, named) or self._holds.move(gang, request, named)
         if placement is not None:
             return placement
-        if not gang.free_slots and len(self._slots.unplaced(gang)) <= gang.present() - gang.required:
+        if not gang.free_holds and len(self._holds.unplaced(gang)) <= gang.present() - gang.required:
             return None  # More members than must be placed together.
         member.candidates = named.resolve()
         gang.replans += 1
-        self._slots.release(gang)
+        self._holds.release(gang)
         if gang.replans > 2 * gang.group.size + SPARE_REPLANS:
             return self._give_up(gang, "kube-scheduler refused too many of the planned nodes for reasons of its own")
-        answer = self._slots.plan(gang, member, missing=max(gang.required - gang.present(), 0), work=MOST_WORK)
+        answer = self._holds.plan(gang, member, missing=max(gang.required - gang.present(), 0), work=MOST_WORK)
         if isinstance(answer, GangPlan):
-            self._slots.hold(gang, answer.places)
-            placement = self._slots.take(gang, request, named)
+            self._holds.hold(gang, answer.places)
+            placement = self._holds.take(gang, request, named)
             if placement is not None:
                 return placement
         why = answer.text if isinstance(answer, GangMisfit) else "no other node was found for it"
@@ -279,11 +264,11 @@ class GangCoordinator:
     def _complete(self, gang: Gang) -> None:
         """WAITING -> COMPLETING: hold what is missing, as much of it as there is room for."""
         gang.state, gang.deadline = COMPLETING, self._now() + HELD_SECONDS
-        self._slots.release(gang)
-        if self._slots.unplaced(gang):
-            answer = self._slots.plan(gang, None, missing=0)
+        self._holds.release(gang)
+        if self._holds.unplaced(gang):
+            answer = self._holds.plan(gang, None, missing=0)
             if not isinstance(answer, Unfinished):
-                self._slots.hold(gang, answer.places)
+                self._holds.hold(gang, answer.places)
         self._tell(gang, f"{gang.count(MemberState.BOUND)} of {gang.required} members are bound; the rest goes first")
 
     # -- bind
@@ -293,7 +278,7 @@ class GangCoordinator:
 
         Then nothing of the pod is reserved any more, unless the plan goes on and only this bind has waited too long.
         """
-        gang = self._gang_of.get(uid)
+        gang = self.registry.of(uid)
         if gang is None or gang.state in (COMPLETING, WHOLE):
             return ""
         if gang.state is WAITING:
@@ -310,7 +295,7 @@ class GangCoordinator:
                 if now >= min(gang.deadline, gang.ends):
                     self._end_if_overdue(gang)
                 elif now >= ends:
-                    self._return_slot(gang, uid)
+                    self._return_hold(gang, uid)
                     return f"gang {gang.name}: {self._come(gang)}"
                 else:
                     await asyncio.wait([turn], timeout=min(gang.deadline, gang.ends, ends) - now)
@@ -321,7 +306,7 @@ class GangCoordinator:
 
     def leave(self, uid: str) -> None:
         """The bind has ended."""
-        gang = self._gang_of.get(uid)
+        gang = self.registry.of(uid)
         if gang is not None:
             gang.released.discard(uid)
 
@@ -350,51 +335,50 @@ class GangCoordinator:
     # -- over time
 
     def recover(self) -> None:
-        """Hold slots for the rest of the gangs that are bound in part. Comes before any other decision."""
-        for gang in sorted(self._gangs.values(), key=lambda gang: gang.name):
-            if gang.state in (WAITING, COMPLETING) and self._is_begun(gang) and self._slots.unplaced(gang):
+        """Make holds for the rest of the gangs that are bound in part. Comes before any other decision."""
+        for gang in sorted(self.registry, key=lambda gang: gang.name):
+            if gang.state in (WAITING, COMPLETING) and self._is_begun(gang) and self._holds.unplaced(gang):
                 self._complete(gang)
 
     def end_term(self) -> None:
         """This replica stops deciding: nothing is held any more."""
         self._favoured = None
-        for gang in self._gangs.values():
+        for gang in self.registry:
             if gang.state is PLANNED:
                 self._give_up(gang, "this replica stopped deciding", pause=False)
-            self._slots.give_up(gang)
+            self._holds.give_up(gang)
 
     def tick(self) -> None:
         """End what only time ends. Called every 15 s."""
         now = self._now()
         unseen = []
-        for uid, gang in self._gang_of.items():
-            member = gang.members[uid]
+        for uid, member in self.registry.members():
             member.unseen_ticks = 0 if member.is_shown else member.unseen_ticks + 1
             if member.unseen_ticks > UNSEEN_TICKS:
                 unseen.append(uid)
         for uid in unseen:
             self.forget(uid)
-        for gang in list(self._gangs.values()):
+        for gang in self.registry:
             self._look_again(gang)
             self._end_if_overdue(gang)
         if self._favoured is not None and now >= self._turn_ends:
             log.info("turn of a starving gang ends", gang=self._favoured.name)
-            self._slots.release(self._favoured)
+            self._holds.release(self._favoured)
             self._favoured.since, self._favoured = now, None
-        if any(gang.state is WAITING for gang in self._gangs.values()):
+        if any(gang.state is WAITING for gang in self.registry):
             # A pause may be over, a gang may be starving by now.
             self._cycles.unschedulable.on_room()
 
     async def retry(self) -> AsyncIterator[Sequence[PodRequest]]:
         """Plan the gangs that wait, the longest first; the members to be woken, gang by gang."""
         self._favour()
-        for gang in sorted(self._gangs.values(), key=lambda gang: (gang.since, gang.name)):
+        for gang in sorted(self.registry, key=lambda gang: (gang.since, gang.name)):
             asleep = [member for member in gang.members.values() if member.is_refused]
-            if not asleep or self._gangs.get((gang.namespace, gang.group.name)) is not gang:
+            if not asleep or self.registry.get(gang.namespace, gang.group.name) is not gang:
                 continue
             if gang.state is WAITING:
                 if gang.is_unfinished:
-                    await self._slots.prepare(gang)
+                    await self._holds.prepare(gang)
                 self._end_if_overdue(gang)
                 problem = self._plan(gang, None) if gang.state is WAITING else None
                 await asyncio.sleep(0)
@@ -406,69 +390,26 @@ class GangCoordinator:
 
     def on_wake_failed(self, uid: str) -> None:
         """The patch failed: the next change tries again."""
-        gang = self._gang_of.get(uid)
+        gang = self.registry.of(uid)
         if gang is not None:
             gang.members[uid].is_refused = True
-
-    # -- groups whose size is in an object
-
-    def unsized(self) -> list[tuple[str, PodGroup]]:
-        """Namespaces and groups to be looked up now."""
-        now, found = self._now(), []
-        for gang in self._gangs.values():
-            if not gang.group.is_sized and now >= gang.not_before:
-                gang.not_before = now + FIRST_PAUSE
-                found.append((gang.namespace, gang.group))
-        return found
-
-    def set_minimum(self, namespace: str, name: str, minimum: int | None) -> None:
-        """What the group's object says; None if there is no such object."""
-        self._minimums[namespace, name] = minimum
-        gang = self._gangs.get((namespace, name))
-        if gang is not None and minimum:
-            gang.group, gang.not_before = self._sized(namespace, gang.group), 0.0
-
-    def _sized(self, namespace: str, group: PodGroup) -> PodGroup:
-        minimum = self._minimums.get((namespace, group.name))
-        return group if group.is_sized or not minimum else group._replace(size=minimum, minimum=minimum)
-
-    def _unsized_text(self, gang: Gang) -> str:
-        self._cycles.unschedulable.on_room()
-        where = gang.group.where
-        kind = where.value if where is not None else "any kind"
-        return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"
 
     # -- inside
 
     def _now(self) -> float:
         return self._cycles.clock.monotonic()
 
-    def _join(self, group: PodGroup, request: PodRequest) -> Member:
-        key = (request.namespace, group.name)
-        known = self._gang_of.get(request.uid)
-        if known is not None and (known.namespace, known.group.name) != key:
+    def _join(self, group: PodGroup, request: PodRequest) -> tuple[Gang, Member]:
+        known = self.registry.of(request.uid)
+        if known is not None and (known.namespace, known.group.name) != (request.namespace, group.name):
             self.forget(request.uid)
-        gang = self._gangs.get(key)
-        if gang is None:
-            gang = self._gangs[key] = Gang(request.namespace, self._sized(request.namespace, group), self._now())
-        member = gang.members.get(request.uid)
-        if member is None:
-            member = Member(request, MemberState.PENDING)
-            gang.add(request.uid, member)
-            self._gang_of[request.uid] = gang
-            gang.tried = None
-        elif len(gang.members) == 1 and gang.state is WAITING:
-            gang.group = self._sized(request.namespace, group)
-        return member
+        return self.registry.join(group, request, now=self._now())
 
-    def _differs(self, gang: Gang, group: PodGroup) -> Misfit | None:
-        mine = self._sized(gang.namespace, group)
-        if (mine.size, mine.minimum) == (gang.group.size, gang.group.minimum):
-            return None
-        return _misfit(
-            f"gang {gang.name}: this pod says {mine.minimum} of {mine.size} members, "
-            f"the others say {gang.group.minimum} of {gang.group.size}; write the same on all"
-        )
+    def _unsized_text(self, gang: Gang) -> str:
+        self._cycles.unschedulable.on_room()
+        where = gang.group.where
+        kind = where.value if where is not None else "any kind"
+        return f"its size is not known: no PodGroup of {kind} with minMember was found; write tessera.io/gang-size"
 
     def _is_begun(self, gang: Gang) -> bool:
         """Whether a member is bound, or may be."""
@@ -488,7 +429,7 @@ class GangCoordinator:
                     self._end_wait(gang, uid, "")
                 self._tell(gang, f"{bound} members are bound")
         elif gang.state in (COMPLETING, WHOLE) and not self._is_begun(gang):
-            self._slots.give_up(gang)
+            self._holds.give_up(gang)
             gang.state, gang.since, gang.tried = WAITING, self._now(), None
         elif gang.state is PLANNED:
             if bound:
@@ -508,15 +449,15 @@ class GangCoordinator:
         if gang.state is PLANNED and now >= min(gang.deadline, gang.ends):
             gang.must_ask = True
             self._give_up(gang, f"{self._come(gang)} in time")
-        elif gang.state in (COMPLETING, WHOLE) and gang.slots and now >= gang.deadline:
-            self._slots.release(gang)
+        elif gang.state in (COMPLETING, WHOLE) and gang.holds and now >= gang.deadline:
+            self._holds.release(gang)
 
     def _come(self, gang: Gang) -> str:
         return f"{gang.present()} of {gang.required} members exist, {len(gang.waiting_binds)} of them came to be bound"
 
     def _give_up(self, gang: Gang, why: str, *, pause: bool = True) -> Misfit:
         """PLANNED -> WAITING: release everything; no bind that waits is written."""
-        self._slots.give_up(gang)
+        self._holds.give_up(gang)
         gang.state, gang.tried = WAITING, None
         if pause:
             gang.not_before = self._now() + min(FIRST_PAUSE * 2**gang.failures, LONGEST_PAUSE)
@@ -539,15 +480,15 @@ class GangCoordinator:
         if turn is not None and not turn.done():
             turn.set_result(result)
 
-    def _return_slot(self, gang: Gang, uid: str) -> None:
-        """A member that had its slot asks again, or its bind has waited too long: it is a slot of the gang again."""
+    def _return_hold(self, gang: Gang, uid: str) -> None:
+        """A member that had its hold asks again, or its bind has waited too long: it is a hold of the gang again."""
         cycle = self._cycles.get(uid)
         if cycle is None or cycle.state is not CycleState.RESERVED or cycle.placement is None:
             return
         placement = cycle.placement
         self._cycles.give_up(cycle)
         if gang.state is not WAITING:
-            self._slots.hold_one(gang, gang.members[uid].request, placement)
+            self._holds.hold_one(gang, gang.members[uid].request, placement)
 
     def _drop_reservation(self, uid: str) -> None:
         cycle = self._cycles.get(uid)
@@ -561,7 +502,7 @@ class GangCoordinator:
             return
         waiting = [
             gang
-            for gang in self._gangs.values()
+            for gang in self.registry
             if gang.state is WAITING
             and gang.group.is_sized
             and gang.present() >= gang.required

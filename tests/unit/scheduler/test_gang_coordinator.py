@@ -8,12 +8,19 @@ from collections.abc import Sequence
 import pytest
 
 from tessera.scheduler.gang import GangState
-from tessera.scheduler.gang_slots import SLOT_PREFIX
+from tessera.scheduler.gang_holds import HOLD_PREFIX
 from tessera.wire.pod_groups import GangPolicy, GroupObject, PodGroupObject, PodGroupSpec, SchedulingPolicy
 from tests.support.builders import NodeBuilder, PodBuilder, gpu_pod, node
 from tests.support.event_loops import in_fake_time
 from tests.support.fake_cluster import Step, lost_answer, refused
-from tests.support.stepwise_scheduler import World, assert_cycles_match, serving_downward_api, uid, using_downward_api
+from tests.support.stepwise_scheduler import (
+    World,
+    assert_cycles_match,
+    filter_body,
+    serving_downward_api,
+    uid,
+    using_downward_api,
+)
 
 PATIENCE = 20.0
 STARVING = 300.0
@@ -38,14 +45,14 @@ def reason(world: World, pod: PodBuilder) -> str:
 
 
 def state(world: World, name: str = "g") -> GangState | None:
-    found = world.engine.gangs.get("default", name)
+    found = world.engine.gangs.registry.get("default", name)
     return found.state if found is not None else None
 
 
 def held(world: World) -> int:
-    """Slots in the ledger."""
+    """Holds in the ledger."""
     assert_cycles_match(world.engine)
-    return sum(entry.facts.uid.startswith(SLOT_PREFIX) for entry in world.ledger.pods())
+    return sum(entry.facts.uid.startswith(HOLD_PREFIX) for entry in world.ledger.pods())
 
 
 def nodes_of(world: World, pods: Sequence[PodBuilder]) -> list[str]:
@@ -400,7 +407,7 @@ async def test_a_node_that_loses_its_cards_while_binds_wait_keeps_the_gang_from_
 
 
 @in_fake_time
-async def test_a_slot_whose_node_takes_nothing_any_more_is_replaced() -> None:
+async def test_a_hold_whose_node_takes_nothing_any_more_is_replaced() -> None:
     world = World(machine("n1"), machine("n2"))
     pods = gang(2)
     world.create(*pods)
@@ -416,7 +423,7 @@ async def test_a_bind_that_the_plan_does_not_know_is_refused() -> None:
     world = World(machine("n1"))
     pods = gang(2)
     world.create(pods[0])
-    world.engine.gangs.get("default", "g").must_ask = True  # type: ignore[union-attr]
+    world.engine.gangs.registry.get("default", "g").must_ask = True  # type: ignore[union-attr]
     assert await world.bound(pods[0], "n1") == "gang default/g is not planned"
     assert world.ledger.pods() == []
 
@@ -525,7 +532,7 @@ async def test_a_gang_is_forgotten_with_its_last_member() -> None:
         world.api.delete_pod(f"default/{pod.name}")
     world.watch()
     assert (state(world), world.ledger.pods()) == (None, [])
-    assert world.engine.gangs.of(uid(pods[0])) is None
+    assert world.engine.gangs.registry.of(uid(pods[0])) is None
 
 
 @in_fake_time
@@ -536,3 +543,24 @@ async def test_members_stay_close_together() -> None:
     world.create(*pods)
     assert await bind_all(world, pods) == [""] * 4
     assert len({int(at[1]) % 3 for at in nodes_of(world, pods)}) == 1
+
+
+# -- autoscalers
+
+
+@in_fake_time
+async def test_a_template_node_is_judged_for_a_member_of_a_gang_that_waits_without_effects() -> None:
+    """What an autoscaler asks: whether a new node would help. The gang waits for more cards than there are."""
+    world = World(machine("n1"))
+    pods = gang(4)
+    world.create(*pods)
+    assert "short of 2 cards" in reason(world, pods[0])
+    before = world.ledger.state()
+    template, small = machine("template"), serving_downward_api(node("no-cards"))
+    answer = world.asked(filter_body(pods[0], nodes=[template.manifest(), small.manifest()]))
+    assert [item["metadata"]["name"] for item in answer["Nodes"]["items"]] == ["template"]
+    assert (world.ledger.state(), held(world)) == (before, 0)
+    world.api.add_node(machine("n2"))
+    world.watch()
+    assert await woken(world) == ["g-0"]
+    assert await bind_all(world, pods) == [""] * 4

@@ -1,7 +1,7 @@
-"""Finds, holds and releases the slots of gangs.
+"""The places in the ledger that are kept for members of gangs: how they are found, taken and released.
 
-A slot is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_coordinator` ends it. A
-member takes its slot in one step of the event loop (the slot is released and the pod's own reservation made), so
+A hold is a reservation in the ledger under a uid that no pod has, without a deadline: `gang_coordinator` ends it. A
+member takes its hold in one step of the event loop (the hold is released and the pod's own reservation made), so
 nothing can come between. Every plan sees what is held for other gangs, so two gangs never hold parts of each other.
 """
 
@@ -16,13 +16,13 @@ from tessera.core.gangs import Domains, GangMember, GangMisfit, GangPlan, Placed
 from tessera.core.grants import Placement
 from tessera.core.requests import PodRequest
 from tessera.core.selection import CandidateNames, Candidates, Selected, Selector, Unfinished
-from tessera.scheduler.gang import Gang, Member, Slot
+from tessera.scheduler.gang import Gang, Hold, Member
 from tessera.scheduler.pod_cycle import CycleState, PodCycles
 from tessera.scheduler.unschedulable_pods import fits
 from tessera.wire.objects import Node
 
-SLOT_PREFIX = "gang/"
-"""of the uids of slots; no pod's uid has a slash"""
+HOLD_PREFIX = "gang/"
+"""of the uids of holds; no pod's uid has a slash"""
 UNIQUE_LABELS = frozenset({"kubernetes.io/hostname"})
 """labels that every node has its own value of: not worth the memory, the node's name is the same"""
 
@@ -49,8 +49,8 @@ class NodeLabels:
         return Domains(label, {name: labels[label] for name, labels in self._labels.items() if label in labels})
 
 
-class GangSlots:
-    """The slots of all gangs on one ledger."""
+class GangHolds:
+    """The holds of all gangs on one ledger."""
 
     def __init__(self, selector: Selector, cycles: PodCycles, labels: NodeLabels) -> None:
         self._selector = selector
@@ -101,21 +101,21 @@ class GangSlots:
 
     def hold_one(self, gang: Gang, request: PodRequest, placement: Placement) -> None:
         gang.serial += 1
-        uid = f"{SLOT_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
+        uid = f"{HOLD_PREFIX}{gang.namespace}/{gang.group.name}/{gang.serial}"
         held = request.called(uid=uid, namespace=gang.namespace, name=f"{gang.group.name} (held)")
         self._cycles.hold(held, placement)
-        gang.put(Slot(uid, held, placement))
+        gang.put(Hold(uid, held, placement))
 
     def take(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """A placement on the node of a slot, if it is one of these nodes; the slot is free for the member from now on.
+        """A placement on the node of a hold, if it is one of these nodes; the hold is free for the member from now on.
 
-        The node may have changed since it was planned, so the plain rule decides again. A slot that does not fit any
+        The node may have changed since it was planned, so the plain rule decides again. A hold that does not fit any
         more is dropped.
         """
         ledger = self._selector.ledger
-        while (slot := gang.take(request.shape, named)) is not None:
-            self._cycles.release_hold(slot.uid)
-            view = ledger.node(slot.placement.node)
+        while (hold := gang.take(request.shape, named)) is not None:
+            self._cycles.release_hold(hold.uid)
+            view = ledger.node(hold.placement.node)
             rooms = ledger.rooms(request.namespace, request.vendors)
             answer = None if view is None else fit_pod(view, request, ledger.rules, rooms)
             if isinstance(answer, Placement):
@@ -123,28 +123,28 @@ class GangSlots:
         return None
 
     def move(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """A place on one of these nodes instead of a slot on another one; None if that is not possible."""
-        slot = gang.take(request.shape)
-        if slot is None:
+        """A place on one of these nodes instead of a hold on another one; None if that is not possible."""
+        hold = gang.take(request.shape)
+        if hold is None:
             return None
-        self._cycles.release_hold(slot.uid)
+        self._cycles.release_hold(hold.uid)
         answer = self._selector.select(request, named)
         if isinstance(answer, Selected):
             return answer.placement
-        self.hold_one(gang, slot.request, slot.placement)
+        self.hold_one(gang, hold.request, hold.placement)
         return None
 
     def exchange(self, gang: Gang, request: PodRequest, named: CandidateNames) -> Placement | None:
-        """A place on one of these nodes, whatever that means for the other slots; these are found again beside it."""
-        slots = [slot for found in gang.slots.values() for slot in found]
+        """A place on one of these nodes, whatever that means for the other holds; these are found again beside it."""
+        holds = [hold for found in gang.holds.values() for hold in found]
         self.release(gang)
         answer = self._selector.select(request, named)
         if not isinstance(answer, Selected):
-            for slot in slots:
-                self.hold_one(gang, slot.request, slot.placement)
+            for hold in holds:
+                self.hold_one(gang, hold.request, hold.placement)
             return None
         self.hold_one(gang, request, answer.placement)
-        others = [slot.request for slot in slots]
+        others = [hold.request for hold in holds]
         if request.shape in {other.shape for other in others}:
             others.remove(next(other for other in others if other.shape == request.shape))
         for other in others:
@@ -154,15 +154,15 @@ class GangSlots:
         return self.take(gang, request, named)
 
     def release(self, gang: Gang) -> None:
-        slots: Sequence[Slot] = [slot for found in gang.slots.values() for slot in found]
-        gang.slots.clear()
-        for slot in slots:
-            self._cycles.release_hold(slot.uid)
-        if slots:
+        holds: Sequence[Hold] = [hold for found in gang.holds.values() for hold in found]
+        gang.holds.clear()
+        for hold in holds:
+            self._cycles.release_hold(hold.uid)
+        if holds:
             self._cycles.unschedulable.on_room()
 
     def give_up(self, gang: Gang) -> None:
-        """Release the slots, and what members have reserved and is not being written."""
+        """Release the holds, and what members have reserved and is not being written."""
         self.release(gang)
         for uid in gang.members:
             cycle = self._cycles.get(uid)
