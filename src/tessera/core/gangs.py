@@ -26,7 +26,7 @@ import numpy as np
 from tessera.core import screen
 from tessera.core.arrays import Ints
 from tessera.core.grants import Placement
-from tessera.core.near_misses import quick_near_miss
+from tessera.core.near_misses import near_miss
 from tessera.core.requests import WHOLE_CARD_CORES, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 
@@ -221,9 +221,9 @@ class _Trial:
         if self._refused is not None:
             member, refused = self._refused
             candidates = self._among(member.candidates, None)
-            near = quick_near_miss(self._ledger, member.request, candidates.rows)
+            near = near_miss(self._ledger, member.request, candidates.rows)
             if near is not None:
-                parts.append(f"nearest: {near.text}")
+                parts.append(near.text)
             elif refused.reason_counts:
                 parts.append(f"most nodes: {refused.reason_counts[0][0]}")
         return "; ".join(parts)

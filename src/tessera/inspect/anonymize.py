@@ -112,7 +112,8 @@ def _node(node: Json, names: NewNames, replacer: TextReplacer) -> Json:
 def _pod(pod: Json, names: NewNames, replacer: TextReplacer) -> Json:
     changed = _metadata(pod, names.namespaces, names.pods, names.uids)
     metadata, spec = changed["metadata"], dict(pod.get("spec") or {})
-    metadata.pop("generateName", None)
+    for named in ("generateName", "ownerReferences", "labels"):
+        metadata.pop(named, None)
     metadata["annotations"] = replacer.annotations(metadata)
     if spec.get("nodeName"):
         spec["nodeName"] = names.nodes[spec["nodeName"]]

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tessera.core.near_misses import near_miss
+from tessera.core.near_misses import near_miss, near_miss_by_rule
 from tessera.inspect.replay import BrokenJournal, JournalReplay
 from tessera.wire.journal import (
     Bind,
@@ -201,12 +201,13 @@ class _HistoryReader:
         if self._replay is None:
             return ""
         try:
-            candidates = self._replay.candidates(refused)
-            found = near_miss(
-                self._replay.ledger, self._replay.request(refused), candidates.registered if candidates else ()
-            )
+            candidates, request = self._replay.candidates(refused), self._replay.request(refused)
         except BrokenJournal:
             return ""
+        if candidates is None:
+            return ""
+        ledger = self._replay.ledger
+        found = near_miss(ledger, request, candidates.rows) or near_miss_by_rule(ledger, request, candidates.registered)
         return "" if found is None else found.text
 
 

@@ -8,7 +8,7 @@ decision that comes out differently means that the code, or something that it de
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -327,40 +327,64 @@ class Moment:
 class Timeline:
     """All records of a journal, and the ledger at any moment of them. Going forward costs only what happened since."""
 
-    def __init__(self, records: Sequence[Record]) -> None:
-        self._records = records
-        self._decisions = [record for record in records if isinstance(record, Decision)]
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.records = list(records)
+        self._decisions = [record for record in self.records if isinstance(record, Decision)]
         self._replay = JournalReplay()
         self._applied = 0
+        self._reached = 0.0
+
+    def extend(self, records: Iterable[Record]) -> None:
+        """Adds what happened since."""
+        for record in records:
+            self.records.append(record)
+            if isinstance(record, Decision):
+                self._decisions.append(record)
 
     @property
     def begin(self) -> float:
         """Time of the oldest state that is known."""
-        return next((record.time for record in self._records if isinstance(record, SnapshotEnd)), 0.0)
+        return next((record.time for record in self.records if isinstance(record, SnapshotEnd)), 0.0)
 
     @property
     def end(self) -> float:
-        return self._records[-1].time if self._records else 0.0
+        return self.records[-1].time if self.records else 0.0
 
     def at(self, time: float) -> Moment:
         """The ledger and the decisions as they were then, or at the beginning for a time before that."""
+        for _ in self.seek(time):
+            pass
+        return self.moment
+
+    def seek(self, time: float) -> Iterator[None]:
+        """Bring the ledger to this time, one record per step, so that other work can be done between two."""
         until = max(time, self.begin)
         if self._replay.time > until:
             self._replay, self._applied = JournalReplay(), 0
-        while self._applied < len(self._records):
-            record = self._records[self._applied]
+        while self._applied < len(self.records):
+            record = self.records[self._applied]
             # The state of a snapshot may be older than the snapshot.
             if record.time > until:
                 break
             self._replay.apply(record)
             self._applied += 1
-        count = bisect_right(self._decisions, until, key=attrgetter("time"))
-        return Moment(until, self._replay.ledger, self._decisions[:count])
+            yield
+        self._reached = until
+
+    def request(self, decision: Decision) -> PodRequest:
+        """What the pod of a decision up to the last `seek` asked for."""
+        return self._replay.request(decision)
+
+    @property
+    def moment(self) -> Moment:
+        """Where the last complete `seek` went."""
+        count = bisect_right(self._decisions, self._reached, key=attrgetter("time"))
+        return Moment(self._reached, self._replay.ledger, self._decisions[:count])
 
     def check(self) -> tuple[ReplayCounts, Difference | None]:
         """Makes all decisions again, up to the first that comes out differently."""
         replay = JournalReplay()
-        for record in self._records:
+        for record in self.records:
             difference = replay.check(record)
             if difference is not None:
                 return replay.counts, difference

@@ -72,11 +72,11 @@ SERVICES = Resource("", "v1", "services", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", True)
 MUTATING_WEBHOOKS = Resource("admissionregistration.k8s.io", "v1", "mutatingwebhookconfigurations", False)
 VALIDATING_WEBHOOKS = Resource("admissionregistration.k8s.io", "v1", "validatingwebhookconfigurations", False)
-VALIDATING_POLICIES = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicies", False)
-VALIDATING_POLICY_BINDINGS = Resource("admissionregistration.k8s.io", "v1", "validatingadmissionpolicybindings", False)
 DEPLOYMENTS = Resource("apps", "v1", "deployments", True)
 DAEMON_SETS = Resource("apps", "v1", "daemonsets", True)
 SELF_SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "selfsubjectaccessreviews", False)
+TOKEN_REVIEWS = Resource("authentication.k8s.io", "v1", "tokenreviews", False)
+SUBJECT_ACCESS_REVIEWS = Resource("authorization.k8s.io", "v1", "subjectaccessreviews", False)
 POD_GROUPS = {
     group: Resource(group, version, "podgroups", True)
     for group, version in (

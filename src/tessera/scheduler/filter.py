@@ -16,7 +16,7 @@ from functools import partial
 from msgspec import Raw
 
 from tessera.core.evaluation import UNREGISTERED
-from tessera.core.event_text import brief_success_text, refusal_texts, success_text
+from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.fit import fit_pod
 from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
@@ -169,7 +169,7 @@ class Filter:
         """The gang waits as a whole: it wakes its members itself."""
         refused = self._refusals.of(candidates, misfit)
         is_first = self.gangs.note_refusal(request.uid, misfit.text)
-        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: [misfit.text]))
+        self._observer.on_refused(RefusedEvent(request, refused, is_first, lambda: misfit.text))
         return self._encode(refused)
 
     def _report(
@@ -208,8 +208,10 @@ class Filter:
         except WireError:  # The chosen node was found in the list before something that is no name.
             return brief_success_text(selected.placement)
 
-    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
-        return refusal_texts(self._ledger, request, candidates.rows, refused)
+    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> str:
+        if candidates.order is not self._ledger.arrays.order:  # Nodes have come or gone since.
+            candidates = self._selector.candidates(candidates.names)
+        return refusal_sentence(self._ledger, request, candidates.rows, refused)
 
     def _encode(self, refused: Refused) -> bytes:
         """Equal refusals are one object, and are encoded once."""

@@ -144,6 +144,11 @@ class Journal(SchedulerObserver):
         return self._ring.base.sequence + 1
 
     @property
+    def begin(self) -> float:
+        """Time of the oldest state that is known."""
+        return self._ring.base.time
+
+    @property
     def bytes(self) -> int:
         """Estimated, of the ring."""
         return self._ring.bytes

@@ -233,7 +233,7 @@ def test_the_history_of_a_pod_is_its_story_with_numbers(story: Path) -> None:
         "asks for 1 NVIDIA card with 60000 MiB",
         "node policy binpack, card policy spread",
         "refused: none of 1 node fits; 1 node: not enough free memory on the card (2/2 CardInsufficientMemory)",
-        "needs 60000 MiB on one card; best is alpha-host / alpha-host-0 with 21920 MiB free of 81920",
+        "needs 60000 MiB; the most free on one card is 21920 of 81920 MiB on alpha-host (alpha-host-0)",
         "woken: it fits now, and kube-scheduler was made to ask again",
         "placed on alpha-host: card 1 (alpha-host-1) 60000 MiB",
         "score 4.16211, among 1 node; 5s after it was first asked about",

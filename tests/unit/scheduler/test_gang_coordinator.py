@@ -102,7 +102,8 @@ async def test_a_gang_that_does_not_fit_holds_nothing_and_says_what_is_short() -
     pods = gang(4)
     world.create(*pods)
     assert reason(world, pods[0]) == (
-        "gang default/g: 4 x 1 NVIDIA: 2 of 4 members fit; short of 2 cards; most nodes: 2/2 CardTimeSlicingExhausted"
+        "gang default/g: 4 x 1 NVIDIA: 2 of 4 members fit; short of 2 cards; "
+        "needs 81920 MiB on one card; nearest is n1 (n1-0) with 0 of 81920 MiB and 0 of 1 slots free"
     )
     assert held(world) == 0
     assert world.chosen(using_downward_api(gpu_pod("small"))) == "n1"

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from tessera.core.misfits import plain_reasons
 from tessera.core.selection import OTHER_REASONS
-from tessera.inspect.render.explanation import plain_reasons
 from tessera.inspect.render.lines import GAP, Style, StyledLine, count_of, printable
 from tessera.inspect.replay import Difference, Outcome, PlacedOutcome
 from tessera.wire.journal import (
@@ -97,6 +97,12 @@ class JournalTable:
 
 def _kind(record: Record) -> str:
     return str(type(record).__struct_config__.tag)
+
+
+def record_text(record: Record) -> str:
+    """What happened, without the time, the kind and the pod."""
+    _, text, _ = _row(record)
+    return text
 
 
 def time_text(time: float) -> str:
