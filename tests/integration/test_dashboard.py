@@ -22,12 +22,14 @@ from click.testing import CliRunner
 from tessera.cli import main
 from tessera.inspect.bundle import write_bundle
 from tessera.inspect.dashboard import live_source
+from tessera.inspect.dashboard.journal import RemoteJournal
 from tessera.inspect.dashboard.live_source import LiveSource, follow_cluster
 from tessera.inspect.dashboard.local import serve_page
 from tessera.inspect.dashboard.scheduler_page import SchedulerPage
+from tessera.inspect.scheduler_source import SchedulerSource, at_url
 from tessera.inspect.snapshots import encode_snapshot
 from tessera.inspect.state import ListForbidden
-from tessera.kube.access import load_access
+from tessera.kube.access import Access, load_access
 from tessera.kube.client import KubeClient
 from tessera.lab.sandbox.api.faults import Drop, Fail
 from tessera.lab.sandbox.control_plane import ControlPlane
@@ -118,6 +120,28 @@ async def test_a_bind_reaches_a_viewer_of_the_live_cluster(tmp_path: Path) -> No
         await cluster.plane.delete_pod("default", "a")
         await cluster.until(lambda: not source.engine.ledger.pods())
         assert cluster.writes(US) == []
+
+
+async def test_a_viewer_of_the_live_cluster_goes_back_through_the_journal_of_its_scheduler(tmp_path: Path) -> None:
+    async with product(nodes(), tmp_path) as cluster:
+        access = load_access(kubeconfig=str(cluster.plane.kubeconfig), environ={})
+        async with (
+            KubeClient(access, user_agent=US) as client,
+            KubeClient(Access(cluster.scheduler.extender_url), user_agent=US) as scheduler,
+        ):
+            journal = RemoteJournal(lambda: SchedulerSource(scheduler, at_url(cluster.scheduler.extender_url)))
+            await journal.timeline()
+            follow = follow_cluster(
+                client, name="sandbox", namespace="default", override=lambda setup: setup, journal=journal
+            )
+            async with follow as source, viewed(source) as viewer:
+                before = time.time()
+                await cluster.post_pod(gpu_pod("a", gpu=1, mem=1000))
+                await cluster.running_pods("a")
+                found = await viewer.get(f"journal?from={before}&to={time.time() + 1}")
+                assert {"placed", "bind"} <= {one["kind"] for one in found["records"] if one["pod"] == "default/a"}
+                assert sum(granted(await viewer.get(f"state?time={before}")).values()) == 0
+                assert sum(granted(await viewer.get(f"state?time={time.time()}")).values()) == 1
 
 
 async def test_the_page_and_the_scheduler_have_the_same_ledger(tmp_path: Path) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from tessera.cli import sources
+from tessera.cli.journal_sources import choose_journal, print_note
 from tessera.cli.sources import FILE, ClusterSource
 
 if TYPE_CHECKING:
+    from tessera.inspect.dashboard.journal import PageJournal
     from tessera.inspect.dashboard.source import PageSource
     from tessera.kube.client import KubeClient
 
@@ -35,8 +39,12 @@ if TYPE_CHECKING:
     help="Show the cluster that a journal records, not a cluster; may be repeated, the oldest file first. With"
     " --snapshot: the past of the snapshot.",
 )  # fmt: skip
+@click.option(
+    "--journal-url", default="", metavar="URL",
+    help="Read the past of the cluster from the extender's address of its scheduler, as a port-forward gives it.",
+)  # fmt: skip
 @click.option("--cluster-file", type=FILE, metavar="FILE", help="Read a description of a cluster, not a cluster.")
-def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, ...]) -> None:
+def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, ...], journal_url: str) -> None:
     """Show every card of a cluster and its slices, the pods that wait, what would fit, and the past, in a browser.
 
     The page is served on this machine alone, to those who know the token in its address, and reads the cluster with
@@ -44,6 +52,8 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
     """
     if journals and (source.kubeconfig or source.context or source.cluster_file):
         raise click.UsageError("--journal replaces the cluster: leave out --kubeconfig, --context and --cluster-file")
+
+    choose_journal(source, journals, journal_url)
 
     async def serve(page: PageSource, taken: float | None) -> None:
         import asyncio
@@ -62,8 +72,39 @@ def command(source: ClusterSource, port: int, opens: bool, journals: tuple[str, 
         from tessera.inspect.dashboard.live_source import follow_cluster
 
         home = sources.namespace_of(source, "")
-        async with follow_cluster(client, name=name, namespace=home, override=source.override) as page:
+        async with (
+            scheduler_journal(client) as journal,
+            follow_cluster(client, name=name, namespace=home, override=source.override, journal=journal) as page,
+        ):
             await serve(page, None)
+
+    @asynccontextmanager
+    async def scheduler_journal(client: KubeClient) -> AsyncIterator[PageJournal | None]:
+        """The journal of the cluster's scheduler; None, and a note, if it cannot be read."""
+        from tessera.inspect.dashboard.journal import RemoteJournal
+        from tessera.inspect.scheduler_source import SchedulerSource, at_url, behind_apiserver
+        from tessera.inspect.state import InspectionError
+        from tessera.kube.access import Access
+        from tessera.kube.client import KubeClient
+        from tessera.kube.errors import KubeError
+
+        async with AsyncExitStack() as stack:
+            reader, find = client, behind_apiserver(client)
+            if journal_url:
+                reader = await stack.enter_async_context(
+                    KubeClient(Access(journal_url), timeout=source.request_timeout, user_agent=sources.USER_AGENT)
+                )
+                find = at_url(journal_url)
+            journal = RemoteJournal(lambda: SchedulerSource(reader, find))
+            try:
+                await journal.timeline()
+            except (InspectionError, KubeError) as error:
+                if journal_url:
+                    raise
+                print_note(f"the view Time is empty: {error}")
+                yield None
+            else:
+                yield journal
 
     async def work() -> None:
         from tessera.inspect.bundle import is_compressed

@@ -10,15 +10,17 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Protocol
 
 from tessera.inspect.dashboard.documents import NodeRenderer, PodOrigin, encode
 from tessera.inspect.dashboard.room import SliceSize
 from tessera.inspect.dashboard.steps import Pause, in_steps, paced
 from tessera.inspect.dashboard.totals import Totals
+from tessera.inspect.journal_source import JournalSource
 from tessera.inspect.render.journal import ask_text, reasons_text, record_text
 from tessera.inspect.replay import Moment, Timeline
-from tessera.inspect.state import Json
+from tessera.inspect.state import InspectionError, Json
 from tessera.scheduler.journal import Journal
 from tessera.wire.journal import (
     Bind,
@@ -41,6 +43,8 @@ MOST_RECORDS = 5_000
 """in one answer"""
 KEPT_SECONDS = 300.0
 """that the records of a running scheduler are kept after the last question"""
+MOST_FOLLOWED = 1_000_000
+"""records that are kept of a scheduler that is read over HTTP; then all it has is read again"""
 MOST_PODS = 2_000
 """that waited and are listed"""
 
@@ -111,6 +115,45 @@ class RunningJournal:
 
     def _forget(self) -> None:
         self._timeline, self._forgetting = None, None
+
+
+class RemoteJournal:
+    """The journal of a scheduler that is read over HTTP, from where the last question ended. Asked one question at a
+    time."""
+
+    def __init__(self, open_source: Callable[[], JournalSource], *, now: Callable[[], float] = time.time) -> None:
+        """Each source begins with all that the scheduler has kept."""
+        self._open = open_source
+        self._now = now
+        self._begin: float | None = None
+        self._read: tuple[JournalSource, Timeline] | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    def range(self) -> Json | None:
+        return None if self._begin is None else {"from": self._begin, "to": self._now()}
+
+    async def timeline(self) -> Timeline:
+        if self._read is None or len(self._read[1].records) > MOST_FOLLOWED:
+            self._read = self._open(), Timeline(())
+        source, timeline = self._read
+        try:
+            async with aclosing(source.records()) as records:
+                async for record in records:
+                    timeline.extend((record,))
+        except InspectionError:
+            self._read = None  # Half a state is of no use.
+            raise
+        self._begin = timeline.begin
+        self._forget_later()
+        return timeline
+
+    def _forget_later(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget)
+
+    def _forget(self) -> None:
+        self._read, self._forgetting = None, None
 
 
 def time_range(timeline: Timeline) -> Json | None:

@@ -18,6 +18,7 @@ import msgspec
 from tessera.inspect import sanitize
 from tessera.inspect.collector import NODES_UNSEEN, PODS_UNSEEN, QUOTAS_UNSEEN, SOME_QUOTAS_UNSEEN
 from tessera.inspect.dashboard.documents import NOT_MEASURED, Measured, Measurements
+from tessera.inspect.dashboard.journal import PageJournal
 from tessera.inspect.dashboard.source import FixedSource
 from tessera.inspect.installation import FORBIDDEN, find_installation
 from tessera.inspect.node_filters import NodeTraits, node_traits
@@ -76,9 +77,11 @@ def _sum(one: Any, other: Any) -> Any:
 class LiveSource(FixedSource):
     """One cluster. Use `follow_cluster` to make and run it."""
 
-    def __init__(self, client: KubeClient, cluster: OfflineCluster, *, release: str) -> None:
+    def __init__(
+        self, client: KubeClient, cluster: OfflineCluster, *, release: str, journal: PageJournal | None = None
+    ) -> None:
         """`release` is the namespace of the installation, if it is known."""
-        super().__init__(cluster, kind="cluster")
+        super().__init__(cluster, kind="cluster", journal=journal)
         self.measurements: MonitorFigures = MonitorFigures()
         self._client = client
         self._release = release
@@ -241,7 +244,12 @@ class _DocumentSink:
 
 @asynccontextmanager
 async def follow_cluster(
-    client: KubeClient, *, name: str, namespace: str, override: Callable[[Setup], Setup]
+    client: KubeClient,
+    *,
+    name: str,
+    namespace: str,
+    override: Callable[[Setup], Setup],
+    journal: PageJournal | None = None,
 ) -> AsyncIterator[LiveSource]:
     """The cluster from its first lists on. `namespace` is the one to make do with if the user may not read all.
 
@@ -256,7 +264,7 @@ async def follow_cluster(
         nodes_seen=NODES in readable,
         all_pods_seen=readable[PODS] is None,
     )
-    source = LiveSource(client, OfflineCluster(state, now=time.time), release=installation.namespace)
+    source = LiveSource(client, OfflineCluster(state, now=time.time), release=installation.namespace, journal=journal)
     following = asyncio.create_task(source.run(readable))
     try:
         await _wait_for_lists(source, following, readable)
