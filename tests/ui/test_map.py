@@ -100,6 +100,21 @@ async def test_zoom_changes_the_size_of_the_cells_and_fit_shows_all(readers: Rea
     await viewer.until("location.hash.includes('zoom=')")
 
 
+async def test_the_smallest_cells_have_the_colour_of_their_largest_holder(
+    readers: Readers, served: ScriptedPage
+) -> None:
+    viewer = await readers.open(served, "zoom=0")
+    shown = await viewer.colours()
+    colours = {entry.name: entry.colour for entry in await viewer.legend()}
+    whole_cards, pixels_of_a_cell = 8, 9
+    assert shown[colours["vision"]] == whole_cards * pixels_of_a_cell
+    assert shown[colours["search"]] > 0
+    bad = await viewer.page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
+    assert shown[bad] == pixels_of_a_cell, "one card is unhealthy"
+    await viewer.go("zoom=0&find=1&filter=ns:search")
+    assert (await viewer.colours())[colours["search"]] == shown[colours["search"]]
+
+
 async def test_the_pointer_names_a_card_and_opens_it(readers: Readers, served: ScriptedPage) -> None:
     viewer = await readers.open(served)
     box = await viewer.page.locator(".map").bounding_box()

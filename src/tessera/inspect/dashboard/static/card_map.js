@@ -1,13 +1,16 @@
 // @ts-check
 /**
- * The map of all cards: a canvas as large as its window, over a scrolled area as large as the cluster. Mouse, wheel and keys
+ * The map of all cards: a canvas as large as its window, over a scrolled area as large as the cluster. What comes and goes
+ * (the cursor, outlines) is on a canvas of its own, so that the cards are not painted again for it. Mouse, wheel and keys
  * move a cursor; what it is on is announced. `CardTable` shows the same to those who do not see a canvas.
  */
 
+import { CardTip, describe } from './card_tip.js';
 import { cardKey } from './cluster.js';
-import { h, visible } from './dom.js';
-import { count, mib, percent, plural, size, sizeOf } from './format.js';
+import { h } from './dom.js';
+import { plural } from './format.js';
 import { Layout, LEVELS, fittingLevel } from './layout.js';
+import { DIVIDED, Mosaic } from './mosaic.js';
 import { Painter, readTheme } from './painter.js';
 
 /**
@@ -22,6 +25,8 @@ import { Painter, readTheme } from './painter.js';
 
 /** Milliseconds for which a changed card is outlined. */
 const FLASH = 1600;
+/** Cards that are outlined at once: more are no news. */
+const MOST_FLASHES = 200;
 const PADDING = 16;
 
 export class CardMap {
@@ -29,12 +34,13 @@ export class CardMap {
   constructor(listener) {
     this.listener = listener;
     this.canvas = h('canvas', { class: 'map-canvas', 'aria-hidden': 'true' });
+    this.overlay = h('canvas', { class: 'map-overlay', 'aria-hidden': 'true' });
     this.spacer = h('div', { class: 'map-spacer' });
-    this.tip = h('div', { class: 'tip', role: 'presentation', hidden: true });
     this.scroller = h('div', {
       class: 'map', tabindex: '0', role: 'application', 'aria-roledescription': 'map of cards', 'aria-describedby': 'map-help',
-    }, this.canvas, this.spacer);
-    this.element = h('div', { class: 'map-frame' }, this.scroller, this.tip);
+    }, h('div', { class: 'map-canvases' }, this.canvas, this.overlay), this.spacer);
+    this.tip = new CardTip(this.scroller, PADDING);
+    this.element = h('div', { class: 'map-frame' }, this.scroller, this.tip.element);
     /** @type {Scene | null} */
     this.scene = null;
     /** @type {Layout | null} */
@@ -50,6 +56,7 @@ export class CardMap {
     /** @type {Map<string, number>} */
     this.flashes = new Map();
     this.frame = 0;
+    this.overlayFrame = 0;
     this.paintedVersion = -1;
     this.#listen();
   }
@@ -59,9 +66,9 @@ export class CardMap {
     scroller.addEventListener('scroll', () => this.draw(), { passive: true });
     scroller.addEventListener('keydown', (event) => this.#onKey(event));
     scroller.addEventListener('focus', () => this.#onFocus());
-    scroller.addEventListener('blur', () => this.draw());
+    scroller.addEventListener('blur', () => this.drawOverlay());
     scroller.addEventListener('pointermove', (event) => this.#onPointer(event));
-    scroller.addEventListener('pointerleave', () => this.#hideTip());
+    scroller.addEventListener('pointerleave', () => this.tip.hide());
     scroller.addEventListener('click', (event) => this.#onClick(event));
     scroller.addEventListener('wheel', (event) => {
       if (!event.ctrlKey && !event.metaKey) return;
@@ -100,15 +107,16 @@ export class CardMap {
   /** @param {number} width @param {number} height */
   #resizeCanvas(width, height) {
     const scale = devicePixelRatio || 1;
-    const { canvas } = this;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height}px`;
     const [w, h_] = [Math.round(width * scale), Math.round(height * scale)];
-    if (canvas.width !== w || canvas.height !== h_) {
-      canvas.width = w;
-      canvas.height = h_;
+    for (const canvas of [this.canvas, this.overlay]) {
+      canvas.style.width = `${width}px`;
+      canvas.style.height = `${height}px`;
+      if (canvas.width !== w || canvas.height !== h_) {
+        canvas.width = w;
+        canvas.height = h_;
+      }
     }
-    const context = canvas.getContext('2d');
+    const context = this.canvas.getContext('2d');
     if (context && this.scene) this.painter = new Painter(context, scale, { ...this.scene.style, theme: readTheme(this.scroller) });
   }
 
@@ -116,12 +124,17 @@ export class CardMap {
   flash(keys) {
     if (matchMedia('(prefers-reduced-motion: reduce)').matches) return;
     const until = performance.now() + FLASH;
-    for (const key of keys) this.flashes.set(key, until);
-    this.draw();
+    for (const key of keys) if (this.flashes.size < MOST_FLASHES) this.flashes.set(key, until);
+    this.drawOverlay();
   }
 
   draw() {
     if (!this.frame) this.frame = requestAnimationFrame((now) => this.#paint(now));
+  }
+
+  /** Only what comes and goes. */
+  drawOverlay() {
+    if (!this.overlayFrame) this.overlayFrame = requestAnimationFrame((now) => this.#paintOverlay(now));
   }
 
   /** @param {number} now */
@@ -129,27 +142,73 @@ export class CardMap {
     this.frame = 0;
     const { layout, painter, scene, canvas, scroller } = this;
     if (!layout || !painter || !scene) return;
-    const { context, style } = painter;
+    const { context } = painter;
     const top = scroller.scrollTop;
     const height = scroller.clientHeight;
+    const mosaic = layout.level.width < DIVIDED ? new Mosaic(painter, canvas.width, canvas.height) : null;
     context.setTransform(painter.scale, 0, 0, painter.scale, 0, 0);
     context.clearRect(0, 0, canvas.width, canvas.height);
     context.translate(PADDING, PADDING - top);
+    const headings = [];
     for (let number = layout.rowAt(top - PADDING); number < layout.rows.length; number += 1) {
       const row = layout.rows[number];
       if (row.top > top + height) break;
-      if (row.section) this.#paintHeading(row, painter);
-      else this.#paintBlocks(number, painter, scene, now);
+      if (row.section) headings.push(row);
+      else if (mosaic) this.#fillMosaic(number, mosaic, scene, top);
+      else this.#paintBlocks(number, painter, scene);
     }
-    if (this.cursor && document.activeElement === scroller) this.#outline(layout.box(this.cursor), style.theme.accent, 2, 2);
+    mosaic?.show();
+    for (const row of headings) this.#paintHeading(row, painter);
+    this.#paintOverlay(now);
     if (this.paintedVersion !== scene.cluster.version) {
       // For `bench/page.py`. One entry, because the browser keeps all of them.
       this.paintedVersion = scene.cluster.version;
       performance.clearMarks('tessera-painted');
       performance.mark('tessera-painted', { detail: this.paintedVersion });
     }
-    for (const [key, until] of this.flashes) if (until < now) this.flashes.delete(key);
-    if (this.flashes.size) this.draw();
+  }
+
+  /** @param {number} now */
+  #paintOverlay(now) {
+    cancelAnimationFrame(this.overlayFrame);
+    this.overlayFrame = 0;
+    const { layout, painter, scene, overlay, scroller } = this;
+    const context = overlay.getContext('2d');
+    if (!layout || !painter || !scene || !context) return;
+    const { theme } = painter.style;
+    context.setTransform(painter.scale, 0, 0, painter.scale, 0, 0);
+    context.clearRect(0, 0, overlay.width, overlay.height);
+    context.translate(PADDING, PADDING - scroller.scrollTop);
+    /** @type {(position: import('./layout.js').Position | null, colour: string, distance: number) => void} */
+    const outline = (position, colour, distance) => {
+      if (!position) return;
+      const box = layout.box(position);
+      context.strokeStyle = colour;
+      context.lineWidth = 2;
+      context.strokeRect(box.x - distance, box.y - distance, box.width + 2 * distance, box.height + 2 * distance);
+    };
+    for (const [key, until] of this.flashes) {
+      if (until < now) this.flashes.delete(key);
+      context.globalAlpha = Math.max(0, Math.min(1, (until - now) / (FLASH / 2)));
+      outline(this.#positionOf(key), theme.accent, 1);
+    }
+    context.globalAlpha = 1;
+    for (const key of scene.selected) outline(this.#positionOf(key), theme.text, 2);
+    if (this.cursor && document.activeElement === scroller) outline(this.cursor, theme.accent, 2);
+    if (this.flashes.size) this.drawOverlay();
+  }
+
+  /** @param {number} number @param {Mosaic} mosaic @param {Scene} scene @param {number} top */
+  #fillMosaic(number, mosaic, scene, top) {
+    const layout = /** @type {Layout} */ (this.layout);
+    for (const [block, { cards }] of layout.rows[number].blocks.entries()) {
+      for (let place = 0; place < cards.length; place += 1) {
+        const box = layout.box({ row: number, block, place });
+        box.x += PADDING;
+        box.y += PADDING - top;
+        mosaic.cell(cards[place], box, scene.isDim(cards[place]));
+      }
+    }
   }
 
   /** @param {import('./layout.js').Row} row @param {Painter} painter */
@@ -164,11 +223,10 @@ export class CardMap {
     painter.context.fillRect(0, row.top + 25, width, 1);
   }
 
-  /** @param {number} number @param {Painter} painter @param {Scene} scene @param {number} now */
-  #paintBlocks(number, painter, scene, now) {
+  /** @param {number} number @param {Painter} painter @param {Scene} scene */
+  #paintBlocks(number, painter, scene) {
     const layout = /** @type {Layout} */ (this.layout);
     const row = layout.rows[number];
-    const { theme } = painter.style;
     for (let block = 0; block < row.blocks.length; block += 1) {
       const { note, cards } = row.blocks[block];
       if (layout.level.label) this.#paintPanel(number, block, painter, scene);
@@ -176,14 +234,6 @@ export class CardMap {
         const card = cards[place];
         const box = layout.box({ row: number, block, place });
         painter.cell(card, box, { isDim: scene.isDim(card), showsModel: note === '' });
-        const key = this.flashes.size || scene.selected.size ? cardKey(card) : '';
-        const until = this.flashes.get(key);
-        if (until && until > now) {
-          painter.context.globalAlpha = Math.min(1, (until - now) / (FLASH / 2));
-          this.#outline(box, theme.accent, 2, 1);
-          painter.context.globalAlpha = 1;
-        }
-        if (key && scene.selected.has(key)) this.#outline(box, theme.text, 2, 2);
       }
     }
   }
@@ -214,14 +264,6 @@ export class CardMap {
       const inside = { x: box.x + pad, y: box.y + pad + labelHeight - 2, width, height: layout.level.height + 2 };
       painter.paragraph(problem || 'No cards', inside, { colour: theme.muted, size: fontSize - 1 });
     }
-  }
-
-  /** @param {import('./layout.js').Box} box @param {string} colour @param {number} width @param {number} distance */
-  #outline(box, colour, width, distance) {
-    const context = /** @type {Painter} */ (this.painter).context;
-    context.strokeStyle = colour;
-    context.lineWidth = width;
-    context.strokeRect(box.x - distance, box.y - distance, box.width + 2 * distance, box.height + 2 * distance);
   }
 
   // -- cursor and keys
@@ -255,8 +297,8 @@ export class CardMap {
     this.cursorKey = cardKey(card);
     const box = this.#scrollTo(position);
     this.listener.announce(describe(card, /** @type {Scene} */ (this.scene).cluster));
-    this.#showTip(box, card);
-    this.draw();
+    this.tip.showCard(box, card, /** @type {Scene} */ (this.scene).cluster);
+    this.drawOverlay();
   }
 
   /** Put the cursor on the next card that is not dimmed. @param {1 | -1} step */
@@ -268,7 +310,7 @@ export class CardMap {
   }
 
   #onFocus() {
-    if (this.cursor) this.draw();
+    if (this.cursor) this.drawOverlay();
     else if (this.layout && this.scroller.matches(':focus-visible')) this.moveTo(this.layout.next(null, 1));
   }
 
@@ -319,9 +361,9 @@ export class CardMap {
     this.scroller.classList.toggle('over', position !== null);
     const card = position && this.layout?.cardAt(position);
     const block = position && this.layout?.rows[position.row].blocks[position.block];
-    if (position && card && this.layout) this.#showTip(this.layout.box(position), card);
-    else if (position && block?.problem && this.layout) this.#placeTip(this.layout.blockBox(position.row, position.block), h('strong', null, block.node), h('span', null, block.problem));
-    else this.#hideTip();
+    if (position && card && this.layout && this.scene) this.tip.showCard(this.layout.box(position), card, this.scene.cluster);
+    else if (position && block?.problem && this.layout) this.tip.show(this.layout.blockBox(position.row, position.block), h('strong', null, block.node), h('span', null, block.problem));
+    else this.tip.hide();
   }
 
   /** @param {MouseEvent} event */
@@ -342,47 +384,6 @@ export class CardMap {
     const card = block?.cards[position.place];
     if (card && !wantsNode) this.listener.onOpen({ card });
     else if (block) this.listener.onOpen({ node: block.node });
-    this.#hideTip();
+    this.tip.hide();
   }
-
-  /** @param {import('./layout.js').Box} box @param {Card} card */
-  #showTip(box, card) {
-    const cluster = /** @type {Scene} */ (this.scene).cluster;
-    const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
-    this.#placeTip(box,
-      h('strong', null, `${card.node} · card ${card.index}`),
-      h('span', null, [card.model, card.mode, card.state].filter(Boolean).join(' · ')),
-      h('span', null, `${sizeOf(granted, card.memory)} granted${card.used === null ? '' : `, ${size(card.used)} used`}`),
-      ...card.slices.slice(0, 6).map((slice) => {
-        const pod = cluster.pods.get(slice.pod);
-        return h('span', { class: 'tip-slice' }, h('span', null, pod ? `${pod.namespace}/${pod.name}` : slice.pod), h('span', { class: 'number' }, mib(slice.memory)));
-      }),
-      ...(card.slices.length > 6 ? [h('span', null, `and ${count(card.slices.length - 6)} more`)] : []),
-    );
-  }
-
-  /** @param {import('./layout.js').Box} box @param {...HTMLElement} content */
-  #placeTip(box, ...content) {
-    const { tip, scroller } = this;
-    tip.replaceChildren(...content);
-    tip.hidden = false;
-    const left = box.x + PADDING + box.width / 2;
-    const width = tip.offsetWidth;
-    const below = box.y + PADDING - scroller.scrollTop + box.height + 8;
-    const fitsBelow = below + tip.offsetHeight < scroller.clientHeight;
-    tip.style.left = `${Math.max(4, Math.min(scroller.clientWidth - width - 4, left - width / 2))}px`;
-    tip.style.top = `${fitsBelow ? below : Math.max(4, box.y + PADDING - scroller.scrollTop - tip.offsetHeight - 8)}px`;
-  }
-
-  #hideTip() {
-    this.tip.hidden = true;
-  }
-}
-
-/** One card in a sentence. @param {Card} card @param {Cluster} cluster */
-export function describe(card, cluster) {
-  const granted = card.slices.reduce((sum, slice) => sum + slice.memory, 0);
-  const names = card.slices.slice(0, 4).map((slice) => cluster.pods.get(slice.pod)?.name ?? slice.pod);
-  const holders = card.slices.length ? `${plural(card.slices.length, 'slice')}: ${names.join(', ')}${card.slices.length > 4 ? ' and others' : ''}` : 'free';
-  return visible(`${card.node}, card ${card.index}, ${card.model}, ${card.state || 'healthy'}, ${percent(granted, card.memory)} of the memory granted, ${holders}`);
 }

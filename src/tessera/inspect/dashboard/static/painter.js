@@ -1,6 +1,6 @@
 // @ts-check
 /**
- * Draws cells on a canvas. A cell is a card: its width is the card's memory, each slice as wide as its grant; free memory is
+ * Draws cells on a canvas, but for the smallest (`Mosaic`). A cell is a card: its width is the card's memory, each slice as wide as its grant; free memory is
  * empty. Larger cells add a line for the cores, what is used of each slice, and names.
  */
 
@@ -22,8 +22,6 @@ const FONT = 'Inter, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", 
 const NAMED = 100;
 /** Cells at least this wide have a line for the cores, and show what is used. */
 const DETAILED = 50;
-/** Cells that are narrower than this have one colour: that of the largest slice, as high as what is granted. */
-const DIVIDED = 12;
 
 /** @param {HTMLElement} element @returns {Theme} */
 export function readTheme(element) {
@@ -73,6 +71,13 @@ export class Painter {
     return fill;
   }
 
+  /** The colour without stripes or hatching. @param {Slice} slice */
+  colourOf(slice) {
+    const { isDark, byUse, theme } = this.style;
+    if (!byUse) return this.style.lookOf(slice)?.colour ?? theme.rest;
+    return slice.utilization === null && slice.used === null ? theme.muted : heat(shareUsed(slice), isDark);
+  }
+
   /** @param {Slice} slice @returns {{fill: CanvasPattern | string, ink: string}} */
   fillOf(slice) {
     const { isDark, byUse, theme } = this.style;
@@ -91,37 +96,8 @@ export class Painter {
     const { context } = this;
     if (isDim) context.globalAlpha = 0.16;
     if (box.width >= NAMED) this.#namedCell(card, box, showsModel);
-    else if (box.width >= DIVIDED) this.#plainCell(card, box);
-    else this.#smallCell(card, box);
+    else this.#plainCell(card, box);
     if (isDim) context.globalAlpha = 1;
-  }
-
-  /** @param {Card} card @param {Box} box */
-  #smallCell(card, box) {
-    const { context } = this;
-    const { theme } = this.style;
-    context.fillStyle = theme.free;
-    context.fillRect(box.x, box.y, box.width, box.height);
-    let granted = 0;
-    /** @type {Slice | null} */
-    let largest = null;
-    for (const slice of card.slices) {
-      granted += slice.memory;
-      if (!largest || slice.memory > largest.memory) largest = slice;
-    }
-    if (largest) {
-      const share = card.memory > 0 ? Math.min(1, granted / card.memory) : 1;
-      const height = Math.max(1, Math.round(share * box.height));
-      context.fillStyle = this.fillOf(largest).fill;
-      context.fillRect(box.x, box.y + box.height - height, box.width, height);
-    }
-    if (card.state.startsWith('unhealthy')) {
-      context.fillStyle = theme.bad;
-      context.fillRect(box.x, box.y, box.width, box.height);
-    } else if (card.state !== '') {
-      context.fillStyle = theme.muted;
-      context.fillRect(box.x, box.y, box.width, 1);
-    }
   }
 
   /** @param {Card} card @param {Box} box */
