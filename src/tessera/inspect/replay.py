@@ -33,6 +33,7 @@ from tessera.wire.journal import (
     Grants,
     HostRecord,
     NodeRecord,
+    NominationRecord,
     Placed,
     PodRecord,
     QuotaRecord,
@@ -238,6 +239,9 @@ class JournalReplay:
         for entry in ledger.pods():
             if (PodRecord, entry.facts.uid, "") not in there:
                 ledger.release(entry.facts.uid)
+        for nomination in ledger.nominations.all():
+            if (NominationRecord, nomination.facts.uid, "") not in there:
+                ledger.withdraw(nomination.facts.uid)
         for name in ledger.node_names():
             if (NodeRecord, name, "") not in there:
                 ledger.forget_node(name)
@@ -260,6 +264,10 @@ class JournalReplay:
                 ledger.release(record.uid)
             case PodRecord(state=pod) if pod is not None:
                 ledger.put_pod(pod.value(record.uid), GrantState(record.grants), observed=record.observed)
+            case NominationRecord(state=None):
+                ledger.withdraw(record.uid)
+            case NominationRecord(state=claim) if claim is not None:
+                ledger.nominate(claim.value(record.uid), frozenset(record.victims))
             case QuotaRecord():
                 facts = record.value()
                 if facts is None:
@@ -278,6 +286,8 @@ def _entity(record: StateRecord) -> Entity:
     match record:
         case PodRecord():
             return PodRecord, record.uid, ""
+        case NominationRecord():
+            return NominationRecord, record.uid, ""
         case QuotaRecord():
             return QuotaRecord, record.namespace, record.name
         case ForecastRecord():

@@ -7,13 +7,14 @@ One event loop runs all of it. The engine does not read the API by itself: somet
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
+from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
@@ -27,17 +28,20 @@ from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
 from tessera.scheduler.observer import SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.pod_cycle import UNSCHEDULABLE, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preempt_verb import PreemptVerb
+from tessera.scheduler.preemptor import Preemptor
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.takeover import Takeover
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.victim_book import BudgetInformer, VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
-from tessera.wire.extender import encode_binding_result, encode_filter_result
+from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result
 from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
@@ -93,6 +97,19 @@ class Engine:
         self.filter = Filter(
             self.selector, self.cycles, self.requests, vendors=self.vendors, demand=self._demand, observer=observer
         )
+        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
+        self.preemption = Preemption(self.selector, self.victims)
+        self.budgets = BudgetInformer(self.victims)
+        self.preemptor = Preemptor(
+            self.cycles,
+            self.preemption,
+            self.victims,
+            api,
+            observer=observer,
+            settings=settings.preemption_settings,
+            is_ready=lambda: not self.missing() and self.budgets.has_synced,
+        )
+        self.preempt_verb = PreemptVerb(self.cycles, self.requests, self.victims, self.preemptor)
         self.binder = Binder(
             self.cycles,
             self.filter,
@@ -105,9 +122,9 @@ class Engine:
             self.cycles,
             self.vendors,
             hosts=self._hosts,
+            victims=self.victims,
             observer=observer,
-            on_listed=self._on_pod_listed,
-            on_synced=self.on_synced,
+            listener=self,
         )
         self.nodes = NodeInformer(
             self.ledger, self.vendors, selector=settings.node_selector, clock=clock, listener=self
@@ -155,6 +172,9 @@ class Engine:
         missing = self.missing()
         return _completed(encode_binding_result(missing)) if missing else self.binder.answer(body)
 
+    def answer_preempt(self, body: bytes) -> bytes:
+        return encode_preemption_result({}) if self.missing() else self.preempt_verb.answer(body)
+
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
         if self.pods.has_synced and self.nodes.has_synced and self.quotas.has_synced:
@@ -195,7 +215,10 @@ class Engine:
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
-    def _on_pod_listed(self, pod: Pod) -> None:
+    def _on_victims(self, node: str) -> None:
+        self.preemption.arrays.note(node)
+
+    def on_pod_listed(self, pod: Pod) -> None:
         if self._uses_forecast:
             self._demand.note_listed(pod)
 
@@ -219,6 +242,7 @@ class Engine:
             self.nodes.tick()
         self.cycles.tick()
         self._spawn(self.binder.look_up_unconfirmed())
+        self._spawn(self.preemptor.end_overdue())
 
     async def wake_pods(self) -> None:
         """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now."""
@@ -232,7 +256,7 @@ class Engine:
                 # The room stays; whether it helps is seen once decisions can be made again.
                 asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                 continue
-            async for pod in self.unschedulable.wake(self.selector):
+            async for pod in self._pods_to_wake():
                 if self.missing():
                     self.unschedulable.on_wake_failed(pod.uid)
                     room.set()
@@ -249,9 +273,15 @@ class Engine:
                     asyncio.get_running_loop().call_later(WAKE_AGAIN_SECONDS, room.set)
                     log.warning("pod not woken", pod=f"{pod.namespace}/{pod.name}", error=str(error))
 
+    async def _pods_to_wake(self) -> AsyncIterator[PodRequest]:
+        for nominated in self.preemptor.ready():
+            yield nominated
+        async for pod in self.unschedulable.wake(self.selector):
+            yield pod
+
     def _forget_refused(self, uid: str) -> None:
         cycle = self.cycles.get(uid)
-        if cycle is not None and cycle.state is CycleState.REFUSED:
+        if cycle is not None and cycle.state in UNSCHEDULABLE:
             self.cycles.forget(cycle)
 
     async def _shake_hands(self, node: Node, annotations: Patch) -> None:

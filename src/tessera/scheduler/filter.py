@@ -23,7 +23,7 @@ from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfi
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
+from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 from tessera.services.failpoints import Failpoint, failpoint
@@ -74,10 +74,10 @@ class Filter:
     def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
         request = prepared.request
-        view = self._ledger.node(node)
+        view = self._ledger.node(node, claimant=request.uid)
         if view is None:
             return f"node {node} has no registered devices"
-        rooms = self._ledger.rooms(request.namespace, request.vendors)
+        rooms = self._ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
         answer = fit_pod(view, request, self._ledger.rules, rooms)
         if isinstance(answer, Misfit):
             return f"pod no longer fits node {node}: {answer.text}"
@@ -112,7 +112,11 @@ class Filter:
             return standing
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
-        was_refused = cycle is not None and cycle.state is CycleState.REFUSED
+        if cycle is not None and cycle.state is CycleState.NOMINATED:
+            nominated = self._take_nomination(prepared, named)
+            if nominated is not None:
+                return nominated
+        was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
         answer = self._selector.select_within(request, named, MOST_WORK)
         if isinstance(answer, Unfinished):
             return self._finish_later(request, named)
@@ -133,6 +137,25 @@ class Filter:
             PlacedEvent(request, partial(self._describe_success, answer), partial(brief_success_text, placement))
         )
         return encode_filter_result(node_names=[placement.node])
+
+    def _take_nomination(self, prepared: PreparedRequest, named: CandidateList) -> bytes | None:
+        """The node that the pod is nominated for, if its victims have left; None if they have not, or it does not fit.
+
+        Then it is placed wherever it fits, or keeps its nomination.
+        """
+        nomination = self._ledger.nominations.get(prepared.request.uid)
+        if nomination is None or nomination.facts.node not in named:
+            return None
+        node = nomination.facts.node
+        if self.reserve_on(prepared, node):
+            return None
+        self._after_reserve()
+        cycle = self._cycles.get(prepared.request.uid)
+        assert cycle is not None  # just reserved
+        assert cycle.placement is not None
+        describe = partial(brief_success_text, cycle.placement)
+        self._observer.on_placed(PlacedEvent(prepared.request, describe, describe))
+        return encode_filter_result(node_names=[node])
 
     def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 
-from tessera.http11.router import Request, Response, Route
+from tessera.http11.router import Handler, Request, Response, Route
 from tessera.services import exposition
 
 JSON = "application/json"
@@ -25,6 +25,7 @@ class Routes:
 
     filter: Callable[[bytes], bytes]
     bind: Callable[[bytes], Awaitable[bytes]]
+    preempt: Callable[[bytes], bytes]
     review: Callable[[bytes, str], bytes]
     """body and content type of a webhook call"""
     metrics: Callable[[], AsyncGenerator[bytes, None]]
@@ -70,7 +71,14 @@ def extender_routes(routes: Routes) -> list[Route]:
         routes.observe("bind", time.perf_counter() - started)
         return Response(200, answer, JSON)
 
-    return [Route("POST", "/filter", filter_, guarded=True), Route("POST", "/bind", bind, guarded=True)]
+    def preempt(request: Request) -> Response:
+        started = time.perf_counter()
+        answer = routes.preempt(request.body)
+        routes.observe("preempt", time.perf_counter() - started)
+        return Response(200, answer, JSON)
+
+    verbs: dict[str, Handler] = {"/filter": filter_, "/bind": bind, "/preempt": preempt}
+    return [Route("POST", path, handler, guarded=True) for path, handler in verbs.items()]
 
 
 def webhook_routes(routes: Routes) -> list[Route]:

@@ -12,6 +12,7 @@ import msgspec
 from tessera.core.audit import AuditFinding
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused
+from tessera.core.victims import PodTraits
 from tessera.wire.objects import Pod
 
 
@@ -51,6 +52,49 @@ class BindEvent(msgspec.Struct, frozen=True):
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 
 
+class EvictedEvent(msgspec.Struct, frozen=True):
+    """A pod was evicted so that another one fits."""
+
+    victim: PodTraits
+    preemptor: PodRequest
+    node: str
+    priority: int
+    """of the preemptor"""
+
+    @property
+    def text(self) -> str:
+        """For the victim."""
+        pod = f"{self.preemptor.namespace}/{self.preemptor.name}"
+        return f"Preempted by pod {pod} (priority {self.priority}) on node {self.node}, which needs its devices"
+
+
+class PreemptionEvent(msgspec.Struct, frozen=True):
+    """The preemptor has looked for victims for a refused pod."""
+
+    request: PodRequest
+    node: str = ""
+    """where the pod is nominated; empty if it is not"""
+    victims: tuple[PodTraits, ...] = ()
+    """that are evicted for it"""
+    waits_for: tuple[PodTraits, ...] = ()
+    """that leave anyway"""
+    problem: str = ""
+    """why there is no nomination, or none any more"""
+    seconds: float = 0.0
+    """that the search took"""
+
+    @property
+    def text(self) -> str:
+        """For the preemptor."""
+        if self.problem:
+            return self.problem
+        evicted = " and ".join(f"{pod.key} (priority {pod.priority})" for pod in self.victims)
+        waits = " and ".join(pod.key for pod in self.waits_for)
+        parts = [f"evicting {evicted}"] if evicted else []
+        parts += [f"waiting for {waits} to end"] if waits else []
+        return f"Nominated for node {self.node}: {', '.join(parts) or 'its devices are free'}"
+
+
 class SchedulerObserver:
     """The interface. Each method ignores what it is told, so that an observer overrides only what it needs."""
 
@@ -61,6 +105,12 @@ class SchedulerObserver:
         pass
 
     def on_bind(self, event: BindEvent) -> None:
+        pass
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        """The apiserver has accepted an eviction."""
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
         pass
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
@@ -96,6 +146,14 @@ class ObserverGroup(SchedulerObserver):
     def on_bind(self, event: BindEvent) -> None:
         for member in self._members:
             member.on_bind(event)
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        for member in self._members:
+            member.on_evicted(event)
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        for member in self._members:
+            member.on_preemption(event)
 
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         for member in self._members:

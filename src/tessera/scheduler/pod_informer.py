@@ -6,7 +6,8 @@ capacity that was freed or added is reported to `UnschedulablePods`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import Protocol
 
 import structlog
 
@@ -17,6 +18,7 @@ from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts
@@ -30,6 +32,16 @@ RUNNING = "Running"
 """kubelet starts no container before each one of the pod has its devices"""
 
 
+class PodListener(Protocol):
+    """Is told about lists of pods."""
+
+    def on_pod_listed(self, pod: Pod) -> None:
+        """A pod of a list that is not complete yet."""
+
+    def on_synced(self) -> None:
+        """The list is complete: once."""
+
+
 class PodInformer:
     """Handler of the pod informer."""
 
@@ -39,18 +51,17 @@ class PodInformer:
         vendors: Mapping[str, Vendor],
         *,
         hosts: HostResources | None,
+        victims: VictimBook,
         observer: SchedulerObserver,
-        on_listed: Callable[[Pod], None],
-        on_synced: Callable[[], None],
+        listener: PodListener,
     ) -> None:
-        """`on_listed` gets every pod of a list that is not complete yet, `on_synced` hears when it is: once."""
         self._cycles = cycles
         self._vendors = vendors
         self._reader = PodReader(vendors)
         self._hosts = hosts
         self._observer = observer
-        self._on_listed = on_listed
-        self._on_synced = on_synced
+        self._victims = victims
+        self._listener = listener
         self._uids: dict[str, str] = {}
         self.has_synced = False
 
@@ -60,7 +71,7 @@ class PodInformer:
             self.drop(key)
         self._uids[key] = uid
         if not self.has_synced:
-            self._on_listed(pod)
+            self._listener.on_pod_listed(pod)
         if self._hosts is not None:
             self._hosts.put_pod(pod)
         facts = self._reader.facts(pod)
@@ -82,7 +93,7 @@ class PodInformer:
     def synced(self) -> None:
         is_first, self.has_synced = not self.has_synced, True
         if is_first:
-            self._on_synced()
+            self._listener.on_synced()
 
     def forget(self) -> None:
         """The vendors have changed."""
@@ -98,10 +109,12 @@ class PodInformer:
             self._cycles.resume(cycle, facts, uses_downward_api=covered)
         if facts.problem and (known is None or known.facts.problem != facts.problem):
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)
+        self._victims.put_pod(pod, facts)
         self._observer.on_pod(facts.uid, pod)
 
     def _observe_gone(self, uid: str) -> None:
         self._cycles.observe_gone(uid)
+        self._victims.drop_pod(uid)
         self._observer.on_pod(uid, None)
 
 

@@ -30,7 +30,7 @@ from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, me
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
@@ -201,6 +201,7 @@ class Process(SchedulerObserver):
         return Routes(
             filter=self.service.engine.answer_filter,
             bind=self.service.engine.answer_bind,
+            preempt=self.service.engine.answer_preempt,
             review=self.service.answer_review,
             metrics=self._render_metrics,
             observe=self.metrics.observe,
@@ -216,6 +217,12 @@ class Process(SchedulerObserver):
 
     def on_refused(self, event: RefusedEvent) -> None:
         self.metrics.refused(event.refused)
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        self.metrics.preempted(event)
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        self.metrics.evicted()
 
     def on_write(self, verb: str) -> None:
         self.metrics.wrote(verb)
@@ -246,6 +253,7 @@ class Process(SchedulerObserver):
                 refused=len(engine.unschedulable),
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
+                nominated=len(service.ledger.nominations),
             )
         )
         self.metrics.keep_only(service.ledger.node_names())

@@ -20,6 +20,7 @@ from tessera.wire.journal import (
     HostRecord,
     NodeRecord,
     NodeState,
+    NominationRecord,
     Placed,
     PodAsk,
     PodRecord,
@@ -183,6 +184,11 @@ def _state_text(record: Record) -> tuple[str, Style]:
             how = "bound" if record.observed else "binding" if record.grants == "bound" else "reserved"
             what = held.problem or grants_text(held.grants) or "nothing"
             return f"{held.namespace}/{held.name}  holds on {held.node} ({how}): {what}", Style.DIM
+        case NominationRecord(state=None):
+            return f"uid {record.uid}  claims nothing", Style.DIM
+        case NominationRecord(state=claim) if claim is not None:
+            what = grants_text(claim.grants) or "nothing"
+            return f"{claim.namespace}/{claim.name}  is nominated for {claim.node}: {what}", Style.DIM
         case QuotaRecord():
             limits = "gone" if record.limits is None else ", ".join(f"{k} {v}" for k, v in record.limits.items())
             return f"{record.namespace}/{record.name}  {limits or 'limits no devices'}", Style.DIM
