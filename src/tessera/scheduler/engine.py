@@ -109,7 +109,13 @@ class Engine:
             settings=settings.preemption_settings,
             is_ready=lambda: not self.missing() and self.budgets.has_synced,
         )
-        self.preempt_verb = PreemptVerb(self.cycles, self.requests, self.victims, self.preemptor)
+        self.preempt_verb = PreemptVerb(
+            self.cycles,
+            self.requests,
+            self.victims,
+            preemptor=self.preemptor,
+            adds_victims=settings.preemption,
+        )
         self.binder = Binder(
             self.cycles,
             self.filter,

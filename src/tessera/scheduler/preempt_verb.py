@@ -24,11 +24,21 @@ MOST_NODES = 64
 class PreemptVerb:
     """Answers on one ledger."""
 
-    def __init__(self, cycles: PodCycles, requests: RequestReader, book: VictimBook, preemptor: Preemptor) -> None:
+    def __init__(
+        self,
+        cycles: PodCycles,
+        requests: RequestReader,
+        book: VictimBook,
+        *,
+        preemptor: Preemptor,
+        adds_victims: bool,
+    ) -> None:
+        """Not `adds_victims`: only nodes on which kube-scheduler's victims are enough."""
         self._cycles = cycles
         self._requests = requests
         self._book = book
         self._preemptor = preemptor
+        self._adds_victims = adds_victims
 
     def answer(self, body: bytes) -> bytes:
         """The nodes on which a preemption helps; none if the request cannot be read."""
@@ -60,7 +70,7 @@ class PreemptVerb:
                 self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
             )
             best = search.run()
-            if best is not None:
+            if best is not None and (self._adds_victims or not best.victims):
                 found[node] = given.with_more(best.victims)
         return found
 
