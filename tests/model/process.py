@@ -59,7 +59,9 @@ class Process:
         self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)
         self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
+        engine.budgets.synced()  # The model has no disruption budgets.
         self._spawn(engine.wake_pods())
+        self._spawn(engine.preemptor.run())
         self._spawn(self._tick())
         self.look_at_lease()
 
