@@ -116,7 +116,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             replicas=2,
             nodes=3,
             kinds=("gpu", "gpu", "mig"),
-            agents=("env", "cdi"),
+            agents=("env",),
             recipes=(
                 "small!", "medium!", "large!", "whole!", "two cards!", "mig small", "medium!^", "large!^", "whole!^",
                 "two cards!^", "mig large^", "whole!^^", "two cards!^^", "large!^^", "two containers!^^",

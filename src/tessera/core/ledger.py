@@ -215,9 +215,11 @@ class Ledger:
     def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
         """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
 
-        The placement must fit `node_after(..., victims, claimant=uid)`.
+        The placement must fit `node_after(..., victims, claimant=uid)`. It relies on the victims of earlier nominations
+        on the node as well, so they are its own too, and stay so if those nominations end.
         """
         self.withdraw(facts.uid)
+        victims |= self.nominations.victims_on(facts.node)
         assert facts.uid not in self._pods  # whatever holds a placement needs no claim
         nomination = Nomination(facts, victims, deadline)
         self.nominations.put(nomination)
@@ -326,13 +328,14 @@ class Ledger:
         not count."""
         if not self.quotas.limits_anything:
             return {}
-        later = self._quota_balance(namespace, vendors, (), claimant)
+        others = self.nominations.others(claimant)
+        later = self._quota_balance(namespace, vendors, {uid for each in others for uid in each.victims}, claimant)
         return self._rooms(namespace, {vendor: use.peak(NO_USE) for vendor, use in later.items()})
 
     def rooms_after(
         self, namespace: str, vendors: Iterable[str], gone: Collection[str], *, claimant: str
     ) -> QuotaRooms:
-        """The same once these pods and the victims of all other nominations have left."""
+        """The same once these pods have left. Nothing is expected of victims of nominations on other nodes."""
         if not self.quotas.limits_anything:
             return {}
         return self._rooms(namespace, self._quota_balance(namespace, vendors, gone, claimant))
@@ -340,10 +343,9 @@ class Ledger:
     def _quota_balance(
         self, namespace: str, vendors: Iterable[str], gone: Collection[str], claimant: str
     ) -> dict[str, Use]:
-        """By vendor: what other nominations claim, less what leaves with their victims and with the pods `gone`."""
-        others = self.nominations.others(claimant)
-        left = {*gone, *(uid for nomination in others for uid in nomination.victims)} & self._pods.keys()
-        claims, freed = [each.facts for each in others], [self._pods[uid].facts for uid in left]
+        """By vendor: what other nominations claim, less what leaves with the pods `gone`."""
+        claims = [each.facts for each in self.nominations.others(claimant)]
+        freed = [entry.facts for uid in set(gone) if (entry := self._pods.get(uid)) is not None]
         return {
             vendor: quota_use(claims, namespace, vendor).minus(quota_use(freed, namespace, vendor))
             for vendor in vendors

@@ -264,7 +264,7 @@ class _CardBounds:
         last = np.maximum(need - 1, 0), np.arange(len(need))
         apart = np.where(chosen, pods, 0).sum(axis=0)
         together = np.maximum(-(-need // widest), pods[last])
-        bound.pods[columns] = np.where(widest == 1, apart, together)
+        bound.pods[columns] = np.where(need == 0, 0, np.where(widest == 1, apart, together))
         bound.ages[columns] = ages[last]
         bound.work[columns] = np.where(widest == 1, np.where(chosen, work, 0).sum(axis=0), work[0])
 
