@@ -68,6 +68,10 @@ def sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int) 
     optional = [i for i in everything if i not in essential]
     found: list[frozenset[int]] = []
     for size in range(_least(tenants, takes, essential, optional), len(optional) + 1):
+        # Of all sets of this size, none costs less than the cheapest units together.
+        cheapest = frozenset((*essential, *optional[:size]))
+        if most == 1 and takes(tenants.without(cheapest)):
+            return _ordered(tenants.units, [cheapest])
         for chosen in _in_order(tenants.units, essential, combinations(optional, size)):
             if any(smaller <= chosen for smaller in found):
                 continue

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +23,13 @@ from tessera.core.victims import NO_PRIORITY, Cost, PodBook
 
 MOST_LEVELS = 16
 """priorities with arrays of their own; further ones share the next lower level, which keeps bounds optimistic"""
+STARTS = 6
+"""start times that are kept per card and level, the newest ones"""
 
-FIELDS = 9
-SLOTS, MEMORY, CORES, PODS, MOST_MEMORY, MOST_CORES, LEAST_MEMORY, NEWEST, OLDEST = range(FIELDS)
-"""of a card: sums, the number of pods, the largest and smallest part, and start times"""
+SLOTS, MEMORY, CORES, PODS, MOST_MEMORY, MOST_CORES, LEAST_MEMORY, OLDEST, NEWEST = range(9)
+"""of a card: sums, the number of pods, the largest and smallest part, and start times; `STARTS` of them from the last
+field on, the newest first"""
+FIELDS = NEWEST + STARTS
 NEVER = 2**62
 """larger than every start time and amount"""
 
@@ -79,40 +82,69 @@ class VictimArrays:
         return not self._dirty
 
     def bounds(self, pod: PodRequest, priority: int, rows: Ints) -> Iterator[NodeBound]:
-        """Nodes of these columns where victims may be found, the lowest bound first. The pod must fit none as it is."""
-        levels = [level for level in self._order if level < priority]
-        if not len(rows):
-            return
-        found = [self._judge(pod, request, levels, rows) for request in _distinct(pod)]
-        highest = np.max([one.highest for one in found], axis=0)
-        pods = np.max([one.pods for one in found], axis=0)
-        lowest, newest = self._extremes(levels, rows)
-        ages = found[0].ages if len(found) == 1 else -newest
-        work = found[0].work if len(found) == 1 else np.zeros_like(pods)
+        """Nodes of these columns where victims may be found, the lowest bound first. The pod must fit none as it is.
+
+        Priorities are looked at one after the other, and only as far as the caller goes on.
+        """
+        arrays, count = self._ledger.arrays, len(self._ledger.arrays.names)
+        # Of most columns, all are looked at: a part of an array costs more than a slice of it.
+        columns: screen.Columns = rows
+        if 2 * len(rows) > count:
+            named, rows, columns = rows, np.arange(count, dtype=np.int64), slice(0, count)
+        requests = [_RequestSearch(self._ledger, pod, request, columns) for request in _distinct(pod)]
+        left = np.all([request.is_able for request in requests], axis=0)
+        if isinstance(columns, slice):
+            is_named = np.zeros(count, dtype=np.bool_)
+            is_named[named] = True
+            left &= is_named
+        gone = self._leaving[:, :, columns]
+        # Where it is enough to wait for pods that leave, or may be.
+        waits = left & gone.any(axis=(0, 1))
+        for request in requests:
+            waits &= request.look(gone)
+        for row in sorted(rows[waits].tolist(), key=arrays.order.places.__getitem__):
+            yield NodeBound(Cost(), arrays.names[row])
+        left &= ~waits
+        held: Ints | None = None
+        lowest = np.full(len(rows), NEVER, dtype=np.int64)
+        for level in (each for each in self._order if each < priority):
+            data = self._levels[level][:, :, columns]
+            lowest[(lowest == NEVER) & data[PODS].any(axis=0)] = level
+            held = data if held is None else _added(held, data)
+            fits = left & (lowest < NEVER)
+            for request in requests:
+                fits &= request.fits_without(gone + held[:3])
+            if fits.any():
+                left &= ~fits
+                parts = [request.bound(gone, held, self._widest[columns]) for request in requests]
+                yield from self._ordered(parts, rows, fits, held[NEWEST].max(axis=0), level=level, lowest=lowest)
+
+    def _ordered(
+        self, parts: Sequence[_Bound], rows: Ints, fits: Bools, newest: Ints, *, level: int, lowest: Ints
+    ) -> Iterator[NodeBound]:
+        """The bounds of the columns that fit at one level, the lowest first."""
+        arrays, found = self._ledger.arrays, np.flatnonzero(fits)
+        newest = newest[found]
+        parts = [_Bound(part.pods[found], part.ages[found], part.work[found]) for part in parts]
+        pods = np.max([part.pods for part in parts], axis=0)
+        ages = parts[0].ages if len(parts) == 1 else -newest
+        work = parts[0].work if len(parts) == 1 else np.zeros_like(pods)
         # A set of one pod has no other priorities and ages than these.
-        others = np.where(pods > 1, lowest, 0)
+        others = np.where(pods > 1, lowest[found], 0)
         younger = np.where(pods > 1, -newest, 0)
-        places = self._ledger.arrays.order.places[rows]
-        order = np.lexsort((places, work, younger, ages, others, pods, highest))
-        for i in order.tolist():
-            if highest[i] >= NEVER:
-                return
-            count = int(pods[i])
-            cost = Cost(
-                int(highest[i]),
-                count,
-                (int(highest[i]), *[int(others[i])] * (count - 1)) if count else (),
-                (int(ages[i]), *[int(younger[i])] * (count - 1)) if count else (),
-                int(work[i]),
-            )
-            yield NodeBound(cost, self._ledger.arrays.names[int(rows[i])])
+        for i in np.lexsort((arrays.order.places[rows[found]], work, younger, ages, others, pods)).tolist():
+            more = int(pods[i]) - 1
+            priorities = (level, *[int(others[i])] * more)
+            starts = (int(ages[i]), *[int(younger[i])] * more)
+            cost = Cost(level, more + 1, priorities, starts, int(work[i]))
+            yield NodeBound(cost, arrays.names[int(rows[found[i]])])
 
     # -- reading
 
     def _grow(self, arrays: CardArrays) -> None:
         """Larger arrays; all columns are read again."""
         shape = arrays.kind.shape
-        self._levels = {level: np.zeros((FIELDS, *shape), dtype=np.int64) for level in self._levels}
+        self._levels = {level: _no_pods(shape) for level in self._levels}
         self._leaving = np.zeros((3, *shape), dtype=np.int64)
         self._widest = np.ones(shape[1], dtype=np.int64)
         self._names = []
@@ -122,6 +154,7 @@ class VictimArrays:
         self._widest[row] = 1
         for level in self._levels.values():
             level[:, :, row] = 0
+            level[LEAST_MEMORY, :, row] = level[OLDEST, :, row] = NEVER
 
     def _read(self, name: str) -> None:
         ledger, row = self._ledger, self._ledger.arrays.row(name)
@@ -146,13 +179,13 @@ class VictimArrays:
             self._widest[row] = max(self._widest[row], len(held))
             level = self._level_of(traits.priority)
             for place, use in held:
-                cell = cells.setdefault((level, place), [0, 0, 0, 0, 0, 0, NEVER, 0, NEVER])
+                cell = cells.setdefault((level, place), [0, 0, 0, 0, 0, 0, NEVER, NEVER, *[0] * STARTS])
                 for field, amount in ((SLOTS, use.slots), (MEMORY, use.memory), (CORES, use.cores), (PODS, 1)):
                     cell[field] += amount
                 cell[MOST_MEMORY] = max(cell[MOST_MEMORY], use.memory)
                 cell[MOST_CORES] = max(cell[MOST_CORES], use.cores)
                 cell[LEAST_MEMORY] = min(cell[LEAST_MEMORY], use.memory)
-                cell[NEWEST] = max(cell[NEWEST], traits.started)
+                cell[NEWEST:] = sorted((*cell[NEWEST:], traits.started), reverse=True)[:STARTS]
                 cell[OLDEST] = min(cell[OLDEST], traits.started)
         for (level, place), cell in cells.items():
             self._levels[level][:, place, row] = cell
@@ -167,129 +200,139 @@ class VictimArrays:
             priority = NO_PRIORITY
             if priority in self._levels:
                 return priority
-        self._levels[priority] = np.zeros((FIELDS, *self._leaving.shape[1:]), dtype=np.int64)
+        self._levels[priority] = _no_pods(self._leaving.shape[1:])
         self._order = sorted(self._levels)
         return priority
 
-    # -- bounds
 
-    def _extremes(self, levels: list[int], rows: Ints) -> tuple[Ints, Ints]:
-        """By column: the lowest level that occurs, and the newest start of all levels."""
-        lowest = np.full(len(rows), NEVER, dtype=np.int64)
-        newest = np.zeros(len(rows), dtype=np.int64)
-        for level in reversed(levels):
-            data = self._levels[level]
-            lowest[data[PODS][:, rows].any(axis=0)] = level
-            newest = np.maximum(newest, data[NEWEST][:, rows].max(axis=0, initial=0))
-        return lowest, newest
+class _Bound(NamedTuple):
+    """Of one request, by column."""
 
-    def _judge(self, pod: PodRequest, request: Request, levels: list[int], rows: Ints) -> _RequestBound:
-        """One request alone on each column."""
-        arrays, rules = self._ledger.arrays, self._ledger.rules[request.vendor]
-        question = screen.question(pod, request, rules)
-        counts = screen.card_counts(arrays, request.vendor, rows)
-        able = arrays.present[rows] & ~arrays.unavailable[rows] & (counts >= rules.least_cards(request))
-        unknown = arrays.odd[rows] if rules.arrays_exact else np.ones(len(rows), dtype=np.bool_)
-        bound = _RequestBound.nothing(len(rows))
-        gone = self._leaving[:, :, rows]
-        before = _takes(arrays, question, rows, gone)
-        # Where it is enough to wait for pods that leave, or may be.
-        is_settled = able & gone.any(axis=(0, 1)) & (unknown | (before.sum(axis=0) >= request.count))
-        bound.highest[is_settled] = NO_PRIORITY
-        held = np.zeros((FIELDS, *before.shape), dtype=np.int64)
-        held[LEAST_MEMORY] = held[OLDEST] = NEVER
-        for level in levels:
-            _add(held, self._levels[level][:, :, rows])
-            after = _takes(arrays, question, rows, gone + held[:3])
-            is_new = able & ~is_settled & held[PODS].any(axis=0)
-            is_new &= unknown | (after.sum(axis=0) >= request.count)
-            columns = np.flatnonzero(is_new)
-            if len(columns):
-                bound.highest[columns] = level
-                cards = _CardBounds(arrays, question, rows[columns], gone[:, :, columns], held[:, :, columns])
-                cards.fill(bound, columns, before[:, columns], after[:, columns], self._widest[rows[columns]])
-                # The cards do not decide, or not alone: at least one pod has to leave.
-                rest = columns[unknown[columns] | (bound.pods[columns] == 0)]
-                bound.pods[rest] = 1
-                bound.ages[rest] = -held[NEWEST][:, rest].max(axis=0)
-                bound.work[rest] = held[LEAST_MEMORY][:, rest].min(axis=0)
-            is_settled |= is_new
-        return bound
-
-
-class _RequestBound(NamedTuple):
-    """By column."""
-
-    highest: Ints
-    """`NEVER` where no victims help"""
     pods: Ints
     ages: Ints
     work: Ints
 
-    @classmethod
-    def nothing(cls, size: int) -> _RequestBound:
-        return cls(np.full(size, NEVER, dtype=np.int64), *(np.zeros(size, dtype=np.int64) for _ in range(3)))
+
+class _RequestSearch:
+    """One request on some columns."""
+
+    def __init__(self, ledger: Ledger, pod: PodRequest, request: Request, columns: screen.Columns) -> None:
+        arrays, rules = ledger.arrays, ledger.rules[request.vendor]
+        self._arrays = arrays
+        self._columns = columns
+        self._question = screen.question(pod, request, rules)
+        counts = screen.card_counts(arrays, request.vendor, columns)
+        is_usable = arrays.present[columns] & ~arrays.unavailable[columns]
+        self.is_able: Bools = is_usable & (counts >= rules.least_cards(request))
+        self._is_unknown: Bools = arrays.odd[columns] | (not rules.arrays_exact)
+        """where the arrays cannot tell"""
+        self._before: Bools = np.zeros((0, 0), dtype=np.bool_)
+        """cards that take the request once those that leave have left"""
+        self._after: Bools = self._before
+        """and once pods up to some priority have left as well"""
+
+    def look(self, gone: Ints) -> Bools:
+        """Where it may be enough that some pods leave already. Comes first."""
+        self._before = self._takes(gone)
+        return self._enough(self._before)
+
+    def fits_without(self, gone: Ints) -> Bools:
+        """Where enough cards take the request without this, or may."""
+        self._after = self._takes(gone)
+        return self._enough(self._after)
+
+    def _enough(self, takes: Bools) -> Bools:
+        enough: Bools = self._is_unknown | (np.count_nonzero(takes, axis=0) >= self._question.request.count)
+        return enough
+
+    def bound(self, gone: Ints, held: Ints, widest: Ints) -> _Bound:
+        """What the victims for this request cost at least, where it `fits_without` them."""
+        cards = _CardCosts(self._arrays, self._question, self._columns, gone, held)
+        bound = cards.cheapest(self._before, self._after, widest)
+        # The cards do not decide, or not alone: at least one pod has to leave.
+        rest = self._is_unknown | (bound.pods == 0)
+        least = held[LEAST_MEMORY].min(axis=0)
+        return _Bound(
+            np.where(rest, 1, bound.pods),
+            np.where(rest, -held[NEWEST].max(axis=0), bound.ages),
+            np.where(rest, least, bound.work),
+        )
+
+    def _takes(self, gone: Ints) -> Bools:
+        """Cards that take the request once what is `gone` has left."""
+        arrays, columns = self._arrays, self._columns
+        left = copy.copy(arrays)
+        left.used = arrays.used.copy()
+        left.used_memory = arrays.used_memory.copy()
+        left.used_cores = arrays.used_cores.copy()
+        left.used[:, columns] -= gone[SLOTS]
+        left.used_memory[:, columns] -= gone[MEMORY]
+        left.used_cores[:, columns] -= gone[CORES]
+        takes: Bools = screen.judge(left, self._question, columns) == screen.TAKES
+        return takes
 
 
-class _CardBounds:
-    """What the cards of some columns ask for, so that each takes the request."""
+class _CardCosts:
+    """What has to leave each card of some columns at least, so that it takes the request."""
 
-    def __init__(self, arrays: CardArrays, question: screen.Question, rows: Ints, gone: Ints, held: Ints) -> None:
+    def __init__(
+        self, arrays: CardArrays, question: screen.Question, rows: screen.Columns, gone: Ints, held: Ints
+    ) -> None:
         request = question.request
         total_memory, total_cores = arrays.memory[:, rows], arrays.cores[:, rows]
-        short_memory = screen.memory_asked(request, total_memory) - (
-            total_memory - arrays.used_memory[:, rows] + gone[MEMORY]
-        )
+        asked = screen.memory_asked(request, total_memory)
+        short_memory = asked - (total_memory - arrays.used_memory[:, rows] + gone[MEMORY])
         whole, cores = screen.cores_asked(request, total_cores)
         short_cores = cores - (total_cores - arrays.used_cores[:, rows] + gone[CORES])
-        self.count = request.count
-        self.all_leave = whole | question.unused_cards_only
-        self.pods = np.maximum(
-            1,
-            np.maximum(_quotient(short_memory, held[MOST_MEMORY]), _quotient(short_cores, held[MOST_CORES])),
-        )
-        self.pods = np.where(self.all_leave, held[PODS], self.pods)
-        self.ages = np.where(self.all_leave, -held[OLDEST], -held[NEWEST])
-        least = np.maximum(short_memory, self.pods * held[LEAST_MEMORY])
-        self.work = np.where(self.all_leave, held[MEMORY], least)
+        all_leave = whole | question.unused_cards_only
+        some = np.maximum(_quotient(short_memory, held[MOST_MEMORY]), _quotient(short_cores, held[MOST_CORES]))
+        self._count = request.count
+        self._pods = np.where(all_leave, held[PODS], np.maximum(some, 1))
+        # So many pods have to leave that the oldest of them is no newer than this.
+        oldest = np.take_along_axis(held[NEWEST:], np.clip(self._pods - 1, 0, STARTS - 1)[None], axis=0)[0]
+        self._ages = np.where(all_leave, -held[OLDEST], -oldest)
+        least = np.maximum(short_memory, self._pods * np.where(held[PODS] > 0, held[LEAST_MEMORY], 0))
+        self._work = np.where(all_leave, held[MEMORY], least)
 
-    def fill(self, bound: _RequestBound, columns: Ints, before: Bools, after: Bools, widest: Ints) -> None:
-        """For the cheapest cards that are enough."""
+    def cheapest(self, before: Bools, after: Bools, widest: Ints) -> _Bound:
+        """For the cheapest cards that are enough; no pods where the cards take the request `before` as well.
+
+        A pod that holds several cards (`widest` of the node) may free several.
+        """
         useful = after & ~before
-        need = np.maximum(self.count - before.sum(axis=0), 0)
-        pods = np.sort(np.where(useful, self.pods, NEVER), axis=0)
-        ages = np.sort(np.where(useful, self.ages, NEVER), axis=0)
-        work = np.sort(np.where(useful, self.work, NEVER), axis=0)
+        need = np.maximum(self._count - np.count_nonzero(before, axis=0), 0)
+        ordered = (np.where(useful, amounts, NEVER) for amounts in (self._pods, self._ages, self._work))
+        if self._count == 1:
+            pods, ages, work = (amounts.min(axis=0, keepdims=True) for amounts in ordered)
+        else:
+            pods, ages, work = (np.sort(amounts, axis=0) for amounts in ordered)
         chosen = np.arange(len(pods))[:, None] < need[None, :]
         last = np.maximum(need - 1, 0), np.arange(len(need))
         apart = np.where(chosen, pods, 0).sum(axis=0)
         together = np.maximum(-(-need // widest), pods[last])
-        bound.pods[columns] = np.where(need == 0, 0, np.where(widest == 1, apart, together))
-        bound.ages[columns] = ages[last]
-        bound.work[columns] = np.where(widest == 1, np.where(chosen, work, 0).sum(axis=0), work[0])
+        return _Bound(
+            np.where(need == 0, 0, np.where(widest == 1, apart, together)),
+            ages[last],
+            np.where(widest == 1, np.where(chosen, work, 0).sum(axis=0), work[0]),
+        )
 
 
-def _add(held: Ints, level: Ints) -> None:
-    """Take another level into account."""
-    held[: PODS + 1] += level[: PODS + 1]
-    for field in (MOST_MEMORY, MOST_CORES, NEWEST):
-        np.maximum(held[field], level[field], out=held[field])
-    is_there = level[PODS] > 0
+def _no_pods(shape: tuple[int, ...]) -> Ints:
+    level: Ints = np.zeros((FIELDS, *shape), dtype=np.int64)
+    level[LEAST_MEMORY] = level[OLDEST] = NEVER
+    return level
+
+
+def _added(held: Ints, level: Ints) -> Ints:
+    """Two levels together."""
+    total: Ints = np.empty_like(held)
+    np.add(held[: PODS + 1], level[: PODS + 1], out=total[: PODS + 1])
+    for field in (MOST_MEMORY, MOST_CORES):
+        np.maximum(held[field], level[field], out=total[field])
     for field in (LEAST_MEMORY, OLDEST):
-        np.minimum(held[field], level[field], out=held[field], where=is_there)
-
-
-def _takes(arrays: CardArrays, question: screen.Question, rows: Ints, gone: Ints) -> Bools:
-    """Cards of these columns that take the request once what is `gone` has left."""
-    left = copy.copy(arrays)
-    left.used = arrays.used.copy()
-    left.used_memory = arrays.used_memory.copy()
-    left.used_cores = arrays.used_cores.copy()
-    left.used[:, rows] -= gone[SLOTS]
-    left.used_memory[:, rows] -= gone[MEMORY]
-    left.used_cores[:, rows] -= gone[CORES]
-    takes: Bools = screen.judge(left, question, rows) == screen.TAKES
-    return takes
+        np.minimum(held[field], level[field], out=total[field])
+    total[NEWEST:] = np.sort(np.concatenate((held[NEWEST:], level[NEWEST:])), axis=0)[: -STARTS - 1 : -1]
+    return total
 
 
 def _quotient(amount: Ints, each: Ints) -> Ints:
