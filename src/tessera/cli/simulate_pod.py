@@ -31,6 +31,7 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
     examples=[
         ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
         ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
+        ("tessera simulate pod -f pod.yaml --preempt", "which pods would be evicted for it"),
         ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
     ],
     codes="  0  all requested copies fit\n"
@@ -51,9 +52,17 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
 )
 @click.option("--cluster", "cluster_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
               help="Use a cluster described in YAML.")  # fmt: skip
+@click.option("--preempt", is_flag=True, help="Say which pods would be evicted for the first copy that does not fit.")
 @click.option("--cards", is_flag=True, help="List every card that does not fit the next copy.")
 def command(
-    source: ClusterSource, file: str, count: int | None, most: int, namespace: str, cards: bool, output: str
+    source: ClusterSource,
+    file: str,
+    count: int | None,
+    most: int,
+    namespace: str,
+    preempt: bool,
+    cards: bool,
+    output: str,
 ) -> None:
     """Say where new pods would go, how many fit, and what stops the next one.
 
@@ -80,7 +89,7 @@ def command(
         home = sources.namespace_of(source, namespace)
         manifests = read_manifests(text, file=file, namespace=home, count=count)
         cluster = OfflineCluster(await sources.read_state(source, namespace=home))
-        found = [simulate(cluster, manifest, most=most, cards=cards) for manifest in manifests]
+        found = [simulate(cluster, manifest, most=most, cards=cards, preempt=preempt) for manifest in manifests]
         width = sources.terminal_width()
         lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))]
         documents = [{**msgspec.to_builtins(one), "allFit": one.all_fit, "byNode": one.by_node} for one in found]

@@ -18,6 +18,7 @@ from tessera.scheduler.host_resources import host_ask
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import is_slice_reference
 from tessera.vendors.pod_reader import ENDED
+from tessera.wire import keys
 from tessera.wire.objects import Pod
 
 OWN_DOMAINS = frozenset({"hami.io", "tessera.io", "scheduling.x-k8s.io"})
@@ -94,16 +95,18 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
         {
             "metadata": {
                 **_pick(metadata, "name", "generateName", "namespace", "uid", "creationTimestamp", "deletionTimestamp"),
+                "labels": _pick(metadata.get("labels") or {}, *keys.POD_GROUPS),
                 "annotations": _annotations(metadata, kept),
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
+                **_pick(spec, "priority", "preemptionPolicy"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],
             },
             "status": {
-                "phase": status.get("phase"),
+                **_pick(status, "phase", "startTime"),
                 "conditions": _conditions(status),
                 "initContainerStatuses": [_ended(each) for each in status.get("initContainerStatuses") or ()],
             },

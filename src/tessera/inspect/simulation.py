@@ -19,6 +19,7 @@ from tessera.inspect.demand import ExpectedDemand
 from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_reason
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
@@ -50,6 +51,8 @@ class StopReason:
     text: str
     verdict: FitsNowhere | None = None
     kept_off: tuple[NodeGroup, ...] = ()
+    preemption: PreemptionOutlook | None = None
+    """which pods would be evicted for it; None if that was not asked"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,14 @@ class Simulation:
         return dict(sorted(Counter(one.node for one in self.placed).items()))
 
 
-def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False) -> Simulation:
+def simulate(
+    cluster: OfflineCluster,
+    manifest: Manifest,
+    *,
+    most: int = MAX_COPIES,
+    cards: bool = False,
+    preempt: bool = False,
+) -> Simulation:
     """Places the requested copies, then goes on counting until one does not fit or `most` have been placed.
 
     Only the requested copies stay reserved and count as demand, so that the next manifest sees them and nothing else.
@@ -120,7 +130,10 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
             cluster.observe_request(prepared.request)
         if isinstance(answer, Refused):
             refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
-            result = replace(result, stop=_stop_reason(refusal, filtered_out))
+            stop = _stop_reason(refusal, filtered_out)
+            if preempt:
+                stop = replace(stop, preemption=foresee(cluster, prepared.request, names))
+            result = replace(result, stop=stop)
             break
         if number == 1:
             result = replace(result, why=explain_choice(cluster.ledger, prepared.request, answer))
