@@ -22,7 +22,14 @@ LEDGER = Ledger(VENDORS)
 
 def one_input(data: bytes) -> None:
     decided: list[Verdict] = []
-    review(data, "application/json", vendors=VENDORS, settings=SETTINGS, ledger=LEDGER, observe=decided.append)
+    review(
+        data,
+        "application/json",
+        vendors=VENDORS,
+        settings=SETTINGS,
+        ledger=LEDGER,
+        observe=lambda verdict, _review: decided.append(verdict),
+    )
     assert [each.code for each in decided if each.code == FAULT] == []
     try:
         document = msgspec.json.decode(data)

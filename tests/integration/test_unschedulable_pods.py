@@ -192,7 +192,7 @@ async def test_room_gained_while_everything_is_read_again_is_not_overlooked(tmp_
         assert "ResourceQuotaNotFit" in await cluster.refused("waiting")
 
         plane.server.faults.next(held, method="GET", path="/api/v1/pods$", agent=US)
-        service.replace_vendors(dict(service.engine.vendors))
+        service.replace_vendors(dict(service.engine.vendors), service.settings)
         await held.reached.wait()
         await plane.client.delete(RESOURCE_QUOTAS.path("default", "gpus"))
         await cluster.until(lambda: service.unsynced() == "the first list of pods is not complete")

@@ -9,17 +9,20 @@ from typing import Any
 
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
-from tessera.scheduler.observer import SchedulerObserver
-from tessera.scheduler.settings import Settings
+from tessera.scheduler.journal import Journal
+from tessera.scheduler.settings import JournalSettings, Settings
 from tessera.scheduler.tenure import Tenure
 from tests.model.apiserver import Client, SimulatedApiserver
 from tests.model.bindings import Bindings
 from tests.model.checker import Checker
 from tests.model.lease import ModelLease
 from tests.model.tables import Informer
+from tests.support.journals import assert_same_ledger, records_of, replayed
 
 TICK = 15.0
 """seconds, as in the service"""
+JOURNAL_BYTES = 300_000
+"""so little that records leave the journal all the time"""
 
 
 class Process:
@@ -40,14 +43,19 @@ class Process:
         """in a fixed order, so that a life can be lived again"""
         self._is_taking_over = False
         clock = Clock(now, asyncio.get_running_loop().time, UTC)
+        settings = Settings(journal=JournalSettings(memory_bytes=JOURNAL_BYTES))
+        self.journal = Journal(settings, now=now, identity=name)
+        self._replayed = 0
+        """number of the last record whose decision was made again"""
         engine = self.engine = Engine(
-            Settings(),
+            settings,
             self.client,
             clock=clock,
             spawn=self._spawn,
-            observer=SchedulerObserver(),
+            observer=self.journal,
             tenure=Tenure(lambda: lease.tenure(name)),
         )
+        self.journal.attach(engine.ledger)
         self.checker = Checker(
             api,
             bindings,
@@ -83,8 +91,19 @@ class Process:
             self._is_taking_over = True
             self._spawn(self._take_over(current))
 
+    def replay(self, *, least: int = 0) -> None:
+        """Makes the decisions again that were recorded since the last time, once there are so many new records."""
+        if self.journal.sequence - self._replayed < least:
+            return
+        assert self._replayed >= self.journal.oldest - 1, "decisions have left the journal before they were replayed"
+        again = replayed(records_of(self.journal, self._replayed))
+        assert again.counts.without_candidates == 0
+        assert_same_ledger(again, self.engine.ledger)
+        self._replayed = self.journal.sequence
+
     def stop(self) -> None:
         """All memory is gone; calls that were sent are the apiserver's."""
+        self.replay()
         self.client.crash()
         for task in list(self._tasks):
             task.cancel()

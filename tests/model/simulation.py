@@ -32,6 +32,8 @@ FULL_EVERY = 64
 """steps between two checks of the whole ledger; what a step touched is checked after every step"""
 REST_EVERY = 500
 """steps"""
+REPLAYED = 50
+"""records of a journal that are replayed at once"""
 NUDGES = 2
 """pods that are deleted during a rest"""
 BREATH_SECONDS = 20.0
@@ -110,6 +112,8 @@ class Simulation:
             await self._step()
             if self.steps % REST_EVERY == 0:
                 await self._rest()
+        for process in self._running:
+            process.replay()
 
     async def _step(self) -> None:
         self.steps += 1
@@ -133,6 +137,7 @@ class Simulation:
             process.checker.step()
             if self.steps % FULL_EVERY == 0:
                 process.checker.full()
+            process.replay(least=REPLAYED)
 
     def _failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Keeps exceptions of tasks and callbacks that are not awaited."""

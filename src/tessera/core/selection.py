@@ -105,6 +105,8 @@ class Selected:
     ranked: Ranked
     failed: tuple[int, ...]
     """positions in `ranked` of nodes that turned out not to fit"""
+    absent: tuple[int, ...] = ()
+    """positions in `ranked` of better nodes that the list of candidates was searched for, and does not name"""
 
     @cached_property
     def compared(self) -> Ints:
@@ -255,14 +257,16 @@ class Selector:
         evaluation = cache.evaluation
         ranked = self._rank(pod, candidates, cache, rooms)
         failed: list[int] = []
-        for i in _candidates_best_first(ranked, candidates):
+        absent: list[int] = []
+        for i in _candidates_best_first(ranked, candidates, absent):
             row = int(ranked.order.rows[ranked.places[i]])
             answer = evaluation.placement(row, rooms)
             if isinstance(answer, Misfit):
                 failed.append(i)
                 continue
             ranked.decided[i] = True
-            return Selected(answer._replace(score=float(ranked.scores[i])), candidates, ranked, tuple(failed))
+            placement = answer._replace(score=float(ranked.scores[i]))
+            return Selected(placement, candidates, ranked, tuple(failed), tuple(absent))
         return None
 
     def _rank(self, pod: PodRequest, candidates: CandidateNames, cache: ShapeCache, rooms: QuotaRooms) -> Ranked:
@@ -318,8 +322,8 @@ class Selector:
         return cache
 
 
-def _candidates_best_first(ranked: Ranked, candidates: CandidateNames) -> Iterator[int]:
-    """Positions in `ranked` of the candidates, the best first."""
+def _candidates_best_first(ranked: Ranked, candidates: CandidateNames, absent: list[int]) -> Iterator[int]:
+    """Positions in `ranked` of the candidates, the best first. Adds to `absent` what a search did not find."""
     names, places = ranked.order.names, ranked.places
     probed: list[int] = []
     if not isinstance(candidates, Candidates):
@@ -327,6 +331,8 @@ def _candidates_best_first(ranked: Ranked, candidates: CandidateNames) -> Iterat
             probed.append(i)
             if names[places[i]] in candidates:
                 yield i
+            else:
+                absent.append(i)
         if len(probed) == len(places):
             return
     is_named = candidates.resolve().named[places]

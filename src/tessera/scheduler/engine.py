@@ -89,6 +89,7 @@ class Engine:
             self.unschedulable,
             clock=clock,
             reservation_seconds=settings.reservation_seconds,
+            observer=observer,
         )
         self._uses_forecast = uses_forecast(settings.policies.node, settings.policies.device)
         self._demand = DemandTracker(self.ledger.arrays, self.vendors)
@@ -159,6 +160,7 @@ class Engine:
         """The tenure is over."""
         self.tenure.end()
         self.cycles.end_term()
+        self._observer.on_step_down()
 
     def _is_ours(self, pod: Pod) -> bool:
         """Whether a scheduler with these settings, or earlier ones, may have decided about a pod that is not bound."""
@@ -270,6 +272,7 @@ class Engine:
                 serial += 1
                 try:
                     await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
+                    self._observer.on_woken(pod)
                 except KubeError as error:
                     if isinstance(error, ApiError) and error.status == NOT_FOUND:
                         self._forget_refused(pod.uid)

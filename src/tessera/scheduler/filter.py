@@ -8,21 +8,24 @@ and the set of candidates, and on nothing else.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
 
 from msgspec import Raw
 
-from tessera.core.event_text import brief_success_text, refusal_texts, success_text
+from tessera.core.evaluation import UNREGISTERED
+from tessera.core.event_text import brief_success_text, refusal_sentence, success_text
 from tessera.core.fit import fit_pod
+from tessera.core.grants import Placement
 from tessera.core.ledger import Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Selector, Unfinished
 from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
-from tessera.scheduler.observer import PlacedEvent, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
@@ -73,16 +76,21 @@ class Filter:
 
     def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
-        request = prepared.request
-        view = self._ledger.node(node, claimant=request.uid)
-        if view is None:
+        request, began = prepared.request, time.perf_counter()
+        answer = self._place_on(request, node)
+        self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
+        if answer is UNREGISTERED:
             return f"node {node} has no registered devices"
-        rooms = self._ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
-        answer = fit_pod(view, request, self._ledger.rules, rooms)
         if isinstance(answer, Misfit):
             return f"pod no longer fits node {node}: {answer.text}"
         self._cycles.reserve(prepared, answer)
         return ""
+
+    def _place_on(self, request: PodRequest, node: str) -> Placement | Misfit:
+        """By the plain rule, with what the pod is nominated for."""
+        view = self._ledger.node(node, claimant=request.uid)
+        rooms = self._ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
+        return UNREGISTERED if view is None else fit_pod(view, request, self._ledger.rules, rooms)
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
@@ -105,7 +113,7 @@ class Filter:
         return self._decide(prepared, CandidateList(args.node_names, self._candidate_lists))
 
     def _decide(self, prepared: PreparedRequest, named: CandidateList) -> bytes:
-        request = prepared.request
+        request, began = prepared.request, time.perf_counter()
         cycle = self._cycles.get(request.uid)
         standing = self._standing_answer(request, cycle, named)
         if standing is not None:
@@ -119,10 +127,12 @@ class Filter:
         was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
         answer = self._selector.select_within(request, named, MOST_WORK)
         if isinstance(answer, Unfinished):
+            self._report(request, answer, named, began)
             return self._finish_later(request, named)
         if isinstance(answer, Refused):
             candidates = named.resolve()
             is_first = self._cycles.refuse(request, candidates)
+            self._report(request, answer, named, began)
             if is_first:
                 self._demand.note_request(request)
             describe = partial(self._describe_refusal, request, candidates, answer)
@@ -131,6 +141,7 @@ class Filter:
         if not was_refused:
             self._demand.note_request(request)
         placement = answer.placement
+        self._report(request, answer, named, began)
         self._cycles.reserve(prepared, placement)
         self._after_reserve()
         self._observer.on_placed(
@@ -147,7 +158,7 @@ class Filter:
         if nomination is None or nomination.facts.node not in named:
             return None
         node = nomination.facts.node
-        if self.reserve_on(prepared, node):
+        if isinstance(self._place_on(prepared.request, node), Misfit) or self.reserve_on(prepared, node):
             return None
         self._after_reserve()
         cycle = self._cycles.get(prepared.request.uid)
@@ -156,6 +167,12 @@ class Filter:
         describe = partial(brief_success_text, cycle.placement)
         self._observer.on_placed(PlacedEvent(prepared.request, describe, describe))
         return encode_filter_result(node_names=[node])
+
+    def _report(
+        self, request: PodRequest, answer: Selected | Refused | Unfinished, named: CandidateList, began: float
+    ) -> None:
+        seconds, refusals = time.perf_counter() - began, self._cycles.unschedulable.refusals(request.uid)
+        self._observer.on_filter_decision(FilterDecision(request, answer, named, refusals, seconds))
 
     def _standing_answer(self, request: PodRequest, cycle: PodCycle | None, named: CandidateList) -> bytes | None:
         """For a pod that is, is being, or may be bound: its cards are not given up for others."""
@@ -187,14 +204,16 @@ class Filter:
         except WireError:  # The chosen node was found in the list before something that is no name.
             return brief_success_text(selected.placement)
 
-    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> list[str]:
-        return refusal_texts(self._ledger, request, candidates.rows, refused)
+    def _describe_refusal(self, request: PodRequest, candidates: Candidates, refused: Refused) -> str:
+        if candidates.order is not self._ledger.arrays.order:  # Nodes have come or gone since.
+            candidates = self._selector.candidates(candidates.names)
+        return refusal_sentence(self._ledger, request, candidates.rows, refused)
 
     def _encode(self, refused: Refused) -> bytes:
         """Equal refusals are one object, and are encoded once."""
         known = self._encoded.get(id(refused))
         if known is None or known[0] is not refused:
-            texts = {id(misfit): misfit.text for misfit in {id(m): m for m in refused.misfits.values()}.values()}
+            texts = {id(misfit): misfit.text for misfit, _ in refused.verdicts}
             failed = {name: texts[id(misfit)] for name, misfit in refused.misfits.items()}
             known = self._encoded[id(refused)] = (refused, encode_filter_result(failed=failed))
             if len(self._encoded) > ENCODED_REFUSALS:

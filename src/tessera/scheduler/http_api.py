@@ -10,12 +10,20 @@ import asyncio
 import ipaddress
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from urllib.parse import parse_qs
 
 from tessera.http11.router import Handler, Request, Response, Route
+from tessera.scheduler.journal import Journal
 from tessera.services import exposition
+from tessera.wire.gobool import parse_bool
+from tessera.wire.journal import encode_record
 
-JSON = "application/json"
+JSON, JSON_LINES = "application/json", "application/jsonl"
+SINCE_DIGITS = 19
+MOST_READERS = 8
+"""of the journal at a time: one that begins afresh may hold as much memory as the journal itself"""
 FORBIDDEN = Response(403, b"filter and bind answer this machine only; set --client-ca-file to let other callers in\n")
 
 
@@ -89,6 +97,67 @@ def webhook_routes(routes: Routes) -> list[Route]:
         return Response(200, answer, JSON)
 
     return [Route("POST", "/webhook", review)]
+
+
+Refuse = Callable[[Request], Awaitable[Response | None]]
+"""the answer to a caller who may not read; None if the caller may"""
+
+
+def journal_routes(journal: Journal, refuse: Refuse | None = None) -> list[Route]:
+    """The decision journal, which names the pods of all tenants. Without `refuse`, the guard of the listener decides
+    who may read it: it must be `find_refusal`."""
+
+    async def read(request: Request) -> Response:
+        refusal = None if refuse is None else await refuse(request)
+        if refusal is not None:
+            return refusal
+        try:
+            query = read_journal_query(request.target)
+        except ValueError as error:
+            return Response(400, f"{error}\n".encode())
+        if query.process not in ("", journal.identity):
+            # Its numbers have nothing to do with those here.
+            query = JournalQuery(follow=query.follow)
+        if journal.readers >= MOST_READERS:
+            return Response(503, b"the journal is being read by as many clients as may\n")
+        return Response(200, content_type=JSON_LINES, pieces=_lines(journal, query))
+
+    return [Route("GET", "/journal", read, guarded=refuse is None, reads_headers=refuse is not None, max_body_bytes=0)]
+
+
+@dataclass(frozen=True, slots=True)
+class JournalQuery:
+    """What a client wants to read; see `Journal.read`."""
+
+    since: int | None = None
+    follow: bool = False
+    snapshot: bool = True
+    process: str = ""
+    """whose record `since` is; empty = that of this process"""
+
+
+def read_journal_query(target: bytes) -> JournalQuery:
+    """Raises ValueError."""
+    found = parse_qs(target.partition(b"?")[2].decode("latin-1"), keep_blank_values=True, max_num_fields=8)
+    query = {name: values[-1] for name, values in found.items()}
+    since, process, switches = query.pop("since", None), query.pop("process", ""), {}
+    if since is not None and not (since.isascii() and since.isdecimal() and len(since) < SINCE_DIGITS):
+        raise ValueError("since: expected the number of a record")
+    for name, text in query.items():
+        if name not in ("follow", "snapshot"):
+            raise ValueError("expected since, process, follow or snapshot")
+        value = parse_bool(text)
+        if value is None:
+            raise ValueError(f"{name}: expected true or false")
+        switches[name] = value
+    return JournalQuery(None if since is None else int(since), process=process, **switches)
+
+
+async def _lines(journal: Journal, query: JournalQuery) -> AsyncGenerator[bytes, None]:
+    reading = journal.batches(query.since, follow=query.follow, snapshot=query.snapshot)
+    async with aclosing(reading) as batches:
+        async for batch in batches:
+            yield b"".join(map(encode_record, batch))
 
 
 def metrics_routes(routes: Routes) -> list[Route]:

@@ -10,10 +10,36 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tessera.core.audit import AuditFinding
+from tessera.core.grants import Placement
+from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
-from tessera.core.selection import Refused
+from tessera.core.selection import Candidates, Refused, Selected, Unfinished
 from tessera.core.victims import PodTraits
+from tessera.scheduler.candidate_lists import CandidateList
+from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod
+
+
+class FilterDecision(msgspec.Struct, frozen=True, gc=False):
+    """A filter call decided. Reported before the ledger changes."""
+
+    request: PodRequest
+    answer: Selected | Refused | Unfinished
+    candidates: CandidateList | Candidates
+    refusals: int
+    """how often the pod was refused so far, this time included"""
+    seconds: float
+    """that the decision took"""
+
+
+class BindDecision(msgspec.Struct, frozen=True, gc=False):
+    """A bind call placed a pod that has no reservation on the node that it names, or could not. Reported before the
+    ledger changes."""
+
+    request: PodRequest
+    answer: Placement | Misfit
+    node: str
+    seconds: float
 
 
 class PlacedEvent(msgspec.Struct, frozen=True):
@@ -33,8 +59,8 @@ class RefusedEvent(msgspec.Struct, frozen=True):
     refused: Refused
     is_first: bool
     """the pod was not refused before"""
-    describe: Callable[[], Sequence[str]]
-    """the reasons, and the nearest card; call it soon, because nodes change"""
+    describe: Callable[[], str]
+    """one sentence, with the numbers of that moment; takes milliseconds where there are thousands of nodes"""
 
 
 class BindEvent(msgspec.Struct, frozen=True):
@@ -95,8 +121,24 @@ class PreemptionEvent(msgspec.Struct, frozen=True):
         return f"Nominated for node {self.node}: {', '.join(parts) or 'its devices are free'}"
 
 
+class ReleasedEvent(msgspec.Struct, frozen=True):
+    """What a pod held is free."""
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    why: ReleaseReason
+
+
 class SchedulerObserver:
     """The interface. Each method ignores what it is told, so that an observer overrides only what it needs."""
+
+    def on_filter_decision(self, event: FilterDecision) -> None:
+        pass
+
+    def on_bind_decision(self, event: BindDecision) -> None:
+        pass
 
     def on_placed(self, event: PlacedEvent) -> None:
         pass
@@ -113,6 +155,15 @@ class SchedulerObserver:
     def on_preemption(self, event: PreemptionEvent) -> None:
         pass
 
+    def on_released(self, event: ReleasedEvent) -> None:
+        pass
+
+    def on_woken(self, request: PodRequest) -> None:
+        """A refused pod fits now, and kube-scheduler was made to ask again."""
+
+    def on_denied(self, namespace: str, name: str, message: str) -> None:
+        """A pod is denied at admission; `name` may be its generateName."""
+
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         """The API shows a pod that holds devices, or no longer does (None)."""
 
@@ -121,6 +172,9 @@ class SchedulerObserver:
 
     def on_tenure(self) -> None:
         """This replica decides from now on."""
+
+    def on_step_down(self) -> None:
+        """This replica decides no more."""
 
     def on_write(self, verb: str) -> None:
         """A write is about to be sent to the apiserver."""
@@ -134,6 +188,14 @@ class ObserverGroup(SchedulerObserver):
 
     def __init__(self, *members: SchedulerObserver) -> None:
         self._members = members
+
+    def on_filter_decision(self, event: FilterDecision) -> None:
+        for member in self._members:
+            member.on_filter_decision(event)
+
+    def on_bind_decision(self, event: BindDecision) -> None:
+        for member in self._members:
+            member.on_bind_decision(event)
 
     def on_placed(self, event: PlacedEvent) -> None:
         for member in self._members:
@@ -155,6 +217,18 @@ class ObserverGroup(SchedulerObserver):
         for member in self._members:
             member.on_preemption(event)
 
+    def on_released(self, event: ReleasedEvent) -> None:
+        for member in self._members:
+            member.on_released(event)
+
+    def on_woken(self, request: PodRequest) -> None:
+        for member in self._members:
+            member.on_woken(request)
+
+    def on_denied(self, namespace: str, name: str, message: str) -> None:
+        for member in self._members:
+            member.on_denied(namespace, name, message)
+
     def on_pod(self, uid: str, pod: Pod | None) -> None:
         for member in self._members:
             member.on_pod(uid, pod)
@@ -166,6 +240,10 @@ class ObserverGroup(SchedulerObserver):
     def on_tenure(self) -> None:
         for member in self._members:
             member.on_tenure()
+
+    def on_step_down(self) -> None:
+        for member in self._members:
+            member.on_step_down()
 
     def on_write(self, verb: str) -> None:
         for member in self._members:

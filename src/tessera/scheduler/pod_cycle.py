@@ -50,14 +50,16 @@ import structlog
 
 from tessera.core.grants import Placement
 from tessera.core.holdings import PodFacts
-from tessera.core.ledger import Ledger
+from tessera.core.ledger import Ledger, facts_of
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates
 from tessera.scheduler.allocation_queue import AllocationQueue, Ticket, TicketState
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.observer import ReleasedEvent, SchedulerObserver
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
 from tessera.services.failpoints import Failpoint, failpoint
+from tessera.wire.journal import ReleaseReason
 
 log = structlog.get_logger(__name__)
 
@@ -158,12 +160,14 @@ class PodCycles:
         *,
         clock: Clock,
         reservation_seconds: float,
+        observer: SchedulerObserver,
     ) -> None:
         self.ledger = ledger
         self.queue = queue
         self.unschedulable = unschedulable
         self.clock = clock
         self._reservation_seconds = reservation_seconds
+        self._observer = observer
         self.term = 0
         """grows when this replica stops leading: another one may then give away what was reserved here"""
         self._cycles: dict[str, PodCycle] = {}
@@ -360,10 +364,15 @@ class PodCycles:
         if cycle.ticket is not None:
             self.queue.enter_at_once(cycle.ticket)
 
-    def observe_gone(self, uid: str) -> None:
+    def observe_gone(self, uid: str, *, why: ReleaseReason = "deleted") -> None:
         """Any state -> SETTLED: the pod was deleted, ended, or is bound without devices."""
         self._settle(uid)
-        if self.ledger.release(uid):
+        entry = self.ledger.pod(uid)
+        if entry is not None:
+            self.ledger.release(uid)
+            self._report_release(entry.facts, why)
+            self.unschedulable.on_room()
+        elif self.ledger.withdraw(uid):
             self.unschedulable.on_room()
 
     # -- time
@@ -381,7 +390,11 @@ class PodCycles:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""
         expired = self.ledger.expire(self.clock.monotonic())
         for uid in expired:
-            self._apply(Transition.GIVE_UP, self._cycles[uid])
+            cycle = self._cycles[uid]
+            assert cycle.prepared is not None  # a reservation has both
+            assert cycle.placement is not None
+            self._report_release(facts_of(cycle.prepared.request, cycle.placement), "expired")
+            self._apply(Transition.GIVE_UP, cycle)
         if expired:
             log.info("reservations expired", pods=len(expired))
             self.unschedulable.on_room()
@@ -425,8 +438,13 @@ class PodCycles:
             self.queue.leave(ticket)
 
     def _release(self, cycle: PodCycle) -> None:
-        if self.ledger.give_up(cycle.uid):
+        entry = self.ledger.pod(cycle.uid)
+        if entry is not None and self.ledger.give_up(cycle.uid):
+            self._report_release(entry.facts, "given up")
             self.unschedulable.on_room()
+
+    def _report_release(self, facts: PodFacts, why: ReleaseReason) -> None:
+        self._observer.on_released(ReleasedEvent(facts.namespace, facts.name, facts.uid, facts.node, why))
 
     def _get_or_add(self, uid: str) -> PodCycle:
         cycle = self._cycles.get(uid)

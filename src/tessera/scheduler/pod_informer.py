@@ -24,6 +24,7 @@ from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts
 from tessera.vendors.pod_reader import ENDED, PodReader
 from tessera.wire import keys
+from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod, ResourceQuota
 
 log = structlog.get_logger(__name__)
@@ -79,7 +80,7 @@ class PodInformer:
             self._observe_bound(pod, facts)
         elif pod.status.phase in ENDED or pod.spec.node_name or pod.metadata.deletion_timestamp:
             # Ended, bound without devices, or deleted before it was bound: whatever was reserved is free.
-            self._observe_gone(uid)
+            self._observe_gone(uid, why="deleted" if pod.metadata.deletion_timestamp else "ended")
         else:
             self._cycles.observe_pending(uid)
 
@@ -112,8 +113,8 @@ class PodInformer:
         self._victims.put_pod(pod, facts)
         self._observer.on_pod(facts.uid, pod)
 
-    def _observe_gone(self, uid: str) -> None:
-        self._cycles.observe_gone(uid)
+    def _observe_gone(self, uid: str, *, why: ReleaseReason = "deleted") -> None:
+        self._cycles.observe_gone(uid, why=why)
         self._victims.drop_pod(uid)
         self._observer.on_pod(uid, None)
 

@@ -26,12 +26,20 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
-from tessera.scheduler.http_api import Routes, extender_routes, find_refusal, metrics_routes, webhook_routes
+from tessera.scheduler.http_api import (
+    Routes,
+    extender_routes,
+    find_refusal,
+    journal_routes,
+    metrics_routes,
+    webhook_routes,
+)
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import EvictedEvent, ObserverGroup, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
 from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
@@ -55,12 +63,12 @@ Reload = Callable[[], Settings]
 """reads flags and files again; raises WireError or ValueError where they are bad"""
 
 
-def run(settings: Settings, reload: Reload | None = None) -> int:
+def run(settings: Settings, reload: Reload | None = None, page: ServedPage | None = None) -> int:
     """Run until told to stop; the exit code."""
-    return uvloop.run(_main(settings, reload))
+    return uvloop.run(_main(settings, reload, page))
 
 
-async def _main(settings: Settings, reload: Reload | None) -> int:
+async def _main(settings: Settings, reload: Reload | None, page: ServedPage | None) -> int:
     try:
         access = load_access(kubeconfig=settings.kubeconfig, context=settings.context, environ=os.environ)
     except AccessError as error:
@@ -70,7 +78,7 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
         access, timeout=settings.kube_timeout, qps=settings.kube_qps, burst=settings.kube_burst
     ) as client:
         try:
-            process = Process(settings, client, reload=reload)
+            process = Process(settings, client, reload=reload, page=page)
         except TlsError as error:
             log.error("cannot serve TLS", error=str(error))
             return 2
@@ -80,12 +88,20 @@ async def _main(settings: Settings, reload: Reload | None) -> int:
 class Process(SchedulerObserver):
     """One running scheduler with its listeners. As the observer of the pipeline it keeps the metrics."""
 
-    def __init__(self, settings: Settings, client: KubeClient, *, reload: Reload | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: KubeClient,
+        *,
+        reload: Reload | None = None,
+        page: ServedPage | None = None,
+    ) -> None:
         self.settings = settings
         self._reload = reload
         self._client = client
         self.metrics = Metrics()
-        self.service = Service(settings, client, observer=self)
+        self._page = page
+        self.service = Service(settings, client, observer=self if page is None else ObserverGroup(self, page))
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tenure_time = TenureTime(asyncio.get_running_loop().time, lambda: self.service.is_leader)
         self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)
@@ -137,6 +153,7 @@ class Process(SchedulerObserver):
             await self._announce_end()
         deadline = asyncio.get_running_loop().time() + self.settings.grace_seconds
         log.info("stopping", binds=self.service.engine.cycles.claimed)
+        self.service.journal.close()
         await self.close_listeners()
         for task in (*work, stop):
             task.cancel()
@@ -160,7 +177,8 @@ class Process(SchedulerObserver):
 
     async def _listen(self) -> None:
         listeners, routes, tls = self.settings.listeners, self._routes(), self._tls.context
-        decide, admit, metrics = extender_routes(routes), webhook_routes(routes), metrics_routes(routes)
+        decide = [*extender_routes(routes), *journal_routes(self.service.journal)]
+        admit, metrics = webhook_routes(routes), metrics_routes(routes)
         if listeners.single is not None:
             self._add_listener("single", listeners.single, [*decide, *admit], guard=find_refusal, tls=tls)
         else:
@@ -169,6 +187,11 @@ class Process(SchedulerObserver):
             if tls is not None:
                 self._add_listener("webhook", listeners.webhook, admit, tls=tls)
         self._add_listener("metrics", listeners.metrics, metrics)
+        if self._page is not None and listeners.dashboard is not None and tls is not None:
+            page = self._page
+            self._add_listener(
+                "dashboard", listeners.dashboard, page.routes(self.service), tls=tls, headers=page.headers
+            )
         for name, listener in self.listeners.items():
             await listener.start()
             log.info("listening", what=name, address=str(listener.address))
@@ -181,6 +204,7 @@ class Process(SchedulerObserver):
         *,
         guard: Guard | None = None,
         tls: ssl.SSLContext | None = None,
+        headers: bytes = b"",
     ) -> None:
         if address is not None:
             self.listeners[name] = Listener(
@@ -189,12 +213,15 @@ class Process(SchedulerObserver):
                 guard=guard,
                 tls=tls,
                 limits=self.settings.listeners.limits,
+                headers=headers,
                 iteration=self._iteration,
                 grace=self.settings.grace_seconds * (1 - EVENTS_SHARE),
             )
 
     async def close_listeners(self) -> None:
         """Accept nothing new; running requests end within the grace period."""
+        if self._page is not None:
+            await self._page.close()
         await asyncio.gather(*(listener.stop() for listener in self.listeners.values()))
 
     def _routes(self) -> Routes:
@@ -303,7 +330,7 @@ class Process(SchedulerObserver):
             return
         log.info("device configuration changed")
         self.settings = settings
-        self.service.replace_vendors(vendors)
+        self.service.replace_vendors(vendors, settings)
 
     async def _freeze(self) -> None:
         """Take what the first lists brought out of garbage collection: almost all of it lives for ever.

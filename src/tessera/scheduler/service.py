@@ -26,6 +26,7 @@ from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
+from tessera.scheduler.journal import Journal
 from tessera.scheduler.kube_api import KubeApiClient
 from tessera.scheduler.node_informer import NodeInformer
 from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
@@ -34,6 +35,7 @@ from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
+from tessera.wire.admission import FORBIDDEN, Review, Verdict
 from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
 
 log = structlog.get_logger(__name__)
@@ -71,8 +73,9 @@ class Service:
         lead = settings.leadership
         self._lease = LeaseWatch(lead.identity, clock=boottime, now=now) if lead is not None else None
         self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
-        self.recorder = EventRecorder(self.events, now=now)
-        self._observer = ObserverGroup(self.recorder, observer)
+        self.recorder = EventRecorder(self.events, now=now, hami_texts=settings.hami_events)
+        self.journal = Journal(settings, now=now)
+        self._observer = ObserverGroup(self.journal, self.recorder, observer)
         engine = self.engine = Engine(
             settings,
             KubeApiClient(client, self._observer),
@@ -81,6 +84,7 @@ class Service:
             observer=self._observer,
             tenure=Tenure(self._lease.tenure if self._lease is not None else lambda: 0),
         )
+        self.journal.attach(engine.ledger)
         self._admission = AdmissionSettings.of(settings)
         self._informers: dict[InformerHandler, Reflector[Any]] = {
             engine.pods: Reflector(client, PODS.path(), Pod, engine.pods),
@@ -106,7 +110,18 @@ class Service:
 
     def answer_review(self, body: bytes, content_type: str) -> bytes:
         engine = self.engine
-        return review(body, content_type, vendors=engine.vendors, settings=self._admission, ledger=engine.ledger)
+        return review(
+            body,
+            content_type,
+            vendors=engine.vendors,
+            settings=self._admission,
+            ledger=engine.ledger,
+            observe=self._report_denial,
+        )
+
+    def _report_denial(self, verdict: Verdict, asked: Review | None) -> None:
+        if asked is not None and verdict.code == FORBIDDEN:
+            self._observer.on_denied(asked.namespace, asked.pod_name, verdict.message)
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""
@@ -136,10 +151,11 @@ class Service:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())
 
-    def replace_vendors(self, vendors: Mapping[str, Vendor]) -> None:
-        """Use another device configuration from now on: everything is read again."""
+    def replace_vendors(self, vendors: Mapping[str, Vendor], settings: Settings) -> None:
+        """Use the device configuration of these settings from now on: everything is read again."""
         self.engine.vendors.clear()
         self.engine.vendors.update(vendors)
+        self.journal.restart(settings)
         self.engine.forget_vendors()
         for handler in self._informers:
             self._read_again(handler)

@@ -18,6 +18,8 @@ from tessera.services.logs import LOG_SETTINGS
 from tessera.services.settings_table import Group, Setting, nested, rows_of
 from tessera.services.value_types import (
     ADDRESS,
+    BYTES,
+    COUNT,
     DNS_NAME,
     DURATION,
     FILE,
@@ -104,6 +106,9 @@ class Listeners:
         "The admission webhook, over TLS.", default_text=":9443 where there is a certificate")
     metrics: Address | None = Group.LISTENERS("metrics-bind-address", ADDRESS, Address("", 9395),
         "Metrics, /healthz and /readyz. Like the others, 'none' switches it off.", aliases=("metrics-bind",))
+    dashboard: Address | None = Group.LISTENERS("dashboard-bind", ADDRESS, None,
+        "The dashboard, over TLS and read-only, for callers whom the apiserver allows `get` on the path /dashboard.",
+        default_text="none")
     single: Address | None = Group.LISTENERS("http_bind", REQUIRED_ADDRESS, None,
         "HAMi's one listener for webhook, filter and bind, instead of the first two; TLS with a certificate.",
         aliases=("http-bind",))
@@ -172,6 +177,20 @@ class LeaderElectionFlags:
         "Its namespace.", default_text="POD_NAMESPACE")
 
 
+@dataclass(frozen=True, slots=True)
+class JournalSettings:
+    """How much of the decision journal is kept."""
+
+    memory_bytes: int = Group.OPERATION("journal-memory", BYTES, 64 << 20,
+        "Memory for the decision journal; the oldest records leave.")
+    file: str = Group.OPERATION("journal-file", FILE, "",
+        "Also write the decision journal to this file, as JSON lines.", default_text="only in memory")
+    file_bytes: int = Group.OPERATION("journal-file-size", BYTES, 100 << 20,
+        "Size at which the file is renamed to FILE.1, FILE.1 to FILE.2 and so on, and a new one begins.")
+    files: int = Group.OPERATION("journal-files", COUNT, 4,
+        "Files that are kept, the one that is written included.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(ClusterAccess):
     """Everything that the service needs to know."""
@@ -227,8 +246,11 @@ class Settings(ClusterAccess):
     enable_iluvatar: bool = Group.DEVICES("enable-iluvatar", SWITCH, False,
         "Serve Iluvatar chips of section iluvatars.")
     leadership: Leadership | None = None
+    journal: JournalSettings = nested(JournalSettings)
     legacy_metrics: bool = Group.OPERATION("legacy-metrics", SWITCH, False,
         "Publish HAMi's metrics under their old names too.")
+    hami_events: bool = Group.OPERATION("hami-events", SWITCH, False,
+        "Tell refusals in HAMi's coded texts, several events for each pod, instead of one sentence.")
     shutdown_delay_seconds: float = Group.OPERATION("shutdown-delay-duration", DURATION, 0.0,
         "Time after SIGTERM in which everything is still served, so that apiservers turn to another replica.")
     grace_seconds: float = Group.OPERATION("grace-period", DURATION, 20.0,

@@ -10,7 +10,7 @@ decides whom to wake; `engine` does it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterator
 from dataclasses import dataclass
 
 from tessera.core.requests import PodRequest
@@ -39,6 +39,8 @@ class UnschedulablePod:
     is_woken: bool = False
     may_preempt: bool = False
     """it was refused since the preemptor looked at it last"""
+    refusals: int = 0
+    """decisions that refused it"""
 
 
 class UnschedulablePods:
@@ -58,6 +60,15 @@ class UnschedulablePods:
     def __contains__(self, uid: object) -> bool:
         return uid in self._pods
 
+    def __iter__(self) -> Iterator[UnschedulablePod]:
+        for pods in list(self._shapes.values()):
+            yield from list(pods.values())
+
+    def refusals(self, uid: str) -> int:
+        """How often a pod was refused since it was last placed."""
+        shape = self._pods.get(uid)
+        return 0 if shape is None else self._shapes[shape][uid].refusals
+
     def add(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
         """Remember a refusal, or a decision that is not finished; True if it is the pod's first refusal."""
         shape = (request.shape, request.namespace)
@@ -72,6 +83,7 @@ class UnschedulablePods:
         else:
             is_first = is_judged and not known.is_judged
             known.candidates, known.is_judged, known.is_woken = candidates, known.is_judged or is_judged, False
+        known.refusals += is_judged
         if is_judged and request.preempts_below is not None:
             known.may_preempt = True
             self.refused.set()

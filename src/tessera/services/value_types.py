@@ -26,6 +26,7 @@ E = TypeVar("E", bound=Enum)
 NONE = "none"
 """switches a listener off"""
 MAX_PORT = 65535
+MIN_BYTES, MAX_BYTES = 2**20, 2**40
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,10}\Z", re.ASCII)
 _NUMBER = re.compile(r"[+-]?([0-9]{1,12}(\.[0-9]{0,12})?|\.[0-9]{1,12})\Z", re.ASCII)
@@ -124,6 +125,23 @@ def parse_number(text: str) -> float:
     return float(text)
 
 
+def parse_bytes(text: str) -> int:
+    """A number of bytes, at least 1 MiB, as Kubernetes writes it: 64Mi."""
+    from tessera.wire.quantity import Whole, read
+
+    found = read(text)
+    if not isinstance(found, Whole) or not MIN_BYTES <= found.value <= MAX_BYTES:
+        raise ValueError(f"expected a size from 1Mi to 1Ti, such as 64Mi, found {quoted(text)}")
+    return found.value
+
+
+def show_bytes(size: int) -> str:
+    return next(
+        (f"{size >> bits}{unit}" for bits, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")) if size % (1 << bits) == 0),
+        str(size),
+    )
+
+
 def parse_seconds(text: str) -> float:
     """A number of seconds, as HAMi writes it, or a duration."""
     return parse_number(text) if _NUMBER.match(text) else parse_duration(text)
@@ -214,7 +232,7 @@ DNS_NAME = ValueType("NAME", parse_dns_name)
 WHOLE = ValueType("NUMBER", parse_whole)
 AMOUNT = ValueType("NUMBER", parse_amount)
 COUNT = ValueType("NUMBER", parse_count)
-NUMBER = ValueType("NUMBER", parse_number)
+BYTES = ValueType("SIZE", parse_bytes, show_bytes)
 SECONDS = ValueType("SECONDS", parse_seconds, format_duration)
 DURATION = ValueType("DURATION", parse_duration, format_duration)
 SPAN = ValueType("DURATION", parse_span, format_duration)

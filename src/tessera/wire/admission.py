@@ -46,6 +46,17 @@ class Review:
     username: str
     object: Raw
 
+    @property
+    def pod_name(self) -> str:
+        """The name, or else the generateName; empty if neither can be read."""
+        if self.name:
+            return self.name
+        try:
+            metadata = decode_object(bytes(self.object), _Named).metadata
+        except WireError:
+            return ""
+        return metadata.name or metadata.generate_name
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -150,6 +161,15 @@ def encode_verdict(verdict: Verdict, review: Review | None) -> bytes:
 def _status(verdict: Verdict) -> dict[str, Any]:
     said = {"code": verdict.code, "reason": verdict.reason, "message": verdict.message}
     return {key: value for key, value in said.items() if value}
+
+
+class _Name(Partial, frozen=True):
+    name: str = ""
+    generate_name: str = ""
+
+
+class _Named(Partial, frozen=True):
+    metadata: _Name = _Name()
 
 
 class _ContainerSpec(Partial, frozen=True):

@@ -449,6 +449,9 @@ class CandidateMask(_Value, frozen=True):
     byte; None = all nodes"""
     others: int = 0
     """candidates that are not among these nodes"""
+    searched: bool = False
+    """the list was only searched for the best nodes until one of them was found: `mask` leaves out those that it does
+    not name, and has all other nodes. So the decision comes out the same, but only `count` says how many there were"""
 
     def names(self, order: Sequence[str]) -> list[str]:
         """The candidates, given the names of the nodes in their order, with made-up names for the others.

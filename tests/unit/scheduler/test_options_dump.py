@@ -10,6 +10,7 @@ from tessera.scheduler.configuration.device_sections import chart_sections
 from tessera.scheduler.configuration.dump import SCHEDULER, changes, describe, print_settings
 from tessera.scheduler.configuration.options import build_settings
 from tessera.scheduler.settings import (
+    JournalSettings,
     Leadership,
     Listeners,
     NodeLockMode,
@@ -50,7 +51,9 @@ EVERYTHING = Settings(
     injects_downward_api=False,
     hook_path="/opt",
     allow_disable_control=True,
+    journal=JournalSettings(8 << 20, "/j", 3 << 30, 2),
     legacy_metrics=True,
+    hami_events=True,
     trusted_users=frozenset({"b", "a"}),
     grace_seconds=0.0,
     shutdown_delay_seconds=5.0,

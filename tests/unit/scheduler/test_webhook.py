@@ -28,7 +28,7 @@ def answer(
         vendors=vendors() if by is None else by,
         settings=AdmissionSettings(**settings),
         ledger=Ledger(vendors()),
-        observe=seen.append,
+        observe=lambda verdict, _review: seen.append(verdict),
     )
     found: dict[str, Any] = json.loads(text)
     assert [verdict.allowed for verdict in seen] == [found["response"]["allowed"]]

@@ -30,9 +30,9 @@ def review(
     vendors: Mapping[str, Vendor],
     settings: AdmissionSettings,
     ledger: Ledger,
-    observe: Callable[[Verdict], None] = lambda _verdict: None,
+    observe: Callable[[Verdict, Review | None], None] = lambda _verdict, _review: None,
 ) -> bytes:
-    """The body of the answer. `observe` sees what was decided."""
+    """The body of the answer. `observe` sees what was decided, and about what, if that could be read."""
     asked: Review | None = None
     refused = admission.content_refusal(content_type) or admission.size_refusal(body)
     try:
@@ -46,7 +46,7 @@ def review(
         # A fault that one pod triggers must not take the webhook down for all others.
         log.exception("admission failed", namespace=asked.namespace if asked else "", name=asked.name if asked else "")
         verdict = admission.errored(admission.FAULT, f"the webhook failed: {type(error).__name__}")
-    observe(verdict)
+    observe(verdict, asked)
     return admission.encode_verdict(verdict, asked)
 
 

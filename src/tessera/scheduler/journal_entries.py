@@ -1,0 +1,318 @@
+"""What the journal keeps of each record until it is read: references to the core's frozen values, and their size.
+
+Making a struct of `wire.journal` takes longer than many a decision, and most records leave the ring unread. So an entry
+only refers to what it is about; `record` makes the struct, exactly as it would have been made at once. Sizes are
+estimates from above: what an entry may be the only one to refer to counts as its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from tessera.core.demand_forecast import DemandForecast
+from tessera.core.devices import NodeFacts
+from tessera.core.grants import Grants, Placement
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import GrantState
+from tessera.core.quota import QuotaFacts
+from tessera.core.requests import HostRequest
+from tessera.wire import journal
+from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
+
+ENTRY = 200
+"""bytes of an entry, its place in the ring and its time"""
+POD = 700
+"""bytes of a pod's names and of what holds its grants"""
+GRANT, DEVICE, LIMIT = 250, 900, 120
+"""bytes of one of them, with its texts"""
+FORECAST = 8_000
+REASON = 120
+
+Key = tuple[str, ...]
+"""what a state entry is about"""
+
+
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One record. Not tracked by the garbage collector: there are many, and they form no cycles."""
+
+    time: float
+
+    @property
+    def key(self) -> Key | None:
+        """Which part of the state it sets; None if it changes nothing."""
+        return None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether that part is not there any more."""
+        return False
+
+    @property
+    def size(self) -> int:
+        """Bytes, estimated."""
+        return ENTRY
+
+    def record(self, sequence: int) -> Record:
+        """The record, with its number."""
+        raise NotImplementedError
+
+
+class NodeEntry(Entry, frozen=True, gc=False):
+    name: str
+    facts: NodeFacts | None
+
+    @property
+    def key(self) -> Key:
+        return "node", self.name
+
+    @property
+    def is_gone(self) -> bool:
+        return self.facts is None
+
+    @property
+    def size(self) -> int:
+        return ENTRY + (0 if self.facts is None else DEVICE * len(self.facts.devices))
+
+    def record(self, sequence: int) -> journal.NodeRecord:
+        state = None if self.facts is None else journal.NodeState.of(self.facts)
+        return journal.NodeRecord(time=self.time, sequence=sequence, name=self.name, state=state)
+
+
+class PodEntry(Entry, frozen=True, gc=False):
+    uid: str
+    facts: PodFacts | None
+    grants: GrantState = GrantState.BOUND
+    observed: bool = False
+
+    @property
+    def key(self) -> Key:
+        return "pod", self.uid
+
+    @property
+    def is_gone(self) -> bool:
+        return self.facts is None
+
+    @property
+    def size(self) -> int:
+        return ENTRY if self.facts is None else ENTRY + POD + GRANT * _count_grants(self.facts.grants)
+
+    def record(self, sequence: int) -> journal.PodRecord:
+        if self.facts is None:
+            return journal.PodRecord(time=self.time, sequence=sequence, uid=self.uid)
+        return journal.PodRecord(
+            time=self.time,
+            sequence=sequence,
+            uid=self.uid,
+            state=journal.PodState.of(self.facts),
+            grants="reserved" if self.grants is GrantState.RESERVED else "bound",
+            observed=self.observed,
+        )
+
+
+class NominationEntry(Entry, frozen=True, gc=False):
+    uid: str
+    facts: PodFacts | None
+    victims: frozenset[str] | None
+
+    @property
+    def key(self) -> Key:
+        return "nomination", self.uid
+
+    @property
+    def is_gone(self) -> bool:
+        return self.facts is None
+
+    @property
+    def size(self) -> int:
+        return ENTRY if self.facts is None else ENTRY + POD + GRANT * _count_grants(self.facts.grants)
+
+    def record(self, sequence: int) -> journal.NominationRecord:
+        if self.facts is None:
+            return journal.NominationRecord(time=self.time, sequence=sequence, uid=self.uid)
+        return journal.NominationRecord(
+            time=self.time,
+            sequence=sequence,
+            uid=self.uid,
+            state=journal.PodState.of(self.facts),
+            victims=tuple(sorted(self.victims or ())),
+        )
+
+
+class QuotaEntry(Entry, frozen=True, gc=False):
+    namespace: str
+    name: str
+    facts: QuotaFacts | None
+
+    @property
+    def key(self) -> Key:
+        return "quota", self.namespace, self.name
+
+    @property
+    def is_gone(self) -> bool:
+        return self.facts is None
+
+    @property
+    def size(self) -> int:
+        return ENTRY + (0 if self.facts is None else LIMIT * len(self.facts.limits))
+
+    def record(self, sequence: int) -> journal.QuotaRecord:
+        limits = None if self.facts is None else dict(self.facts.limits)
+        return journal.QuotaRecord(
+            time=self.time, sequence=sequence, namespace=self.namespace, name=self.name, limits=limits
+        )
+
+
+class HostEntry(Entry, frozen=True, gc=False):
+    name: str
+    free: HostRequest | None
+
+    @property
+    def key(self) -> Key:
+        return "host", self.name
+
+    @property
+    def is_gone(self) -> bool:
+        return self.free is None
+
+    def record(self, sequence: int) -> journal.HostRecord:
+        free = None if self.free is None else journal.Host(self.free.cpu, self.free.memory)
+        return journal.HostRecord(time=self.time, sequence=sequence, name=self.name, free=free)
+
+
+class ForecastEntry(Entry, frozen=True, gc=False):
+    id: int
+    forecast: DemandForecast
+
+    @property
+    def key(self) -> Key:
+        return "forecast", str(self.id)
+
+    @property
+    def size(self) -> int:
+        return FORECAST
+
+    def record(self, sequence: int) -> journal.ForecastRecord:
+        forecast = journal.Forecast.of(self.forecast)
+        return journal.ForecastRecord(time=self.time, sequence=sequence, id=self.id, forecast=forecast)
+
+
+class StartEntry(Entry, frozen=True, gc=False):
+    """The configuration is another one from here on. A reading shows the state with it."""
+
+    start: journal.Start
+
+
+class NoteEntry(Entry, frozen=True, gc=False):
+    """A record that is small, or rare, and was made at once."""
+
+    note: Record
+
+    def record(self, sequence: int) -> Record:
+        return self.note
+
+
+class SearchedList(msgspec.Struct, frozen=True, gc=False):
+    """A list of candidates that was only searched; `CandidateMask.searched`."""
+
+    count: int
+    nodes: int
+    """of the ledger's arrays"""
+    absent: tuple[int, ...]
+    """places of nodes that the list does not name"""
+
+    def mask(self) -> CandidateMask:
+        if not self.absent:
+            return CandidateMask(self.count, searched=True)
+        bits = bytearray(b"\xff" * (self.nodes // 8))
+        if self.nodes % 8:
+            bits.append(0xFF << (-self.nodes % 8) & 0xFF)
+        for place in self.absent:
+            bits[place // 8] &= ~(0x80 >> place % 8)
+        return CandidateMask(self.count, bytes(bits), searched=True)
+
+
+class DecisionEntry(Entry, frozen=True, gc=False):
+    """What is common to decisions. `ask` and masks are shared by many of them, and counted where they are new."""
+
+    pod: PodRef
+    ask: PodAsk
+    candidates: CandidateMask | SearchedList | None
+    ledger_version: int
+    microseconds: int
+    shared: int
+    """bytes of what this entry was the first to refer to"""
+
+    @property
+    def size(self) -> int:
+        return ENTRY + POD + self.shared
+
+    @property
+    def _mask(self) -> CandidateMask | None:
+        return self.candidates.mask() if isinstance(self.candidates, SearchedList) else self.candidates
+
+
+class PlacedEntry(DecisionEntry, frozen=True, gc=False):
+    placement: Placement
+    at_bind: bool = False
+
+    @property
+    def size(self) -> int:
+        return ENTRY + POD + self.shared + GRANT * _count_grants(self.placement.grants)
+
+    def record(self, sequence: int) -> journal.Placed:
+        return journal.Placed(
+            time=self.time,
+            sequence=sequence,
+            pod=self.pod,
+            ask=self.ask,
+            candidates=self._mask,
+            ledger_version=self.ledger_version,
+            microseconds=self.microseconds,
+            node=self.placement.node,
+            grants=journal.grants_of(self.placement.grants),
+            score=self.placement.score,
+            at_bind=self.at_bind,
+        )
+
+
+class RefusedEntry(DecisionEntry, frozen=True, gc=False):
+    reasons: tuple[tuple[str, int], ...]
+    refusals: int = 1
+    at_bind: bool = False
+
+    @property
+    def size(self) -> int:
+        return ENTRY + POD + self.shared + REASON * len(self.reasons)
+
+    def record(self, sequence: int) -> journal.Refused:
+        return journal.Refused(
+            time=self.time,
+            sequence=sequence,
+            pod=self.pod,
+            ask=self.ask,
+            candidates=self._mask,
+            ledger_version=self.ledger_version,
+            microseconds=self.microseconds,
+            reasons=dict(self.reasons),
+            refusals=self.refusals,
+            at_bind=self.at_bind,
+        )
+
+
+class UnfinishedEntry(DecisionEntry, frozen=True, gc=False):
+    def record(self, sequence: int) -> journal.Unfinished:
+        return journal.Unfinished(
+            time=self.time,
+            sequence=sequence,
+            pod=self.pod,
+            ask=self.ask,
+            candidates=self._mask,
+            ledger_version=self.ledger_version,
+            microseconds=self.microseconds,
+        )
+
+
+def _count_grants(grants: Mapping[str, tuple[Grants, ...]]) -> int:
+    return sum([len(container) for containers in grants.values() for container in containers])

@@ -1,0 +1,115 @@
+"""The entries of a journal, bounded in bytes, and the state before the first of them.
+
+    base: the state after record N     ring: records N+1 ... newest
+                    ^                            |
+                    '---- the oldest leave ------'
+
+What a state entry says goes into the base when the entry leaves, so base and ring are always a complete journal.
+Nothing here makes records.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+
+from tessera.scheduler.journal_entries import DecisionEntry, Entry, ForecastEntry, Key, StartEntry
+
+
+class JournalState:
+    """The newest entry of each node, pod, quota, host and forecast, after one record."""
+
+    def __init__(self, start: StartEntry) -> None:
+        self.start = start
+        self.time = start.time
+        self.sequence = 0
+        self._entries: dict[Key, tuple[int, Entry]] = {}
+        self._forecasts: list[int] = []
+        """ids of the forecasts that later decisions may refer to, oldest first"""
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[int, Entry]]:
+        """Each with the number of its record."""
+        return iter(self._entries.values())
+
+    def copy(self) -> JournalState:
+        other = JournalState(self.start)
+        other.time, other.sequence = self.time, self.sequence
+        other._entries = self._entries.copy()
+        other._forecasts = self._forecasts.copy()
+        return other
+
+    def apply(self, entry: Entry) -> None:
+        """The next record."""
+        self.sequence += 1
+        self.time = entry.time
+        key = entry.key
+        if key is not None:
+            if isinstance(entry, ForecastEntry):
+                self._forecasts.append(entry.id)
+            if entry.is_gone:
+                self._entries.pop(key, None)
+            else:
+                self._entries[key] = self.sequence, entry
+        elif isinstance(entry, DecisionEntry):
+            if entry.ask.forecast is not None:
+                self._forget_forecasts(entry.ask.forecast)
+        elif isinstance(entry, StartEntry):
+            self.start = entry
+
+    def _forget_forecasts(self, before: int) -> None:
+        """Forecasts follow each other: a decision refers to none that is older than that of the decision before."""
+        while self._forecasts and self._forecasts[0] < before:
+            del self._entries["forecast", str(self._forecasts.pop(0))]
+
+
+class JournalRing:
+    """Entries are numbered from 1."""
+
+    def __init__(self, start: StartEntry, *, limit: int) -> None:
+        """`limit` in bytes; the newest entry is kept however large it is."""
+        self.base = JournalState(start)
+        self.bytes = 0
+        """estimated, of all entries"""
+        self._limit = limit
+        self._entries: list[Entry | None] = []
+        self._sizes = array("I")
+        self._left = 0
+        """entries at the front of both that have left"""
+
+    def __len__(self) -> int:
+        return len(self._entries) - self._left
+
+    @property
+    def sequence(self) -> int:
+        """Number of the newest entry; 0 before the first."""
+        return self.base.sequence + len(self)
+
+    def append(self, entry: Entry) -> None:
+        size = entry.size
+        self._entries.append(entry)
+        self._sizes.append(size)
+        self.bytes += size
+        while self.bytes > self._limit and len(self) > 1:
+            self._drop_oldest()
+
+    def after(self, sequence: int, most: int | None = None) -> Sequence[Entry]:
+        """The entries after this one, which is in the ring or the last one before it."""
+        begin = self._left + sequence - self.base.sequence
+        entries = self._entries[begin:] if most is None else self._entries[begin : begin + most]
+        return entries  # type: ignore[return-value]  # only those that have left are None
+
+    def _drop_oldest(self) -> None:
+        left = self._left
+        entry = self._entries[left]
+        assert entry is not None
+        self._entries[left] = None
+        self.bytes -= self._sizes[left]
+        self._left = left + 1
+        self.base.apply(entry)
+        if self._left > len(self):
+            del self._entries[: self._left]
+            del self._sizes[: self._left]
+            self._left = 0
