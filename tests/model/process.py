@@ -113,6 +113,8 @@ class Process:
     async def _take_over(self, number: int) -> None:
         try:
             await self.engine.take_over(number, self._catch_up)
+            if self.engine.is_leader:
+                self.checker.shown.tick()  # The engine has looked at the handshakes too.
         finally:
             self._is_taking_over = False
 

@@ -46,11 +46,17 @@ def brute_force(
     ledger: Ledger, book: PlainBook, pod: PodRequest, *, priority: int, nodes: Iterable[str]
 ) -> Rank | None:
     """The best of all sets of all nodes, each tried on a ledger that never saw the victims."""
-    ranks = (rank for name in nodes for rank in _ranks(ledger, book, pod, priority, name))
-    return min(ranks, default=None)
+    sets = sorted(each for name in nodes for each in _sets(ledger, book, priority, name))
+    for cost, node, victims, gone in sets:
+        if _fits_without(ledger, pod, node, set(gone)):
+            return cost, node, victims
+    return None
 
 
-def _ranks(ledger: Ledger, book: PlainBook, pod: PodRequest, priority: int, node: str) -> Iterator[Rank]:
+def _sets(
+    ledger: Ledger, book: PlainBook, priority: int, node: str
+) -> Iterator[tuple[Cost, str, tuple[str, ...], tuple[str, ...]]]:
+    """All sets of pods that may leave, with those that leave already."""
     entries = {entry.facts.uid: entry for entry in ledger.pods()}
     leaving = {uid for uid in entries if uid in book.pods and book.pods[uid].is_leaving}
     on_node = [uid for uid, entry in entries.items() if entry.facts.node == node and uid not in leaving]
@@ -61,8 +67,7 @@ def _ranks(ledger: Ledger, book: PlainBook, pod: PodRequest, priority: int, node
         if any(count > book.disruptions_allowed(budget) for budget, count in counts.items()):
             continue
         left_here = {uid for uid in leaving if entries[uid].facts.node == node}
-        if _fits_without(ledger, pod, node, {*victims, *left_here}):
-            yield _cost(entries, book, victims), node, victims
+        yield _cost(entries, book, victims), node, victims, tuple(sorted({*victims, *left_here}))
 
 
 def _unit(entries: dict[str, PodEntry], book: PlainBook, uid: str, priority: int, leaving: set[str]) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ class Preemptor:
         """pod -> until when kube-scheduler preempts for it"""
         self._victims_left: dict[str, int] = {}
         """nominated pod -> victims that were there when it was looked at last"""
+        self._turns = asyncio.Semaphore(CONCURRENT)
         self._before_evict = failpoint(Failpoint.BEFORE_EVICT)
         self._after_evict = failpoint(Failpoint.AFTER_EVICT)
 
@@ -98,24 +99,31 @@ class Preemptor:
 
     async def run(self) -> None:
         """For ever: look for victims for pods that were refused."""
+        async with asyncio.TaskGroup() as evictions:
+            while self._settings.is_enabled:
+                await self._serve(evictions)
+
+    async def _serve(self, evictions: asyncio.TaskGroup) -> None:
+        """One round over the pods that were refused."""
         unschedulable, loop = self._cycles.unschedulable, asyncio.get_running_loop()
-        while self._settings.is_enabled:
-            await unschedulable.refused.wait()
-            unschedulable.refused.clear()
-            if not self._is_ready():
-                loop.call_later(AGAIN_SECONDS, unschedulable.refused.set)
+        await unschedulable.refused.wait()
+        unschedulable.refused.clear()
+        if not self._is_ready():
+            loop.call_later(AGAIN_SECONDS, unschedulable.refused.set)
+            return
+        self._tidy()
+        for pod in unschedulable.preemptors():
+            wait = self._wait_of(pod)
+            if wait > 0:
+                loop.call_later(wait, unschedulable.refused.set)
                 continue
-            self._tidy()
-            for pod in unschedulable.preemptors():
-                wait = self._wait_of(pod)
-                if wait > 0:
-                    loop.call_later(wait, unschedulable.refused.set)
-                    continue
-                pod.may_preempt = False
-                began = self._cycles.clock.monotonic()
-                await self.preempt(pod)
-                # Other requests get at least as much time as a search took.
-                await asyncio.sleep(self._cycles.clock.monotonic() - began)
+            pod.may_preempt = False
+            began = self._cycles.clock.monotonic()
+            found = await self._nominate(pod)
+            if found is not None:
+                evictions.create_task(self._evict_or_renounce(pod, found))
+            # Other requests get at least as much time as the search took.
+            await asyncio.sleep(self._cycles.clock.monotonic() - began)
 
     async def end_overdue(self) -> None:
         """Give up nominations whose time is over; called at every tick. Other refused pods are looked at again."""
@@ -147,27 +155,69 @@ class Preemptor:
     # -- one pod
 
     async def preempt(self, pod: UnschedulablePod) -> None:
-        """Nominate a refused pod and evict its victims, if there are any."""
+        """Nominate a refused pod and evict its victims, if there are any, until they leave or there are no others."""
+        for _ in range(ATTEMPTS):
+            found = await self._nominate(pod)
+            if found is None or await self._evict_all(pod.request, found):
+                return
+
+    async def _nominate(self, pod: UnschedulablePod) -> VictimSet | None:
+        """The victims for which the pod is nominated now; None if it is not."""
         for _ in range(ATTEMPTS):
             if self._cycle_of(pod) is None:
-                return
+                return None
             began = self._cycles.clock.monotonic()
             found = await self._search(pod)
             seconds = self._cycles.clock.monotonic() - began
             cycle = self._cycle_of(pod)
             if cycle is None:
-                return
+                return None
             if found is None:
                 self._fruitless[_kind(pod.request)] = self._cycles.clock.monotonic() + AGAIN_SECONDS + 20 * seconds
                 self._observer.on_preemption(PreemptionEvent(pod.request, problem="no victims", seconds=seconds))
-                return
+                return None
             if not found.victims and not found.leaving:
                 self._cycles.unschedulable.on_room()  # It fits as it is.
-                return
-            if self._judge_again(pod.request, found) != found:
-                continue  # The search paused, and the node has changed since.
-            if await self._nominate(cycle, pod.request, found, seconds):
-                return
+                return None
+            # The search may have paused, and the node may have changed since. No await from here to the nomination.
+            if self._judge_again(pod.request, found) == found:
+                self._hold(cycle, pod.request, found, seconds)
+                return found
+        return None
+
+    def _hold(self, cycle: PodCycle, request: PodRequest, found: VictimSet, seconds: float) -> None:
+        """REFUSED -> NOMINATED."""
+        victims, leaving = self._traits(found.victims), self._traits(found.leaving)
+        grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
+        deadline = self._cycles.clock.monotonic() + grace + self._settings.nomination_seconds
+        claimed = frozenset((*found.victims, *found.leaving))
+        self._cycles.nominate(cycle, facts_of(request, found.placement), claimed, deadline=deadline)
+        self._victims_left.pop(request.uid, None)
+        self._observer.on_preemption(
+            PreemptionEvent(request, node=found.node, victims=victims, waits_for=leaving, seconds=seconds)
+        )
+        self._before_evict()
+
+    async def _evict_or_renounce(self, pod: UnschedulablePod, found: VictimSet) -> None:
+        """What `run` does after a nomination. If a victim stays, the pod is looked at again, a bounded number of times:
+        pods that stay are spared for a while."""
+        if not await self._evict_all(pod.request, found):
+            pod.may_preempt = True
+            self._cycles.unschedulable.refused.set()
+
+    async def _evict_all(self, request: PodRequest, found: VictimSet) -> bool:
+        """Whether all victims leave; otherwise the nomination is renounced."""
+        victims = self._traits(found.victims)
+        problems = await asyncio.gather(*(self._evict(victim, request, found.node) for victim in victims))
+        problem = next(filter(None, problems), "")
+        cycle = self._cycles.get(request.uid)
+        if problem and cycle is not None:
+            await self._renounce(cycle, request, problem)
+        if problem:
+            return False
+        await self._set_nominated_node(request, found.node)
+        self._cycles.unschedulable.on_room()  # The victims may be gone already.
+        return True
 
     async def _search(self, pod: UnschedulablePod) -> VictimSet | None:
         priority = pod.request.preempts_below
@@ -188,33 +238,13 @@ class Preemptor:
         assert priority is not None  # the search had one
         return best_victims(self._ledger, self._book, request, priority=priority, node=found.node)
 
-    async def _nominate(self, cycle: PodCycle, request: PodRequest, found: VictimSet, seconds: float) -> bool:
-        """Whether all victims leave. No await before the nomination: the ledger is as it was judged."""
-        victims, leaving = self._traits(found.victims), self._traits(found.leaving)
-        grace = max((traits.grace_seconds for traits in (*victims, *leaving)), default=0.0)
-        deadline = self._cycles.clock.monotonic() + grace + self._settings.nomination_seconds
-        claimed = frozenset((*found.victims, *found.leaving))
-        self._cycles.nominate(cycle, facts_of(request, found.placement), claimed, deadline=deadline)
-        self._victims_left.pop(request.uid, None)
-        self._observer.on_preemption(
-            PreemptionEvent(request, node=found.node, victims=victims, waits_for=leaving, seconds=seconds)
-        )
-        self._before_evict()
-        turns = asyncio.Semaphore(CONCURRENT)
-        problems = await asyncio.gather(*(self._evict(victim, request, found.node, turns) for victim in victims))
-        problem = next(filter(None, problems), "")
-        if problem:
-            await self._renounce(cycle, request, problem)
-            return False
-        await self._set_nominated_node(request, found.node)
-        self._cycles.unschedulable.on_room()  # The victims may be gone already.
-        return True
-
-    async def _evict(self, victim: PodTraits, request: PodRequest, node: str, turns: asyncio.Semaphore) -> str:
+    async def _evict(self, victim: PodTraits, request: PodRequest, node: str) -> str:
         """Empty, or why the pod stays."""
-        async with turns:
+        async with self._turns:
             if not self._is_ready():
                 return "this replica does not decide any more"
+            if self._ledger.nominations.get(request.uid) is None:
+                return f"pod {request.namespace}/{request.name} is gone, or has a node"
             try:
                 await self._api.evict(victim.namespace, victim.name, uid=victim.uid)
             except ApiError as error:

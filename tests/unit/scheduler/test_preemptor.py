@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import pytest
 
-
 from tessera.scheduler.observer import EvictedEvent, PreemptionEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import CycleState
 from tessera.scheduler.preemptor import SPARED_SECONDS
@@ -314,6 +313,16 @@ async def test_a_pod_that_fits_elsewhere_meanwhile_goes_there_and_frees_its_nomi
     cluster.api.add_node(serving_downward_api(node("n2").gpus(1)))
     cluster.watch()
     assert cluster.chosen(high()) == "n2"
+    assert not cluster.ledger.nominations.all()
+
+
+async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.scheduler.preemptor.CONCURRENT", 1)
+    cluster = Cluster(node("n1").gpus(2))
+    await cluster.runs(low("one"), low("two"))
+    cluster.api.script("evict", Step(meanwhile=lambda: cluster.gone("high")))
+    await cluster.preempts(high(gpu=2))
+    assert len(cluster.evictions) == 1
     assert not cluster.ledger.nominations.all()
 
 
