@@ -223,7 +223,8 @@ class _RequestSearch:
         self._question = screen.question(pod, request, rules)
         counts = screen.card_counts(arrays, request.vendor, columns)
         is_usable = arrays.present[columns] & ~arrays.unavailable[columns]
-        self.is_able: Bools = is_usable & (counts >= rules.least_cards(request))
+        # One card in MIG mode may be enough for several.
+        self.is_able: Bools = is_usable & (arrays.odd[columns] | (counts >= rules.least_cards(request)))
         self._is_unknown: Bools = arrays.odd[columns] | (not rules.arrays_exact)
         """where the arrays cannot tell"""
         self._before: Bools = np.zeros((0, 0), dtype=np.bool_)
