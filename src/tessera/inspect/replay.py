@@ -119,6 +119,8 @@ class JournalReplay:
         self._vendors: dict[str, Vendor] = {}
         self._snapshot: set[Entity] | None = None
         """what the snapshot that is being read has so far; None outside of snapshots"""
+        self._others: set[Entity] = set()
+        """quotas and hosts in the ledger"""
         self._sequence = 0
         """of the last record"""
         self._candidates: tuple[int, CandidateMask, Candidates] | None = None
@@ -232,7 +234,7 @@ class JournalReplay:
         self._snapshot, self.time = set(), start.time
         if before is None or before.identity != start.identity:
             self.counts.processes += 1
-            self._vendors, self.forecasts = vendors, {}
+            self._vendors, self.forecasts, self._others = vendors, {}, set()
             self.ledger = Ledger(self._vendors)
             self.selector = Selector(self.ledger)
         else:
@@ -254,6 +256,12 @@ class JournalReplay:
         for name in ledger.node_names():
             if (NodeRecord, name, "") not in there:
                 ledger.forget_node(name)
+        for kind, name, object_name in self._others - there:
+            if kind is HostRecord:
+                ledger.forget_host(name)
+            else:
+                ledger.forget_quota(name, object_name)
+        self._others &= there
 
     def _advance(self, record: Record) -> None:
         if record.sequence != self._sequence + 1:
@@ -264,6 +272,8 @@ class JournalReplay:
 
     def _put(self, record: StateRecord) -> None:
         ledger = self.ledger
+        if isinstance(record, (QuotaRecord, HostRecord)):
+            self._others.add(entity_of(record))
         match record:
             case NodeRecord(state=None):
                 ledger.forget_node(record.name)

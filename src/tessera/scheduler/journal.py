@@ -12,7 +12,7 @@ import socket
 import uuid
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from typing import NamedTuple
 
@@ -27,10 +27,18 @@ from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState, Ledger
 from tessera.core.misfits import Misfit
 from tessera.core.quota import QuotaFacts
-from tessera.core.requests import ContainerRequest, HostRequest, PodRequest
+from tessera.core.requests import HostRequest, PodRequest
 from tessera.core.selection import Candidates, Refused, Selected
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.scheduler.journal_entries import (
+    ASK_BYTES,
+    DEVICE_BYTES,
+    ENTRY_BYTES,
+    FORECAST_BYTES,
+    GRANT_BYTES,
+    LIMIT_BYTES,
+    POD_BYTES,
+    REASON_BYTES,
     Entry,
     ForecastEntry,
     HostEntry,
@@ -42,8 +50,10 @@ from tessera.scheduler.journal_entries import (
     QuotaEntry,
     RefusedEntry,
     SearchedList,
+    SharedAsk,
     StartEntry,
     UnfinishedEntry,
+    count_grants,
 )
 from tessera.scheduler.journal_ring import JournalRing, JournalState
 from tessera.scheduler.observer import (
@@ -56,7 +66,7 @@ from tessera.scheduler.observer import (
 )
 from tessera.scheduler.settings import Settings
 from tessera.wire import journal
-from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
+from tessera.wire.journal import CandidateMask, PodRef, Record
 from tessera.wire.objects import Pod
 
 AT_ONCE = 24
@@ -65,7 +75,6 @@ APPLIED_AT_ONCE = 2_000
 """entries applied to a state before other work gets its turn: less than a millisecond"""
 ASKS = 1_024
 """different requests that are kept; then all are made afresh"""
-ASK_BYTES = 1_500
 MASKS = 8
 """lists of candidates, as many as `candidate_lists` remembers"""
 REFUSED_PODS = 16_384
@@ -81,7 +90,7 @@ def start_entry(settings: Settings, *, identity: str, time: float) -> StartEntry
         format=journal.FORMAT,
         version=__version__,
         identity=identity,
-        device_sections=None if sections is None else dict(sections),
+        device_sections=None if sections is None else msgspec.to_builtins(dict(sections)),
         enable_ascend=settings.enable_ascend,
         enable_iluvatar=settings.enable_iluvatar,
         node_policy=settings.node_policy,
@@ -99,8 +108,8 @@ def new_identity() -> str:
 class RefusalKey(NamedTuple):
     """What makes two refusals of a pod the same."""
 
-    ask: PodAsk
-    candidates: CandidateMask | SearchedList | None
+    ask: SharedAsk
+    candidates: CandidateMask
     reasons: tuple[tuple[str, int], ...]
 
 
@@ -118,11 +127,14 @@ class Journal(SchedulerObserver):
         """number of the last record that changed the state"""
         self._forecast: DemandForecast | None = None
         self._forecasts = 0
-        self._asks: dict[tuple[Hashable, int], tuple[tuple[ContainerRequest, ...], PodAsk]] = {}
+        self._asks: dict[int, SharedAsk] = {}
+        """by the identity of the containers"""
+        self._searched: dict[int, CandidateMask] = {}
+        """by the number of candidates: lists that named every node that was searched for"""
         self._masks: OrderedDict[int, tuple[Candidates, CandidateMask]] = OrderedDict()
         self._order: tuple[NameOrder, int] | None = None
         """the last order of nodes, and how many free columns it has"""
-        self._refused: OrderedDict[str, tuple[int, RefusalKey]] = OrderedDict()
+        self._refused: dict[str, tuple[int, RefusalKey]] = {}
         """by uid, the number of the last record of a refused pod"""
         self._news = asyncio.Event()
         self._followers = 0
@@ -161,13 +173,16 @@ class Journal(SchedulerObserver):
         """Estimated, of the ring."""
         return self._ring.bytes
 
-    def add(self, entry: Entry) -> None:
-        ring = self._ring
-        ring.append(entry)
-        if entry.key is not None:
-            self._changed = ring.sequence
+    def add(self, entry: Entry, size: int = ENTRY_BYTES) -> None:
+        """The next record, and the bytes that it takes."""
+        self._ring.append(entry, size)
         if self._followers:
             self._wake_followers()
+
+    def add_change(self, entry: Entry, size: int = ENTRY_BYTES) -> None:
+        """The same, of a record that changes the state."""
+        self.add(entry, size)
+        self._changed = self._ring.sequence
 
     def restart(self, settings: Settings) -> None:
         """The vendors are others from now on."""
@@ -181,100 +196,99 @@ class Journal(SchedulerObserver):
     # -- decisions
 
     def on_filter_decision(self, event: FilterDecision) -> None:
-        request, answer = event.request, event.answer
-        ask, new_ask = self._ask(request)
+        request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
+        ask, size = self._ask(request)
         if isinstance(answer, Selected):
-            self._refused.pop(request.uid, None)
-            candidates, new_mask = self._mask_of_choice(event.candidates, answer)
-            self.add(
-                PlacedEntry(
-                    self._now(),
-                    PodRef(request.namespace, request.name, request.uid),
-                    ask,
-                    candidates,
-                    self._changed,
-                    int(event.seconds * 1e6),
-                    new_ask + new_mask,
-                    answer.placement,
-                )
-            )
+            if event.refusals:
+                self._refused.pop(request.uid, None)
+            placement = answer.placement
+            candidates = self._mask_of_choice(event.candidates, answer)
+            pod = PodRef(request.namespace, request.name, request.uid)
+            entry = PlacedEntry(self._now(), pod, ask, candidates, self._changed, took, placement)
+            self.add(entry, size + GRANT_BYTES * count_grants(placement.grants))
             return
-        mask, new_mask = self._mask_of(event.candidates.resolve())
+        mask = self._mask_of(event.candidates.resolve())
         if isinstance(answer, Refused):
-            self._add_refused(request, RefusalKey(ask, mask, answer.reason_counts), new_ask + new_mask, event)
+            self._add_refused(event, RefusalKey(ask, mask, answer.reason_counts), size)
         else:
             pod = PodRef(request.namespace, request.name, request.uid)
-            took = int(event.seconds * 1e6)
-            self.add(UnfinishedEntry(self._now(), pod, ask, mask, self._changed, took, new_ask + new_mask))
+            self.add(UnfinishedEntry(self._now(), pod, ask, mask, self._changed, took), size)
 
     def on_bind_decision(self, event: BindDecision) -> None:
         request, answer, took = event.request, event.answer, int(event.seconds * 1e6)
-        ask, new_ask = self._ask(request)
+        ask, size = self._ask(request)
         pod = PodRef(request.namespace, request.name, request.uid)
         mask = self._mask_of_node(event.node)
-        shared = new_ask + len(mask.mask or b"")
+        size += len(mask.mask or b"")
         if isinstance(answer, Misfit):
             reasons = ((answer.text, 1),)
-            self.add(RefusedEntry(self._now(), pod, ask, mask, self._changed, took, shared, reasons, at_bind=True))
+            entry = RefusedEntry(self._now(), pod, ask, mask, self._changed, took, reasons, at_bind=True)
+            self.add(entry, size + REASON_BYTES)
         else:
             self._refused.pop(request.uid, None)
-            self.add(PlacedEntry(self._now(), pod, ask, mask, self._changed, took, shared, answer, at_bind=True))
+            placed = PlacedEntry(self._now(), pod, ask, mask, self._changed, took, answer, at_bind=True)
+            self.add(placed, size + GRANT_BYTES * count_grants(answer.grants))
 
-    def _add_refused(self, request: PodRequest, key: RefusalKey, shared: int, event: FilterDecision) -> None:
+    def _add_refused(self, event: FilterDecision, key: RefusalKey, size: int) -> None:
+        request = event.request
         uid = request.uid
         known = self._refused.get(uid)
         if known is not None and known[0] >= self.oldest and known[1] == key:
             return
         pod = PodRef(request.namespace, request.name, uid)
         took = int(event.seconds * 1e6)
-        self.add(
-            RefusedEntry(
-                self._now(), pod, key.ask, key.candidates, self._changed, took, shared, key.reasons, event.refusals
-            )
+        entry = RefusedEntry(
+            self._now(), pod, key.ask, key.candidates, self._changed, took, key.reasons, event.refusals
         )
+        # A mask may be the entry's own: lists that nodes' labels narrow come and go.
+        self.add(entry, size + REASON_BYTES * len(key.reasons) + len(key.candidates.mask or b""))
         self._refused[uid] = self.sequence, key
-        self._refused.move_to_end(uid)
         if len(self._refused) > REFUSED_PODS:
-            self._refused.popitem(last=False)
+            del self._refused[next(iter(self._refused))]
 
-    def _ask(self, request: PodRequest) -> tuple[PodAsk, int]:
-        """What a pod asks for, and the bytes that are new; pods that differ in name alone share it."""
+    def _ask(self, request: PodRequest) -> tuple[SharedAsk, int]:
+        """What a pod asks for, which pods that differ in name alone share, and the bytes of a decision about it."""
         if request.forecast is not self._forecast and request.forecast is not None:
             self._forecast = request.forecast
             self._forecasts += 1
             # Requests of the same shape refer to the newest number.
             self._asks.clear()
-            self.add(ForecastEntry(self._now(), self._forecasts, request.forecast))
-        key = request.shape, id(request.containers)
-        known = self._asks.get(key)
-        if known is not None:
-            return known[1], 0
-        ask = PodAsk.of(request, None if request.forecast is None else self._forecasts)
+            self.add_change(ForecastEntry(self._now(), self._forecasts, request.forecast), FORECAST_BYTES)
+        known = self._asks.get(id(request.containers))
+        if known is not None and known.is_of(request):
+            return known, ENTRY_BYTES + POD_BYTES
         if len(self._asks) >= ASKS:
             self._asks.clear()
-        self._asks[key] = request.containers, ask
-        return ask, ASK_BYTES
+        ask = SharedAsk(request, None if request.forecast is None else self._forecasts)
+        self._asks[id(request.containers)] = ask
+        return ask, ENTRY_BYTES + POD_BYTES + ASK_BYTES
 
     # -- candidates
 
-    def _mask_of_choice(
-        self, candidates: CandidateList | Candidates, chosen: Selected
-    ) -> tuple[CandidateMask | SearchedList, int]:
+    def _mask_of_choice(self, candidates: CandidateList | Candidates, chosen: Selected) -> CandidateMask | SearchedList:
         """Looking up all names would cost more than the choice did, so a list that was only searched stays one."""
         if isinstance(candidates, Candidates):
             return self._mask_of(candidates)
         if candidates.resolved is not None:
             return self._mask_of(candidates.resolved)
+        count = candidates.estimated_count
+        if not chosen.absent:
+            known = self._searched.get(count)
+            if known is None:
+                if len(self._searched) >= ASKS:
+                    self._searched.clear()
+                known = self._searched[count] = CandidateMask(count, searched=True)
+            return known
         ranked = chosen.ranked
         free = self._free_columns(ranked.order)
         absent = tuple([int(ranked.places[i]) - free for i in chosen.absent])
-        return SearchedList(len(candidates), len(ranked.order.names) - free, absent), 0
+        return SearchedList(count, len(ranked.order.names) - free, absent)
 
-    def _mask_of(self, candidates: Candidates) -> tuple[CandidateMask, int]:
+    def _mask_of(self, candidates: Candidates) -> CandidateMask:
         """Equal lists are one object while the nodes stay the same, and so are their masks."""
         known = self._masks.get(id(candidates))
         if known is not None:
-            return known[1], 0
+            return known[1]
         named = candidates.named[self._free_columns(candidates.order) :]
         count, others = int(np.count_nonzero(named)), len(candidates.unregistered)
         bits = None if count == len(named) else np.packbits(named).tobytes()
@@ -282,7 +296,7 @@ class Journal(SchedulerObserver):
         self._masks[id(candidates)] = candidates, mask
         if len(self._masks) > MASKS:
             self._masks.popitem(last=False)
-        return mask, len(bits or b"")
+        return mask
 
     def _mask_of_node(self, name: str) -> CandidateMask:
         order, row = self._arrays.order, self._arrays.row(name)
@@ -441,7 +455,7 @@ class Journal(SchedulerObserver):
     # -- inside
 
     def _note(self, record: Record) -> None:
-        self.add(NoteEntry(record.time, record))
+        self.add(NoteEntry(record.time, record), ENTRY_BYTES + POD_BYTES)
 
 
 class LedgerRecorder:
@@ -452,22 +466,32 @@ class LedgerRecorder:
         self._now = now
 
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
-        self._journal.add(NodeEntry(self._now(), name, facts))
+        devices = 0 if facts is None else len(facts.devices)
+        self._journal.add_change(NodeEntry(self._now(), name, facts), ENTRY_BYTES + DEVICE_BYTES * devices)
 
     def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
-        self._journal.add(NominationEntry(self._now(), facts.uid, None if victims is None else facts, victims))
+        if victims is None:
+            self._journal.add_change(NominationEntry(self._now(), facts.uid, None, None))
+            return
+        size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
+        self._journal.add_change(NominationEntry(self._now(), facts.uid, facts, victims), size)
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
         if state is None:
-            self._journal.add(PodEntry(self._now(), facts.uid, None))
-        else:
-            self._journal.add(PodEntry(self._now(), facts.uid, facts, state, observed))
+            self._journal.add_change(PodEntry(self._now(), facts.uid, None))
+            return
+        size = ENTRY_BYTES + POD_BYTES
+        if observed:  # Until then the grants are those of the decision, and counted there.
+            size += GRANT_BYTES * count_grants(facts.grants)
+        self._journal.add_change(PodEntry(self._now(), facts.uid, facts, state, observed), size)
 
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
-        self._journal.add(QuotaEntry(self._now(), namespace, name, facts))
+        limits = 0 if facts is None else len(facts.limits)
+        entry = QuotaEntry(self._now(), namespace, name, facts)
+        self._journal.add_change(entry, ENTRY_BYTES + LIMIT_BYTES * limits)
 
     def on_host(self, name: str, free: HostRequest | None) -> None:
-        self._journal.add(HostEntry(self._now(), name, free))
+        self._journal.add_change(HostEntry(self._now(), name, free))
 
 
 async def _state_batches(state: JournalState) -> AsyncIterator[Sequence[Record]]:

@@ -1,8 +1,8 @@
 """What the journal keeps of each record until it is read: references to the core's frozen values, and their size.
 
 Making a struct of `wire.journal` takes longer than many a decision, and most records leave the ring unread. So an entry
-only refers to what it is about; `record` makes the struct, exactly as it would have been made at once. Sizes are
-estimates from above: what an entry may be the only one to refer to counts as its own.
+only refers to what it is about; `record` makes the struct, exactly as it would have been made at once. Sizes, in bytes,
+are estimates from above: what an entry may be the only one to refer to counts as its own.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from tessera.core.grants import Grants, Placement
 from tessera.core.holdings import PodFacts
 from tessera.core.ledger import GrantState
 from tessera.core.quota import QuotaFacts
-from tessera.core.requests import HostRequest
+from tessera.core.requests import HostRequest, PodRequest
 from tessera.wire import journal
 from tessera.wire.journal import CandidateMask, PodAsk, PodRef, Record
 
-ENTRY = 200
-"""bytes of an entry, its place in the ring and its time"""
-POD = 700
-"""bytes of a pod's names and of what holds its grants"""
-GRANT, DEVICE, LIMIT = 250, 900, 120
-"""bytes of one of them, with its texts"""
-FORECAST = 8_000
-REASON = 120
+ENTRY_BYTES = 200
+"""of an entry, its place in the ring and its time"""
+POD_BYTES = 700
+"""of a pod's names and what holds its grants"""
+GRANT_BYTES, DEVICE_BYTES, LIMIT_BYTES, REASON_BYTES = 250, 900, 120, 120
+"""of one of them, with its texts"""
+FORECAST_BYTES, ASK_BYTES = 8_000, 1_500
 
 Key = tuple[str, ...]
 """what a state entry is about"""
@@ -49,11 +48,6 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
         """Whether that part is not there any more."""
         return False
 
-    @property
-    def size(self) -> int:
-        """Bytes, estimated."""
-        return ENTRY
-
     def record(self, sequence: int) -> Record:
         """The record, with its number."""
         raise NotImplementedError
@@ -70,10 +64,6 @@ class NodeEntry(Entry, frozen=True, gc=False):
     @property
     def is_gone(self) -> bool:
         return self.facts is None
-
-    @property
-    def size(self) -> int:
-        return ENTRY + (0 if self.facts is None else DEVICE * len(self.facts.devices))
 
     def record(self, sequence: int) -> journal.NodeRecord:
         state = None if self.facts is None else journal.NodeState.of(self.facts)
@@ -93,10 +83,6 @@ class PodEntry(Entry, frozen=True, gc=False):
     @property
     def is_gone(self) -> bool:
         return self.facts is None
-
-    @property
-    def size(self) -> int:
-        return ENTRY if self.facts is None else ENTRY + POD + GRANT * _count_grants(self.facts.grants)
 
     def record(self, sequence: int) -> journal.PodRecord:
         if self.facts is None:
@@ -124,10 +110,6 @@ class NominationEntry(Entry, frozen=True, gc=False):
     def is_gone(self) -> bool:
         return self.facts is None
 
-    @property
-    def size(self) -> int:
-        return ENTRY if self.facts is None else ENTRY + POD + GRANT * _count_grants(self.facts.grants)
-
     def record(self, sequence: int) -> journal.NominationRecord:
         if self.facts is None:
             return journal.NominationRecord(time=self.time, sequence=sequence, uid=self.uid)
@@ -152,10 +134,6 @@ class QuotaEntry(Entry, frozen=True, gc=False):
     @property
     def is_gone(self) -> bool:
         return self.facts is None
-
-    @property
-    def size(self) -> int:
-        return ENTRY + (0 if self.facts is None else LIMIT * len(self.facts.limits))
 
     def record(self, sequence: int) -> journal.QuotaRecord:
         limits = None if self.facts is None else dict(self.facts.limits)
@@ -188,10 +166,6 @@ class ForecastEntry(Entry, frozen=True, gc=False):
     @property
     def key(self) -> Key:
         return "forecast", str(self.id)
-
-    @property
-    def size(self) -> int:
-        return FORECAST
 
     def record(self, sequence: int) -> journal.ForecastRecord:
         forecast = journal.Forecast.of(self.forecast)
@@ -233,20 +207,35 @@ class SearchedList(msgspec.Struct, frozen=True, gc=False):
         return CandidateMask(self.count, bytes(bits), searched=True)
 
 
+class SharedAsk:
+    """What pods that differ in name alone ask for; made when it is first read."""
+
+    __slots__ = ("_made", "forecast", "request")
+
+    def __init__(self, request: PodRequest, forecast: int | None) -> None:
+        self.request = request
+        """of the first of them"""
+        self._made: PodAsk | None = None
+        self.forecast = forecast
+
+    def is_of(self, request: PodRequest) -> bool:
+        mine = self.request
+        return mine.containers is request.containers and (mine.shape is request.shape or mine.shape == request.shape)
+
+    def value(self) -> PodAsk:
+        if self._made is None:
+            self._made = PodAsk.of(self.request, self.forecast)
+        return self._made
+
+
 class DecisionEntry(Entry, frozen=True, gc=False):
     """What is common to decisions. `ask` and masks are shared by many of them, and counted where they are new."""
 
     pod: PodRef
-    ask: PodAsk
+    ask: SharedAsk
     candidates: CandidateMask | SearchedList | None
     ledger_version: int
     microseconds: int
-    shared: int
-    """bytes of what this entry was the first to refer to"""
-
-    @property
-    def size(self) -> int:
-        return ENTRY + POD + self.shared
 
     @property
     def _mask(self) -> CandidateMask | None:
@@ -257,16 +246,12 @@ class PlacedEntry(DecisionEntry, frozen=True, gc=False):
     placement: Placement
     at_bind: bool = False
 
-    @property
-    def size(self) -> int:
-        return ENTRY + POD + self.shared + GRANT * _count_grants(self.placement.grants)
-
     def record(self, sequence: int) -> journal.Placed:
         return journal.Placed(
             time=self.time,
             sequence=sequence,
             pod=self.pod,
-            ask=self.ask,
+            ask=self.ask.value(),
             candidates=self._mask,
             ledger_version=self.ledger_version,
             microseconds=self.microseconds,
@@ -282,16 +267,12 @@ class RefusedEntry(DecisionEntry, frozen=True, gc=False):
     refusals: int = 1
     at_bind: bool = False
 
-    @property
-    def size(self) -> int:
-        return ENTRY + POD + self.shared + REASON * len(self.reasons)
-
     def record(self, sequence: int) -> journal.Refused:
         return journal.Refused(
             time=self.time,
             sequence=sequence,
             pod=self.pod,
-            ask=self.ask,
+            ask=self.ask.value(),
             candidates=self._mask,
             ledger_version=self.ledger_version,
             microseconds=self.microseconds,
@@ -307,12 +288,12 @@ class UnfinishedEntry(DecisionEntry, frozen=True, gc=False):
             time=self.time,
             sequence=sequence,
             pod=self.pod,
-            ask=self.ask,
+            ask=self.ask.value(),
             candidates=self._mask,
             ledger_version=self.ledger_version,
             microseconds=self.microseconds,
         )
 
 
-def _count_grants(grants: Mapping[str, tuple[Grants, ...]]) -> int:
+def count_grants(grants: Mapping[str, tuple[Grants, ...]]) -> int:
     return sum([len(container) for containers in grants.values() for container in containers])

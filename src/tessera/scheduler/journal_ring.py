@@ -15,6 +15,10 @@ from collections.abc import Iterator, Sequence
 
 from tessera.scheduler.journal_entries import DecisionEntry, Entry, ForecastEntry, Key, StartEntry
 
+DROPPED_PART = 128
+"""of the limit that leaves at once: many at a time take a third of the time that each takes alone, and all of them
+together less than a millisecond"""
+
 
 class JournalState:
     """The newest entry of each node, pod, quota, host and forecast, after one record."""
@@ -87,13 +91,12 @@ class JournalRing:
         """Number of the newest entry; 0 before the first."""
         return self.base.sequence + len(self)
 
-    def append(self, entry: Entry) -> None:
-        size = entry.size
+    def append(self, entry: Entry, size: int) -> None:
         self._entries.append(entry)
         self._sizes.append(size)
         self.bytes += size
-        while self.bytes > self._limit and len(self) > 1:
-            self._drop_oldest()
+        if self.bytes > self._limit:
+            self._drop_oldest(self._limit - self._limit // DROPPED_PART)
 
     def after(self, sequence: int, most: int | None = None) -> Sequence[Entry]:
         """The entries after this one, which is in the ring or the last one before it."""
@@ -101,15 +104,19 @@ class JournalRing:
         entries = self._entries[begin:] if most is None else self._entries[begin : begin + most]
         return entries  # type: ignore[return-value]  # only those that have left are None
 
-    def _drop_oldest(self) -> None:
-        left = self._left
-        entry = self._entries[left]
-        assert entry is not None
-        self._entries[left] = None
-        self.bytes -= self._sizes[left]
-        self._left = left + 1
-        self.base.apply(entry)
-        if self._left > len(self):
-            del self._entries[: self._left]
-            del self._sizes[: self._left]
+    def _drop_oldest(self, limit: int) -> None:
+        """Until no more than `limit` bytes are left."""
+        entries, sizes, left, size, apply = self._entries, self._sizes, self._left, self.bytes, self.base.apply
+        newest = len(entries) - 1
+        while size > limit and left < newest:
+            entry = entries[left]
+            assert entry is not None
+            entries[left] = None
+            size -= sizes[left]
+            left += 1
+            apply(entry)
+        self._left, self.bytes = left, size
+        if left > len(entries) // 2:
+            del entries[:left]
+            del sizes[:left]
             self._left = 0

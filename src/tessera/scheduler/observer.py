@@ -121,6 +121,18 @@ class PreemptionEvent(msgspec.Struct, frozen=True):
         return f"Nominated for node {self.node}: {', '.join(parts) or 'its devices are free'}"
 
 
+class GangEvent(msgspec.Struct, frozen=True):
+    """A gang is in another state, or waits for another reason."""
+
+    namespace: str
+    name: str
+    state: str
+    """of `gang.GangState`"""
+    text: str
+    members: tuple[str, ...]
+    """uids"""
+
+
 class ReleasedEvent(msgspec.Struct, frozen=True):
     """What a pod held is free."""
 
@@ -153,6 +165,9 @@ class SchedulerObserver:
         """The apiserver has accepted an eviction."""
 
     def on_preemption(self, event: PreemptionEvent) -> None:
+        pass
+
+    def on_gang(self, event: GangEvent) -> None:
         pass
 
     def on_released(self, event: ReleasedEvent) -> None:
@@ -216,6 +231,10 @@ class ObserverGroup(SchedulerObserver):
     def on_preemption(self, event: PreemptionEvent) -> None:
         for member in self._members:
             member.on_preemption(event)
+
+    def on_gang(self, event: GangEvent) -> None:
+        for member in self._members:
+            member.on_gang(event)
 
     def on_released(self, event: ReleasedEvent) -> None:
         for member in self._members:

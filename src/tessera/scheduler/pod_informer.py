@@ -34,13 +34,23 @@ RUNNING = "Running"
 
 
 class PodListener(Protocol):
-    """Is told about lists of pods."""
+    """What the pod informer tells about pods."""
 
     def on_pod_listed(self, pod: Pod) -> None:
         """A pod of a list that is not complete yet."""
+        ...
+
+    def on_pod(self, pod: Pod) -> None:
+        """The API shows the pod; its record and the ledger have seen it."""
+        ...
+
+    def on_pod_gone(self, uid: str) -> None:
+        """The pod was deleted."""
+        ...
 
     def on_synced(self) -> None:
-        """The list is complete: once."""
+        """A list is complete that decisions have waited for."""
+        ...
 
 
 class PodInformer:
@@ -83,6 +93,7 @@ class PodInformer:
             self._observe_gone(uid, why="deleted" if pod.metadata.deletion_timestamp else "ended")
         else:
             self._cycles.observe_pending(uid)
+        self._listener.on_pod(pod)
 
     def drop(self, key: str) -> None:
         uid = self._uids.pop(key, None)
@@ -90,6 +101,7 @@ class PodInformer:
             if self._hosts is not None:
                 self._hosts.drop_pod(uid)
             self._observe_gone(uid)
+            self._listener.on_pod_gone(uid)
 
     def synced(self) -> None:
         is_first, self.has_synced = not self.has_synced, True

@@ -26,6 +26,7 @@ from tessera.kube.access import load_access
 from tessera.kube.client import KubeClient
 from tessera.kube.errors import AccessError
 from tessera.scheduler.certificates.tls import ServingTls, TlsError
+from tessera.scheduler.gang import GangState
 from tessera.scheduler.http_api import (
     Routes,
     extender_routes,
@@ -34,6 +35,7 @@ from tessera.scheduler.http_api import (
     metrics_routes,
     webhook_routes,
 )
+from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
@@ -102,6 +104,10 @@ class Process(SchedulerObserver):
         self.metrics = Metrics()
         self._page = page
         self.service = Service(settings, client, observer=self if page is None else ObserverGroup(self, page))
+        kept = settings.journal
+        self._journal_file = (
+            JournalFile(self.service.journal, kept.file, limit=kept.file_bytes, files=kept.files) if kept.file else None
+        )
         self._exposition = Exposition(self.service.ledger, legacy=settings.legacy_metrics)
         self._tenure_time = TenureTime(asyncio.get_running_loop().time, lambda: self.service.is_leader)
         self._granted_time = GrantedTime(self.service.ledger, self._tenure_time)
@@ -139,14 +145,15 @@ class Process(SchedulerObserver):
             for coroutine in (self.service.run(), self._tls.run(), self._watch_files(), self._freeze())
         ]
         stop = asyncio.create_task(self.stopping.wait())
+        journal = [] if self._journal_file is None else [asyncio.create_task(self._journal_file.run())]
         try:
             # The tasks that may end by themselves only end well; anything else that ends is a fault.
             done, _ = await asyncio.wait([stop, work[0], work[1], work[2]], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             # Not an orderly end, but nothing of this process may go on without it.
-            for task in (*work, stop):
+            for task in (*work, *journal, stop):
                 task.cancel()
-            await asyncio.gather(*work, stop, return_exceptions=True)
+            await asyncio.gather(*work, *journal, stop, return_exceptions=True)
             raise
         code = 0 if stop in done else 1
         if code == 0 and self.settings.shutdown_delay_seconds:
@@ -161,6 +168,10 @@ class Process(SchedulerObserver):
             if isinstance(result, Exception):
                 log.error("a part of the service failed", exc_info=result)
         left = await self.service.recorder.flush(deadline - asyncio.get_running_loop().time())
+        if self._journal_file is not None:
+            self._journal_file.stop()
+            await asyncio.wait(journal, timeout=max(deadline - asyncio.get_running_loop().time(), 0.0))
+            journal[0].cancel()
         log.info("stopped", events_lost=left)
         return code
 
@@ -281,12 +292,19 @@ class Process(SchedulerObserver):
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
                 nominated=len(service.ledger.nominations),
+                gangs_waiting=engine.gangs.count(GangState.WAITING),
+                gangs_planned=engine.gangs.count(GangState.PLANNED) + engine.gangs.count(GangState.COMPLETING),
             )
         )
+        self.metrics.gangs(**engine.gangs.take_totals())
         self.metrics.keep_only(service.ledger.node_names())
         self.metrics.set_leader(service.is_leader)
         self.metrics.set_certificate_expiry(self._tls.expiry)
         self.metrics.set_watch_ages(service.watch_ages())
+        file = self._journal_file
+        self.metrics.set_journal(
+            service.journal.bytes, errors=0 if file is None else file.errors, lost=0 if file is None else file.lost
+        )
         dropped = service.recorder.dropped
         self.metrics.dropped_events(dropped - self._events_dropped)
         self._events_dropped = dropped

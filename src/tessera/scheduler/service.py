@@ -24,6 +24,7 @@ from tessera.kube.resources import LEASES, NODES, POD_DISRUPTION_BUDGETS, PODS, 
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
+from tessera.scheduler.decision_log import DecisionLog
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.event_recorder import EventRecorder
 from tessera.scheduler.journal import Journal
@@ -75,7 +76,7 @@ class Service:
         self.events = EventBroadcaster(client, component=settings.scheduler_name, host="", now=now)
         self.recorder = EventRecorder(self.events, now=now, hami_texts=settings.hami_events)
         self.journal = Journal(settings, now=now)
-        self._observer = ObserverGroup(self.journal, self.recorder, observer)
+        self._observer = ObserverGroup(self.journal, DecisionLog(), self.recorder, observer)
         engine = self.engine = Engine(
             settings,
             KubeApiClient(client, self._observer),

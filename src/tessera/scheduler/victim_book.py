@@ -16,6 +16,7 @@ from tessera.core.victims import PodTraits
 from tessera.wire import keys
 from tessera.wire.gobool import parse_bool
 from tessera.wire.objects import Pod, PodDisruptionBudget
+from tessera.wire.pod_groups import read_pod_group
 
 MIRROR = "kubernetes.io/config.mirror"
 """annotation of a pod that a file of its node defines; no API call ends it"""
@@ -188,10 +189,8 @@ def read_traits(pod: Pod) -> PodTraits:
 
 def group_of(pod: Pod) -> str:
     """The pod's group with its namespace; empty if it stands alone."""
-    labels, annotations = pod.metadata.labels or {}, pod.annotations
-    names = (labels.get(key) or annotations.get(key) for key in keys.POD_GROUPS)
-    name = next(filter(None, names), None)
-    return f"{pod.metadata.namespace}/{name}" if name else ""
+    found = read_pod_group(pod)
+    return f"{pod.metadata.namespace}/{found.name}" if found is not None and found.name else ""
 
 
 def _seconds(text: str | None) -> int:

@@ -29,14 +29,6 @@ PHASE_FAILED = "failed"
 
 PREEMPTIBLE = "tessera.io/preemptible"
 """`false`: the pod is never evicted for another one"""
-POD_GROUPS = (
-    "tessera.io/gang",
-    "scheduling.x-k8s.io/pod-group",
-    "scheduling.k8s.io/group-name",
-    "volcano.sh/group-name",
-    "kueue.x-k8s.io/pod-group-name",
-)
-"""labels or annotations that name the group of a pod, the first that is there"""
 
 NODE_POLICY = "hami.io/node-scheduler-policy"
 DEVICE_POLICY = "hami.io/gpu-scheduler-policy"

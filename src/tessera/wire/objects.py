@@ -96,6 +96,12 @@ class SchedulingGate(Partial, frozen=True):
     name: str = ""
 
 
+class SchedulingGroup(Partial, frozen=True):
+    """The pod's group, where the server has GangScheduling."""
+
+    pod_group_name: str = ""
+
+
 class PodSpec(Partial, frozen=True):
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None
@@ -106,6 +112,7 @@ class PodSpec(Partial, frozen=True):
     priority: int | None = None
     preemption_policy: str | None = None
     termination_grace_period_seconds: int | None = None
+    scheduling_group: SchedulingGroup | None = None
 
 
 class Terminated(Partial, frozen=True):

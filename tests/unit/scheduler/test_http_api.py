@@ -11,15 +11,20 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from tessera.http11.router import Request, Response
 from tessera.http11.server import MAX_BODY_BYTES, Guard
 from tessera.scheduler.http_api import (
+    Refuse,
     Routes,
     extender_routes,
     find_refusal,
+    journal_routes,
     may_call_extender,
     metrics_routes,
     webhook_routes,
 )
+from tessera.scheduler.journal import Journal
+from tessera.scheduler.settings import Settings
 from tessera.services.addresses import Address
 from tessera.services.listener import Listener, health_routes
 from tests.support.event_loops import in_real_time
@@ -247,3 +252,94 @@ async def test_a_listener_stops_accepting_but_lets_running_calls_end() -> None:
 async def _post(client: aiohttp.ClientSession, path: str) -> str:
     async with client.post(path, data=b"{}") as answer:
         return await answer.text()
+
+
+# -- the journal
+
+
+@asynccontextmanager
+async def serving_journal(
+    journal: Journal, refuse: Refuse | None = None, guard: Guard = find_refusal
+) -> AsyncIterator[aiohttp.ClientSession]:
+    listener = Listener(AT, journal_routes(journal, refuse), guard=guard, grace=GRACE)
+    await listener.start()
+    try:
+        async with aiohttp.ClientSession(base_url=f"http://{listener.address}") as client:
+            yield client
+    finally:
+        journal.close()
+        await listener.stop()
+
+
+def some_journal() -> Journal:
+    journal = Journal(Settings(), now=lambda: 1.0)
+    for number in range(3):
+        journal.on_denied("team", f"p{number}", "no")
+    return journal
+
+
+@in_real_time
+async def test_the_journal_is_served_as_json_lines() -> None:
+    async with serving_journal(some_journal()) as client, client.get("/journal") as answer:
+        assert (answer.status, answer.content_type) == (200, "application/jsonl")
+        lines = [json.loads(line) for line in (await answer.read()).splitlines()]
+    assert [line["kind"] for line in lines] == ["start", "snapshot-end", "denied", "denied", "denied"]
+
+
+@in_real_time
+async def test_a_client_says_where_to_begin_and_whether_to_follow() -> None:
+    journal = some_journal()
+    async with serving_journal(journal) as client:
+        async with client.get("/journal?since=2&snapshot=false") as answer:
+            assert [json.loads(line)["sequence"] for line in (await answer.read()).splitlines()] == [3]
+        async with client.get("/journal?since=3&snapshot=false&follow=true") as answer:
+            journal.on_denied("team", "later", "no")
+            assert json.loads(await answer.content.readline())["name"] == "later"
+
+
+@in_real_time
+async def test_a_client_that_goes_away_is_no_reader_any_more() -> None:
+    journal = some_journal()
+    async with serving_journal(journal) as client:
+        async with client.get("/journal?follow=true") as answer:
+            await answer.content.readline()
+            assert journal.readers == 1
+            answer.close()
+        async with asyncio.timeout(30):
+            while journal.readers:
+                await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("query", ["since=x", "since=-1", "since=" + "9" * 30, "follow=maybe", "pod=p", "since="])
+@in_real_time
+async def test_a_query_that_cannot_be_read_is_refused(query: str) -> None:
+    async with serving_journal(some_journal()) as client, client.get(f"/journal?{query}") as answer:
+        assert answer.status == 400
+
+
+@in_real_time
+async def test_the_journal_has_a_limited_number_of_readers() -> None:
+    journal = some_journal()
+    journal.readers = 8
+    async with serving_journal(journal) as client, client.get("/journal") as answer:
+        assert answer.status == 503
+        journal.readers = 0
+
+
+@in_real_time
+async def test_other_machines_do_not_get_the_journal() -> None:
+    refused = Response(403, b"no\n")
+    async with serving_journal(some_journal(), guard=lambda _: refused) as client, client.get("/journal") as answer:
+        assert (answer.status, await answer.text()) == (403, "no\n")
+
+
+@in_real_time
+async def test_a_check_of_the_caller_decides_where_there_is_one() -> None:
+    async def refuse(request: Request) -> Response | None:
+        return None if request.headers.get(b"Authorization") == b"Bearer good" else Response(401, b"who?\n")
+
+    async with serving_journal(some_journal(), refuse, guard=lambda _: Response(403)) as client:
+        async with client.get("/journal") as answer:
+            assert answer.status == 401
+        async with client.get("/journal", headers={"Authorization": "Bearer good"}) as answer:
+            assert answer.status == 200

@@ -48,6 +48,10 @@ class Levels:
     """pods that a take-over has yet to touch"""
     nominated: int = 0
     """pods for which devices are held until their victims have left"""
+    gangs_waiting: int = 0
+    """gangs without a plan"""
+    gangs_planned: int = 0
+    """gangs whose places are held, or that are being bound"""
 
 
 class Metrics:
@@ -87,6 +91,10 @@ class Metrics:
             "unfenced": Gauge(
                 "tessera_pods_unfenced", "Pods to be touched before this replica decides.", registry=registry
             ),
+            "gangs_waiting": Gauge("tessera_gangs_waiting", "Gangs that wait for members or room.", registry=registry),
+            "gangs_planned": Gauge(
+                "tessera_gangs_planned", "Gangs whose places are held, or that are being bound.", registry=registry
+            ),
         }
         self._preemptions = Counter(
             "tessera_preemptions",
@@ -98,6 +106,10 @@ class Metrics:
             self._preemptions.labels(result)
         self._evicted = Counter("tessera_victims_evicted", "Pods evicted for other pods.", registry=registry)
         self._search = Times("tessera_preemption_search_seconds", "Time to find victims.", bounds=MILLISECONDS)
+        self._gangs_bound = Counter("tessera_gangs_bound", "Gangs that became whole.", registry=registry)
+        self._gangs_given_up = Counter(
+            "tessera_gang_plans_given_up", "Plans of gangs that came to nothing.", registry=registry
+        )
         self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
         for tally in (*self._seconds.values(), self._search, self._writes):
             registry.register(tally)
@@ -122,6 +134,18 @@ class Metrics:
             ["resource"],
             registry=registry,
         )
+        self._journal_bytes = Gauge(
+            "tessera_journal_bytes", "Memory that the decision journal takes, estimated.", registry=registry
+        )
+        self._journal_errors = Counter(
+            "tessera_journal_file_errors", "Writes of the journal's file that failed.", registry=registry
+        )
+        self._journal_lost = Counter(
+            "tessera_journal_file_lost_records",
+            "Records that left the journal before they could be written to its file.",
+            registry=registry,
+        )
+        self._journal_counts = (0, 0)
         python, build = platform.python_version(), {"version": __version__, "revision": ""}
         Info("tessera_build", "What runs.", registry=registry).info({**build, "python": python})
         Info("hami_build", "What runs, in the labels of HAMi.", registry=registry).info(
@@ -163,6 +187,11 @@ class Metrics:
 
     def evicted(self) -> None:
         self._evicted.inc()
+
+    def gangs(self, *, bound: int, given_up: int) -> None:
+        """More gangs than before became whole, and more plans were given up."""
+        self._gangs_bound.inc(bound)
+        self._gangs_given_up.inc(given_up)
 
     def wrote(self, verb: str) -> None:
         """One write was sent to the apiserver: bind, patch, create, ..."""
@@ -208,6 +237,13 @@ class Metrics:
     def set_watch_ages(self, ages: Mapping[str, float]) -> None:
         for resource, age in ages.items():
             self._watches.labels(resource).set(age)
+
+    def set_journal(self, size: int, *, errors: int, lost: int) -> None:
+        """The counts are those since the start."""
+        before, self._journal_counts = self._journal_counts, (errors, lost)
+        self._journal_bytes.set(size)
+        self._journal_errors.inc(errors - before[0])
+        self._journal_lost.inc(lost - before[1])
 
     def render(self) -> bytes:
         """Text format 0.0.4, some kilobytes."""

@@ -1,0 +1,83 @@
+"""One log line per placement, refusal and denial.
+
+A pod that is refused again for the same reason is not logged again: the line of its placement says how often it was
+refused. Where the reason changes, it is logged only once the pod was refused twice as often as at its last line: in a
+backlog the most frequent reason changes back and forth.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+import structlog
+
+from tessera.core.misfits import Misfit
+from tessera.core.selection import Refused, Selected
+from tessera.scheduler.observer import BindDecision, FilterDecision, SchedulerObserver
+from tessera.wire.objects import Pod
+
+log = structlog.get_logger(__name__)
+
+REMEMBERED = 16_384
+"""refused pods; one that is forgotten is logged again"""
+
+
+class LoggedRefusal(NamedTuple):
+    reason: str
+    refusals: int
+
+
+class DecisionLog(SchedulerObserver):
+    """Logs the decisions of one scheduler."""
+
+    def __init__(self) -> None:
+        self._refused: OrderedDict[str, LoggedRefusal] = OrderedDict()
+        """by uid, the last line"""
+
+    def on_filter_decision(self, event: FilterDecision) -> None:
+        request, answer = event.request, event.answer
+        pod = f"{request.namespace}/{request.name}"
+        if isinstance(answer, Selected):
+            self._refused.pop(request.uid, None)
+            placement = answer.placement
+            score = round(placement.score, 3)
+            if event.refusals:
+                log.info("pod placed", pod=pod, node=placement.node, score=score, refusals=event.refusals)
+            else:
+                log.info("pod placed", pod=pod, node=placement.node, score=score)
+        elif isinstance(answer, Refused) and self._is_news(request.uid, answer, event.refusals):
+            nodes = sum(count for _, count in answer.verdicts)
+            log.info("pod refused", pod=pod, reason=_reason(answer), nodes=nodes, refusals=event.refusals)
+
+    def on_bind_decision(self, event: BindDecision) -> None:
+        request, answer = event.request, event.answer
+        pod = f"{request.namespace}/{request.name}"
+        if isinstance(answer, Misfit):
+            log.info("pod refused at bind", pod=pod, node=event.node, reason=answer.text)
+        else:
+            self._refused.pop(request.uid, None)
+            log.info("pod placed at bind", pod=pod, node=event.node)
+
+    def on_denied(self, namespace: str, name: str, message: str) -> None:
+        log.info("pod denied", pod=f"{namespace}/{name}", reason=message)
+
+    def on_pod(self, uid: str, pod: Pod | None) -> None:
+        if pod is None:
+            self._refused.pop(uid, None)
+
+    def _is_news(self, uid: str, refused: Refused, refusals: int) -> bool:
+        known, reason = self._refused.get(uid), _reason(refused)
+        if known is not None and (known.reason == reason or refusals < 2 * known.refusals):
+            return False
+        self._refused[uid] = LoggedRefusal(reason, refusals)
+        self._refused.move_to_end(uid)
+        if len(self._refused) > REMEMBERED:
+            self._refused.popitem(last=False)
+        return True
+
+
+def _reason(refused: Refused) -> str:
+    """The most frequent one."""
+    counts = refused.reason_counts
+    return counts[0][0] if counts else ""

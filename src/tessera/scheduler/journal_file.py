@@ -1,0 +1,157 @@
+"""The decision journal as files of JSON lines: FILE, and older ones as FILE.1, FILE.2 and so on.
+
+Each file begins with `Start`, the state and `SnapshotEnd`, so that it can be replayed alone. Records are made on the
+event loop a few at a time, and written by a thread. Nothing waits here but this task itself: where the disk is slower
+than the scheduler, or fails, the journal's ring goes on without it, and the file goes on with the state as it is then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+from contextlib import aclosing
+
+import structlog
+
+from tessera.kube.backoff import Backoff
+from tessera.scheduler.journal import Journal
+from tessera.wire.journal import SnapshotEnd, Start, encode_record
+
+log = structlog.get_logger(__name__)
+
+WRITE_EVERY = 0.5
+"""seconds; a process that is killed loses the records of so long"""
+CHUNK_BYTES = 256 << 10
+"""written at once"""
+PAUSES = Backoff(initial=1.0, cap=60.0)
+"""after a failed write"""
+FILE_MODE = 0o600
+"""the records name the pods of all tenants"""
+
+
+class JournalFile:
+    """Writes one journal."""
+
+    def __init__(self, journal: Journal, path: str, *, limit: int, files: int) -> None:
+        """A file of `limit` bytes is replaced; `files` are kept in all."""
+        self._journal = journal
+        self._path = path
+        self._limit = limit
+        self._files = files
+        self.position: int | None = None
+        """number of the last record that was written"""
+        self._descriptor: int | None = None
+        self._size = self._snapshot_size = 0
+        """bytes of the file, and of the state that it begins with"""
+        self._rng = random.Random()
+        self._stop = asyncio.Event()
+        self.errors = 0
+        """writes that failed"""
+        self.lost = 0
+        """records that left the journal before they were written"""
+
+    async def run(self) -> None:
+        """Until told to stop; what was recorded until then is written."""
+        failures = 0
+        try:
+            while True:
+                is_last = self._stop.is_set()
+                try:
+                    await self._write_new()
+                    failures = 0
+                except OSError as error:
+                    failures += 1
+                    self.errors += 1
+                    self._close()
+                    log.error("journal file not written", file=self._path, error=str(error))
+                if is_last:
+                    return
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(PAUSES.delay(failures, self._rng) if failures else WRITE_EVERY):
+                        await self._stop.wait()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    async def _write_new(self) -> None:
+        """Everything up to the newest record."""
+        if self._descriptor is not None and self._size >= max(self._limit, 2 * self._snapshot_size):
+            self._close()
+        is_new = self._descriptor is None
+        if is_new:
+            await asyncio.to_thread(self._open)
+        elif self.position == self._journal.sequence:
+            return
+        lines: list[bytes] = []
+        length, began, position = 0, self._size, self.position
+        reading = self._journal.batches(self.position, snapshot=is_new)
+        async with aclosing(reading) as batches:
+            async for batch in batches:
+                for record in batch:
+                    # A reload has a number of its own.
+                    if isinstance(record, Start) and position is not None and record.sequence > position + 1:
+                        self._report_gap(record.sequence - position)
+                    position = max(position or 0, record.sequence)
+                    line = encode_record(record)
+                    lines.append(line)
+                    length += len(line)
+                    if isinstance(record, SnapshotEnd):
+                        self._snapshot_size = self._size + length - began
+                if length >= CHUNK_BYTES:
+                    await self._write(b"".join(lines), position)
+                    lines, length = [], 0
+        if lines:
+            await self._write(b"".join(lines), position)
+
+    def _report_gap(self, records: int) -> None:
+        self.lost += records
+        log.warning("journal file fell behind, and goes on with the state as it is", records=records)
+
+    async def _write(self, data: bytes, position: int | None) -> None:
+        descriptor = self._descriptor
+        assert descriptor is not None
+        await asyncio.to_thread(_write_all, descriptor, data)
+        self._size += len(data)
+        self.position = position
+
+    # -- in a thread
+
+    def _open(self) -> None:
+        descriptor = self._open_at(self._path)
+        size = os.fstat(descriptor).st_size
+        if size >= self._limit:
+            os.close(descriptor)
+            self._rotate()
+            descriptor, size = self._open_at(self._path), 0
+        elif size and os.pread(descriptor, 1, size - 1) != b"\n":
+            # An earlier process was killed in the middle of a line.
+            _write_all(descriptor, b"\n")
+        self._descriptor, self._size, self._snapshot_size = descriptor, size, 0
+
+    def _rotate(self) -> None:
+        for number in range(self._files - 1, 0, -1):
+            source = self._path if number == 1 else f"{self._path}.{number - 1}"
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(source, f"{self._path}.{number}")
+        if self._files == 1:
+            os.remove(self._path)
+
+    @staticmethod
+    def _open_at(path: str) -> int:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,413 @@
+"""What the journal of a running scheduler holds, and how it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import tracemalloc
+import weakref
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tessera.core.victims import PodTraits
+from tessera.inspect.replay import JournalReplay
+from tessera.scheduler.journal_entries import HostEntry
+from tessera.scheduler.observer import EvictedEvent
+from tessera.wire.journal import (
+    Bind,
+    Denied,
+    Evicted,
+    ForecastRecord,
+    HostRecord,
+    NodeRecord,
+    Placed,
+    PodRecord,
+    Record,
+    Refused,
+    Released,
+    SnapshotEnd,
+    Start,
+    SteppedDown,
+    TookOver,
+    Woken,
+)
+from tests.support.builders import NodeBuilder, gpu_pod, node, pod
+from tests.support.event_loops import in_fake_time
+from tests.support.journalled_scheduler import JournalledWorld
+from tests.support.journals import assert_same_ledger, records_of, replayed
+from tests.support.stepwise_scheduler import filter_body, serving_downward_api, using_downward_api
+
+
+def machine(name: str, cards: int = 1, **card: Any) -> NodeBuilder:
+    return serving_downward_api(node(name).gpus(cards, **card))
+
+
+def kinds(records: list[Record]) -> list[str]:
+    return [type(record).__name__ for record in records]
+
+
+def happened(world: JournalledWorld) -> list[Record]:
+    """What follows the state at the beginning."""
+    records = records_of(world.journal)
+    end = next(place for place, record in enumerate(records) if isinstance(record, SnapshotEnd))
+    return records[end + 1 :]
+
+
+def only(world: JournalledWorld, kind: type[Any]) -> list[Any]:
+    return [record for record in happened(world) if isinstance(record, kind)]
+
+
+# -- what is recorded
+
+
+def test_a_journal_begins_with_what_the_process_is_and_its_state() -> None:
+    world = JournalledWorld(machine("n1"))
+    start, end, *_ = records_of(world.journal)
+    assert isinstance(start, Start)
+    assert (start.identity, start.node_policy, start.scheduler_name) == ("process-1", "binpack", "hami-scheduler")
+    assert isinstance(end, SnapshotEnd)
+    assert kinds(happened(world)) == ["NodeRecord"]
+
+
+@in_fake_time
+async def test_the_whole_way_of_a_pod_is_recorded_each_decision_before_its_change() -> None:
+    world = JournalledWorld(machine("n1"))
+    one = using_downward_api(gpu_pod(mem=1000))
+    await world.run(one)
+    world.watch()
+    world.api.delete_pod("default/p")
+    world.watch()
+    records = happened(world)
+    assert kinds(records) == [
+        "NodeRecord", "Placed", "PodRecord", "PodRecord", "Bind", "PodRecord", "PodRecord", "Released",
+    ]  # fmt: skip
+    assert [record.sequence for record in records] == list(range(1, 9))
+    _, placed, reserved, bound, bind, shown, gone, released = records
+    assert isinstance(placed, Placed)
+    assert (placed.node, placed.pod.name, placed.ledger_version) == ("n1", "p", 1)
+    assert placed.grants["NVIDIA"][0][0].uuid == "n1-0"
+    assert isinstance(reserved, PodRecord)
+    assert isinstance(bound, PodRecord)
+    assert isinstance(shown, PodRecord)
+    assert [(r.grants, r.observed) for r in (reserved, bound, shown)] == [
+        ("reserved", False),
+        ("bound", False),
+        ("bound", True),
+    ]
+    assert isinstance(gone, PodRecord)
+    assert gone.state is None
+    assert isinstance(bind, Bind)
+    assert (bind.node, bind.error) == ("n1", "")
+    assert isinstance(released, Released)
+    assert (released.why, released.node) == ("deleted", "n1")
+
+
+def test_a_refusal_is_recorded_with_its_reasons_and_repeats_are_only_counted() -> None:
+    world = JournalledWorld(machine("n1", memory=1000), machine("n2", memory=1000))
+    huge = gpu_pod(mem=5000)
+    for _ in range(3):
+        world.filtered(huge)
+    [refused] = only(world, Refused)
+    assert (refused.reasons, refused.refusals) == ({"1/1 CardInsufficientMemory": 2}, 1)
+    assert (refused.candidates.count, refused.candidates.mask) == (2, None)
+    # Other candidates: the next one that is recorded says how many there were in all.
+    world.filtered(huge, ["n1"])
+    assert [one.refusals for one in only(world, Refused)] == [1, 4]
+
+
+def test_a_refusal_that_has_left_the_journal_is_recorded_again() -> None:
+    world = JournalledWorld(machine("n1", memory=1000), memory=20_000)
+    huge, sequence = gpu_pod(mem=5000), 0
+    world.filtered(huge)
+    while world.journal.oldest <= 2:
+        sequence += 1
+        world.journal.on_denied("default", f"p{sequence}", "no")
+    world.filtered(huge)
+    assert [one.refusals for one in only(world, Refused)] == [2]
+
+
+def test_a_pod_that_ends_and_one_that_is_given_up_say_why_they_hold_nothing() -> None:
+    world = JournalledWorld(machine("n1"))
+    one = gpu_pod(mem=1000)
+    world.create(one)
+    world.chosen(one)
+    world.chosen(one)
+    world.api.add_pod(one.ended())
+    world.watch()
+    assert [record.why for record in only(world, Released)] == ["given up", "ended"]
+
+
+def test_a_reservation_that_expires_is_released() -> None:
+    world = JournalledWorld(machine("n1"))
+    world.chosen(gpu_pod(mem=1000))
+    world.at += 400.0
+    world.engine.tick()
+    [released] = only(world, Released)
+    assert (released.why, released.pod.uid, released.node) == ("expired", "uid-p", "n1")
+
+
+@in_fake_time
+async def test_a_pod_that_is_placed_by_its_bind_is_recorded_as_such() -> None:
+    world = JournalledWorld(machine("n1"), machine("n2"))
+    one = using_downward_api(gpu_pod(mem=1000))
+    world.create(one)
+    assert await world.bound(one, "n2") == ""
+    two = using_downward_api(gpu_pod("two", mem=10**6))
+    world.create(two)
+    assert "no longer fits" in await world.bound(two, "n1")
+    three = using_downward_api(gpu_pod("three", mem=10))
+    world.create(three)
+    assert "no registered devices" in await world.bound(three, "n9")
+    [placed], [full, unknown] = only(world, Placed), only(world, Refused)
+    assert (placed.at_bind, placed.node) == (True, "n2")
+    assert full.at_bind
+    assert full.candidates.names(["n1", "n2"]) == ["n1"]
+    assert (unknown.reasons, unknown.candidates.others) == ({"node unregistered": 1}, 1)
+    assert_same_ledger(replayed(records_of(world.journal)), world.ledger)
+
+
+def test_only_what_a_search_did_not_find_is_left_out_of_a_list_that_was_searched() -> None:
+    """Nine nodes: the best is not a candidate, the second is. No other name is looked up."""
+    world = JournalledWorld(*(machine(f"n{i}") for i in range(9)))
+    world.chosen(gpu_pod("first", mem=1000), ["n4"])  # binpack prefers this node from now on
+    names = [f"n{i}" for i in range(9) if i != 4]
+    assert world.chosen(gpu_pod("second", mem=1000), names) == "n0"
+    _, placed = only(world, Placed)
+    assert (placed.candidates.searched, placed.candidates.count) == (True, 8)
+    assert placed.candidates.names([f"n{i}" for i in range(9)]) == names
+    replayed(records_of(world.journal))
+
+
+def test_a_decision_that_takes_too_long_is_recorded_as_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tessera.scheduler.filter.MOST_WORK", 1)
+    world = JournalledWorld(*(machine(f"n{i}", cards=4, numas=(0, 1, 2, 3)) for i in range(4)))
+    answer = world.filtered(pod().container(gpu=2, mem=1000).numa_bound())
+    assert "takes longer" in answer["Error"]
+    assert kinds(happened(world))[4:] == ["Unfinished"]
+    assert replayed(records_of(world.journal)).counts.unfinished == 1
+
+
+def test_denials_wake_ups_evictions_and_tenures_are_recorded() -> None:
+    world = JournalledWorld(machine("n1"))
+    request = world.engine.requests.read(gpu_pod().api())
+    journal = world.journal
+    journal.on_tenure()
+    journal.on_denied("team", "web-", "no")
+    journal.on_woken(request.request)  # type: ignore[union-attr]
+    victim = PodTraits("uid-v", "team", "v")
+    journal.on_evicted(EvictedEvent(victim, request.request, "n1", 100))  # type: ignore[union-attr]
+    world.stop_leading()
+    found = happened(world)[1:]
+    assert kinds(found) == ["TookOver", "Denied", "Woken", "Evicted", "SteppedDown"]
+    took_over, denied, woken, evicted, down = found
+    assert isinstance(took_over, TookOver)
+    assert isinstance(denied, Denied)
+    assert (denied.namespace, denied.name, denied.message) == ("team", "web-", "no")
+    assert isinstance(woken, Woken)
+    assert isinstance(evicted, Evicted)
+    assert (evicted.pod.uid, evicted.node) == ("uid-v", "n1")
+    assert evicted.message.startswith("Preempted by pod default/p (priority 100)")
+    assert isinstance(down, SteppedDown)
+
+
+def test_forecasts_and_hosts_are_recorded_and_old_forecasts_leave() -> None:
+    cpu = {"cpu": "64", "memory": "256Gi"}
+    world = JournalledWorld(
+        *(machine(f"n{i}", cards=4).capacity(**cpu) for i in range(3)),
+        node_policy="fragmentation",
+        device_policy="fragmentation",
+        memory=60_000,
+    )
+    models = ("NVIDIA A100", "NVIDIA H100", "NVIDIA L40")
+    for number in range(60):
+        world.chosen(gpu_pod(f"p{number}", mem=100 + 7 * number, cores=1))
+        if number % 10 == 0:
+            world.api.add_node(machine("other", model=models[number // 10 % 3], memory=50_000 + number).capacity(**cpu))
+            world.watch()
+    records = records_of(world.journal)
+    assert any(isinstance(record, HostRecord) for record in records)
+    forecasts = [record for record in records if isinstance(record, ForecastRecord)]
+    assert 0 < len(forecasts) < 6
+    assert_same_ledger(replayed(records), world.ledger)
+
+
+# -- the ring
+
+
+def test_records_leave_a_full_journal_and_what_they_said_stays_in_its_base() -> None:
+    world = JournalledWorld(machine("n1", cards=8), machine("n2"), memory=20_000)
+    for number in range(100):
+        world.chosen(gpu_pod(f"p{number % 30}", mem=100))
+    journal = world.journal
+    assert journal.bytes <= 20_000
+    assert journal.oldest > 100
+    records = records_of(journal)
+    assert isinstance(records[0], Start)
+    base = [record for record in records if isinstance(record, NodeRecord)]
+    assert sorted(record.name for record in base) == ["n1", "n2"]
+    replay = replayed(records)
+    assert_same_ledger(replay, world.ledger)
+    assert replay.counts.checked > 3
+
+
+def test_the_size_of_a_journal_is_estimated_from_above_but_not_far() -> None:
+    world = JournalledWorld(*(machine(f"n{i}", cards=8) for i in range(20)), memory=8 << 20)
+    bodies = [filter_body(gpu_pod(f"pod-{n}", mem=50, cores=1), sorted(world.api.nodes)) for n in range(1_000)]
+    world.filter.answer(bodies[0])
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, estimated = tracemalloc.get_traced_memory()[0], world.journal.bytes
+        for body in bodies[1:]:
+            world.filter.answer(body)
+        taken, estimated = tracemalloc.get_traced_memory()[0] - before, world.journal.bytes - estimated
+    finally:
+        tracemalloc.stop()
+    # The ledger and the pods' cycles hold much of the same.
+    assert 0.4 * taken < estimated < 2.0 * taken
+
+
+# -- reading
+
+
+def test_a_reader_gets_only_what_is_new_or_the_state_where_that_is_too_far_back() -> None:
+    world = JournalledWorld(machine("n1", cards=8), memory=20_000)
+    journal = world.journal
+    world.chosen(gpu_pod(mem=10))
+    assert kinds(records_of(journal, 1, snapshot=False)) == ["Placed", "PodRecord"]
+    assert kinds(records_of(journal, 3, snapshot=False)) == []
+    assert kinds(records_of(journal, 2)) == ["Start", "NodeRecord", "SnapshotEnd", "PodRecord"]
+    # From another process, or from the future.
+    assert kinds(records_of(journal, 99, snapshot=False))[0] == "Start"
+    for number in range(60):
+        world.chosen(gpu_pod(f"p{number}", mem=10))
+    assert journal.oldest > 2
+    late = records_of(journal, 1, snapshot=False)
+    assert isinstance(late[0], Start)
+    assert late[0].sequence == journal.oldest - 1
+
+
+def test_the_state_after_any_record_is_the_state_that_a_replay_has_there() -> None:
+    world = JournalledWorld(machine("n1", cards=8), machine("n2"), memory=30_000)
+    for number in range(40):
+        world.chosen(gpu_pod(f"p{number % 7}", mem=100))
+        if number == 20:
+            world.reload(replace(world.settings, enable_iluvatar=True))
+    for since in range(world.journal.oldest - 1, world.journal.sequence + 1):
+        assert_same_ledger(replayed(records_of(world.journal, since)), world.ledger)
+
+
+@in_fake_time
+async def test_a_follower_gets_records_as_they_come_until_the_journal_closes() -> None:
+    world = JournalledWorld(machine("n1", cards=8))
+    found: list[Record] = []
+
+    async def follow() -> None:
+        async for record in world.journal.read(follow=True):
+            found.append(record)
+
+    task = asyncio.create_task(follow())
+    await asyncio.sleep(1.0)
+    assert kinds(found) == ["Start", "SnapshotEnd", "NodeRecord"]
+    world.chosen(gpu_pod(mem=10))
+    await asyncio.sleep(1.0)
+    assert kinds(found)[3:] == ["Placed", "PodRecord"]
+    assert world.journal.readers == 1
+    world.reload(replace(world.settings, enable_iluvatar=True))
+    await asyncio.sleep(1.0)
+    assert kinds(found)[5:8] == ["Start", "NodeRecord", "PodRecord"]
+    world.journal.close()
+    await task
+    assert world.journal.readers == 0
+    assert_same_ledger(replayed(found), world.ledger)
+
+
+@in_fake_time
+async def test_a_follower_that_is_too_slow_begins_afresh_with_the_state() -> None:
+    world = JournalledWorld(machine("n1", cards=8), memory=20_000)
+    replay = JournalReplay()
+    async with aclosing(world.journal.batches(follow=True)) as batches:
+        for batch in [await anext(batches), await anext(batches), await anext(batches)]:
+            for record in batch:
+                assert replay.check(record) is None
+        for number in range(100):
+            world.chosen(gpu_pod(f"p{number % 9}", mem=100))
+        starts = 0
+        while replay.ledger.state() != world.ledger.state():
+            for record in await anext(batches):
+                starts += isinstance(record, Start)
+                assert replay.check(record) is None
+    assert starts == 1
+
+
+@in_fake_time
+async def test_a_reading_that_is_not_continued_holds_nothing_of_what_comes_later() -> None:
+    world = JournalledWorld(machine("n1"), memory=20_000)
+    journal = world.journal
+    async with aclosing(journal.batches(follow=True)) as batches:
+        await anext(batches)
+        names = weakref.WeakSet[Name]()
+        for number in range(1000):
+            name = Name(number)
+            names.add(name)
+            journal.add(HostEntry(0.0, name, None))
+        del name
+        assert len(names) <= journal.sequence - journal.oldest + 1 < 200
+
+
+class Name(str):
+    """Can be referred to weakly."""
+
+
+@in_fake_time
+async def test_reading_lets_other_work_run_all_the_time() -> None:
+    world = JournalledWorld(machine("n1", cards=8))
+    for number in range(300):
+        world.journal.on_denied("default", f"p{number}", "no")
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    records = [record async for record in world.journal.read()]
+    task.cancel()
+    assert len(records) == 303
+    assert turns > 10
+
+
+@in_fake_time
+async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> None:
+    world = JournalledWorld(machine("n1"))
+    for handler in (world.pods, world.nodes, world.quotas, world.engine.budgets):
+        handler.synced()
+    card = world.ledger.devices("n1")["n1-0"].memory
+    low, high = using_downward_api(gpu_pod("low", mem=card)), using_downward_api(gpu_pod("high", mem=card))
+    high, thief = high.with_priority(100), using_downward_api(gpu_pod("thief", mem=card))
+    fill = [using_downward_api(gpu_pod(f"fill{i}", mem=card)) for i in range(len(world.ledger.devices("n1")) - 1)]
+    for pod_ in (low, *fill):
+        await world.run(pod_)
+        world.watch()
+    world.create(high, thief)
+    assert world.filtered(high)["FailedNodes"]
+    refused = world.unschedulable.get("uid-high")
+    assert refused is not None
+    await world.engine.preemptor.preempt(refused)
+    world.watch()
+    [nomination] = world.ledger.nominations.all()
+    [victim] = nomination.victims
+    world.api.delete_pod(f"default/{victim.removeprefix('uid-')}")
+    world.watch()
+    assert world.filtered(thief)["FailedNodes"]
+    assert await world.bound(high, world.chosen(high)) == ""
+    found = kinds(happened(world))
+    assert found.count("NominationRecord") == 2
+    assert "Evicted" in found
+    replay = replayed(records_of(world.journal))
+    assert_same_ledger(replay, world.ledger)
