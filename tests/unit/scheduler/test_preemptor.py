@@ -326,18 +326,23 @@ async def test_no_pod_is_evicted_any_more_for_a_pod_that_is_gone(monkeypatch: py
     assert not cluster.ledger.nominations.all()
 
 
+def member(name: str, where: str) -> PodBuilder:
+    """A bound member of a group."""
+    grouped = low(name).annotate(("scheduling.x-k8s.io/pod-group", "train"))
+    return grouped.on(where, f"{where}-0,NVIDIA,{CARD},0:;")
+
+
 async def test_groups_leave_whole_or_not_at_all() -> None:
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1), node("n3").gpus(1))
-    group = {"scheduling.x-k8s.io/pod-group": "train"}
-    await cluster.runs(low("a").labelled(**group), low("b").labelled(**group), low("important").with_priority(2000))
+    cluster.create(member("a", "n1"), member("b", "n2"))
+    await cluster.runs(low("important").with_priority(2000))
     await cluster.preempts(high())
     assert sorted(cluster.evictions) == ["a", "b"]
 
 
 async def test_a_group_with_a_member_that_must_stay_is_left_alone() -> None:
     cluster = Cluster(node("n1").gpus(1), node("n2").gpus(1))
-    group = {"scheduling.x-k8s.io/pod-group": "train"}
-    await cluster.runs(low("a").labelled(**group), low("b").labelled(**group).with_priority(2000))
+    cluster.create(member("a", "n1"), member("b", "n2").with_priority(2000))
     await cluster.preempts(high())
     assert cluster.evictions == []
 
