@@ -65,6 +65,18 @@ def evictions(found: Cluster) -> int:
     return sum((each.verb, each.resource) == EVICTION for each in found.requests())
 
 
+async def event_text(found: Cluster, name: str, reason: str) -> str:
+    """Of the pod's event with this reason, which may come late."""
+    texts: dict[str, str] = {}
+
+    async def is_there() -> bool:
+        texts.update({event["reason"]: event["message"] for event in await found.events(name)})
+        return reason in texts
+
+    await until(is_there, what=f"event {reason} of {name}")
+    return texts[reason]
+
+
 async def filled(found: Cluster, count: int, **pod: Any) -> list[str]:
     names = [f"low{number}" for number in range(count)]
     await found.run(*(whole(name, **pod) for name in names))
@@ -81,10 +93,8 @@ async def test_a_pod_of_higher_priority_is_bound_where_its_victim_was(plane: Con
         assert len(left) == 3
         [victim] = set(low) - left
         assert evictions(found) == 1
-        texts = {event["reason"]: event["message"] for event in await found.events(victim)}
-        assert f"Preempted by pod {found.namespace}/high (priority 1000)" in texts["Preempted"]
-        texts = {event["reason"]: event["message"] for event in await found.events("high")}
-        assert victim in texts["Preempting"]
+        assert f"by pod {found.namespace}/high (priority 1000)" in await event_text(found, victim, "Preempted")
+        assert victim in await event_text(found, "high", "Preempting")
         await found.at_rest()
         assert found.wrong_slices() == []
 

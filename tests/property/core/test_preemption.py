@@ -1,10 +1,14 @@
-"""The victims that are found are the optimum: the best of all sets on all nodes, each tried by the plain rule."""
+"""The victims that are found are the optimum: the best of all sets on all nodes, each tried by the plain rule.
+
+`PREEMPTIONS=10000 pytest tests/property/core/test_preemption.py` tries so many random clusters of each kind.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +28,7 @@ EXAMPLES = int(os.environ.get("PREEMPTIONS", "0"))
 LIVES = settings(suppress_health_check=list(HealthCheck), deadline=None)
 if EXAMPLES:
     LIVES = settings(LIVES, max_examples=EXAMPLES)
+    pytestmark = pytest.mark.timeout(0)
 
 
 @st.composite
