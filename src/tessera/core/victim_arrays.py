@@ -163,6 +163,7 @@ class VictimArrays:
         self._clear(row)
         places = ledger.arrays.places_on(name)
         claimed = ledger.nominations.victims_on(name)
+        leaving: set[str] = set()
         cells: dict[tuple[int, int], list[int]] = {}
         for entry in ledger.pods_on(name):
             uid = entry.facts.uid
@@ -171,8 +172,7 @@ class VictimArrays:
                 continue
             held = [(places[uuid], holding.use) for uuid, holding in entry.holdings.items() if uuid in places]
             if traits.is_leaving or uid in claimed:
-                for place, use in held:
-                    self._leaving[:, place, row] += use
+                leaving.add(uid)
                 continue
             if traits.protection:
                 continue
@@ -189,6 +189,22 @@ class VictimArrays:
                 cell[OLDEST] = min(cell[OLDEST], traits.started)
         for (level, place), cell in cells.items():
             self._levels[level][:, place, row] = cell
+        if leaving:
+            self._read_leaving(name, leaving)
+
+    def _read_leaving(self, name: str, leaving: set[str]) -> None:
+        """What is free once these pods have left and nominations have what they claim, beyond what is free now."""
+        now, later = self._ledger.node(name), self._ledger.node_after(name, leaving, claimant="")
+        arrays, row = self._ledger.arrays, self._ledger.arrays.row(name)
+        places = arrays.places_on(name)
+        for card, after in zip(now.cards if now else (), later.cards if later else (), strict=True):
+            place = places.get(card.device.uuid)
+            if place is not None:
+                self._leaving[:, place, row] = (
+                    card.used - after.used,
+                    card.used_memory - after.used_memory,
+                    card.used_cores - after.used_cores,
+                )
 
     def _level_of(self, priority: int) -> int:
         if priority in self._levels:
