@@ -54,9 +54,10 @@ def running_pods(nodes: Sequence[SimulatedNode], each: int) -> list[Json]:
     return [held_pod(node, number) for number in range(each) for node in nodes]
 
 
-def held_pod(node: SimulatedNode, number: int) -> Json:
+def held_pod(node: SimulatedNode, number: int, *, held: tuple[int, int] = HELD) -> Json:
+    """`held`: MiB and per cent of one card."""
     card = node.cards[number % len(node.cards)].uuid
-    memory, cores = HELD
+    memory, cores = held
     made = pod(f"{node.name}-{number}", LOADED, memory=memory, cores=cores)
     made["spec"]["nodeName"] = node.name
     made["metadata"]["annotations"] = {

@@ -183,6 +183,7 @@ class Replica:
             "urlPrefix": self.extender_url,
             "filterVerb": "filter",
             "bindVerb": "bind",
+            "preemptVerb": "preempt",
             "nodeCacheCapable": True,
             "weight": 1,
             "httpTimeout": "30s",

@@ -222,8 +222,13 @@ async def test_a_pod_costs_one_write_and_its_events(tmp_path: Path) -> None:
             assert len(reasons) == len(set(reasons))
         reads = [seen.path for seen in cluster.requests() if not seen.writes and "watch" not in seen.query]
         # Pods also by the take-over, and after it.
-        assert set(reads) == {"/api/v1/nodes", "/api/v1/pods", "/api/v1/resourcequotas"}
-        assert len(reads) <= 5
+        assert set(reads) == {
+            "/api/v1/nodes",
+            "/api/v1/pods",
+            "/api/v1/resourcequotas",
+            "/apis/policy/v1/poddisruptionbudgets",
+        }
+        assert len(reads) <= 6
 
 
 # -- filter, asked by a test in kube-scheduler's place

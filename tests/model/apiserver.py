@@ -55,6 +55,9 @@ class SimulatedApiserver:
     quotas: Table[ResourceQuota] = field(default_factory=Table)
     in_flight: list[Call] = field(default_factory=list)
     writes: int = 0
+    evictions: int = 0
+    """that took effect"""
+    highest_priority: int = 200
     first_sent: dict[str, float] = field(default_factory=dict)
     """by uid: when a binding of the pod was first sent"""
     _serial: int = 0
@@ -224,6 +227,31 @@ class Client:
             if resource_version and resource_version != node.metadata.resource_version:
                 raise ApiError(status=409, reason="Conflict", message=f"node {name} was modified")
             self.api.put_node(_annotated(node, annotations))
+
+        await self._call(effect)
+
+    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+        key, api = f"{namespace}/{name}", self.api
+
+        def effect() -> None:
+            pod = api.pod(key)
+            if pod.metadata.uid != uid:
+                raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
+            assert (pod.spec.priority or 0) < api.highest_priority, f"{uid} has the highest priority of all"
+            if not pod.metadata.deletion_timestamp:
+                api.evictions += 1
+                api.delete_pod(key, at_once=False)
+
+        await self._call(effect)
+
+    async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
+        key, api = f"{namespace}/{name}", self.api
+
+        def effect() -> None:
+            pod = api.pod(key)
+            if pod.metadata.uid != uid:
+                raise ApiError(status=409, reason="Conflict", message=f"pod {key} was re-created")
+            api.put_pod(pod)  # Its version changes.
 
         await self._call(effect)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from tessera.core.audit import BROKEN, AuditFinding, audit, audit_nodes
 from tessera.core.gangs import GangMember, GangMisfit, plan_gang
+from tessera.core.node_preemption import best_victims
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Refused, Selector
 from tessera.scheduler.engine import Engine
@@ -113,6 +114,8 @@ class Checker:
         for entry in engine.ledger.pods():
             if not entry.observed:
                 again.observe_pod(entry.facts)
+        for nomination in engine.ledger.nominations.all():
+            again.nominate(nomination.facts, nomination.victims)
         mine, theirs = engine.ledger.state(), again.state()
         for part in ("nodes", "quotas"):
             assert mine[part] == theirs[part], f"{part}: {_difference(mine[part], theirs[part])}"
@@ -175,6 +178,8 @@ class Checker:
         left = [cycle.uid for cycle in engine.cycles if cycle.ticket is not None and cycle.ticket.locks]
         assert left == [], f"locks left behind: {left}"
         pending = {pod.metadata.uid: pod for pod in api.pods.objects.values() if not pod.spec.node_name}
+        left = [nomination.facts.uid for nomination in engine.ledger.nominations.all()]
+        assert left == [], f"nominations left behind: {left}"
         unbound = (CycleState.PENDING, CycleState.REFUSED)
         left = [cycle.uid for cycle in engine.cycles if cycle.state in unbound and cycle.uid not in pending]
         assert left == [], f"records left behind: {left}"
@@ -192,6 +197,15 @@ class Checker:
                 assert request.asks_for_devices, f"pod {uid} needs no device and is not bound"
                 answer = Selector(engine.ledger).select(request, names)
                 assert isinstance(answer, Refused), f"pod {uid} waits beside room on {answer.placement.node}"
+                self._check_preemption(engine, request, names)
+
+    def _check_preemption(self, engine: Engine, request: PodRequest, names: list[str]) -> None:
+        """A pod that may preempt waits only if no set of victims helps."""
+        priority = request.preempts_below
+        assert priority is not None
+        for name in names:
+            found = best_victims(engine.ledger, engine.victims, request, priority=priority, node=name)
+            assert found is None, f"pod {request.uid} waits, and could be placed without {found.victims}"
 
     def _gangs(self) -> dict[tuple[str, str], list[Pod]]:
         """Those whose members all exist and live."""

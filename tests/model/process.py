@@ -68,7 +68,9 @@ class Process:
         self.pods = Informer(api.pods, engine.pods, after=self.checker.shown.pod)
         self.nodes = Informer(api.nodes, engine.nodes, after=self.checker.saw_node)
         self.quotas = Informer(api.quotas, engine.quotas, after=self.checker.shown.quota)
+        engine.budgets.synced()  # The model has no disruption budgets.
         self._spawn(engine.wake_pods())
+        self._spawn(engine.preemptor.run())
         self._spawn(self._tick())
         self.look_at_lease()
 
@@ -112,6 +114,8 @@ class Process:
     async def _take_over(self, number: int) -> None:
         try:
             await self.engine.take_over(number, self._catch_up)
+            if self.engine.is_leader:
+                self.checker.shown.tick()  # The engine has looked at the handshakes too.
         finally:
             self._is_taking_over = False
 

@@ -112,6 +112,31 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
                 "bind_directly": 0.0,
             },
         ),
+        "preemption": Profile(
+            faults=0.15,
+            replicas=2,
+            nodes=3,
+            kinds=("gpu", "gpu", "mig"),
+            agents=("env",),
+            recipes=(
+                "small!", "medium!", "large!", "whole!", "two cards!", "mig small", "medium!^", "large!^", "whole!^",
+                "two cards!^", "mig large^", "whole!^^", "two cards!^^", "large!^^", "two containers!^^",
+            ),
+            # Nothing that would excuse a card or a namespace.
+            weights={
+                "create_pod": 14.0,
+                "delete_pod": 1.5,
+                "end_pod": 2.0,
+                "remove_terminating": 6.0,
+                "end_handover": 16.0,
+                "restart": 0.8,
+                "pause": 0.8,
+                "lose_or_return_node": 0.0,
+                "change_card": 0.0,
+                "change_quota": 0.0,
+                "bind_directly": 0.0,
+            },
+        ),
         "gangs": Profile(
             faults=0.15,
             nodes=4,

@@ -86,8 +86,12 @@ def recipes() -> tuple[str, ...]:
 
 @cache
 def template(recipe: str) -> Pod:
-    built = plain_recipes()[recipe.removesuffix("!")]
-    return (using_downward_api(built) if recipe.endswith("!") else built).api()
+    """`!`: through the webhook; `^`: with priority 100; `^^`: with priority 200."""
+    plain = recipe.rstrip("^")
+    built = plain_recipes()[plain.removesuffix("!")]
+    if recipe != plain:
+        built = built.with_priority(100 * (len(recipe) - len(plain)))
+    return (using_downward_api(built) if plain.endswith("!") else built).api()
 
 
 NEVER_WHOLE = "never-whole"

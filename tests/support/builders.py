@@ -66,6 +66,9 @@ class PodBuilder:
     node: str = ""
     status: Mapping[str, Any] = field(default_factory=dict)
     deleted: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    """further fields"""
     gates: tuple[str, ...] = ()
 
     def container(self, **asks: Any) -> PodBuilder:
@@ -115,6 +118,16 @@ class PodBuilder:
     def ended(self, phase: str = "Succeeded") -> PodBuilder:
         return replace(self, status={**self.status, "phase": phase})
 
+    def with_priority(self, priority: int, *, policy: str | None = None) -> PodBuilder:
+        return replace(self, spec={**self.spec, "priority": priority, "preemptionPolicy": policy})
+
+    def labelled(self, **labels: str) -> PodBuilder:
+        return replace(self, labels={**self.labels, **labels})
+
+    def started(self, time: str) -> PodBuilder:
+        """In RFC 3339."""
+        return replace(self, status={**self.status, "startTime": time})
+
     def terminating(self) -> PodBuilder:
         return replace(self, deleted="2026-01-01T00:00:00Z")
 
@@ -125,9 +138,11 @@ class PodBuilder:
                 "namespace": self.namespace,
                 "uid": self.uid or f"uid-{self.name}",
                 "annotations": dict(self.annotations),
+                "labels": dict(self.labels),
                 "deletionTimestamp": self.deleted,
             },
             "spec": {
+                **self.spec,
                 "nodeName": self.node,
                 "containers": list(self.containers),
                 "initContainers": list(self.init_containers),

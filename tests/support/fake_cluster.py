@@ -77,6 +77,8 @@ class FakeCluster:
         """kind and key of what an informer has not seen"""
         self.full: set[str] = set()
         """keys of pods whose annotations cannot grow"""
+        self.nominated: dict[str, str | None] = {}
+        """status.nominatedNodeName as it was written last, by pod"""
         self.calls: list[str] = []
         self.writes: list[Write] = []
         self._steps: defaultdict[str, deque[Step]] = defaultdict(deque)
@@ -187,6 +189,31 @@ class FakeCluster:
 
         self.writes.append(Write("annotate_node", name, annotations, {}))
         await self._call("annotate_node", effect)
+
+    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+        """The pod is terminating from now on; `delete_pod` ends it."""
+        key = f"{namespace}/{name}"
+
+        def effect() -> None:
+            pod = self._pod(key)
+            if pod.metadata.uid != uid:
+                raise refused(409, "Conflict")
+            self._store_pod(key, _with_metadata(pod, deletion_timestamp="2026-01-01T00:00:00Z"))
+
+        self.writes.append(Write("evict", key, {}, {}))
+        await self._call("evict", effect)
+
+    async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
+        key = f"{namespace}/{name}"
+
+        def effect() -> None:
+            pod = self._pod(key)
+            if pod.metadata.uid != uid:
+                raise refused(409, "Conflict")
+            self.nominated[key] = node
+            self._store_pod(key, pod)
+
+        await self._call("set_nominated_node", effect)
 
     # -- inside
 

@@ -109,6 +109,14 @@ class RecordedCluster:
             held = journal.PodState.of(facts)
             self._put(journal.PodRecord, "pod", uid, uid=uid, state=held, grants=state.value, observed=observed)
 
+    def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
+        uid = facts.uid
+        if victims is None:
+            self._put(journal.NominationRecord, "nomination", uid, gone=True, uid=uid)
+        else:
+            claim, over = journal.PodState.of(facts), tuple(sorted(victims))
+            self._put(journal.NominationRecord, "nomination", uid, uid=uid, state=claim, victims=over)
+
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
         limits = None if facts is None else dict(facts.limits)
         key = ("quota", namespace, name)

@@ -19,7 +19,7 @@ from tessera.scheduler.clock import Clock
 from tessera.scheduler.engine import Engine
 from tessera.scheduler.gang_holds import HOLD_PREFIX
 from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
+from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, UNSCHEDULABLE, CycleState
 from tessera.scheduler.settings import NodeLockMode, Settings
 from tessera.scheduler.tenure import Tenure
 from tessera.vendors.downward_api import container_env
@@ -270,7 +270,7 @@ def assert_cycles_match(engine: Engine) -> None:
         entry = engine.ledger.pod(cycle.uid)
         held = None if entry is None else (entry.state, entry.observed)
         match cycle.state:
-            case CycleState.PENDING | CycleState.REFUSED:
+            case CycleState.PENDING | CycleState.REFUSED | CycleState.NOMINATED:
                 expected = None
             case CycleState.RESERVED | CycleState.UNCERTAIN:
                 expected = (GrantState.RESERVED, False)
@@ -281,7 +281,11 @@ def assert_cycles_match(engine: Engine) -> None:
             case CycleState.SETTLED:
                 continue  # The bind that still works on it has no say any more.
         assert held == expected, f"{cycle.uid} is {cycle.state}, the ledger says {held}"
-        assert (cycle.uid in engine.unschedulable) is (cycle.state is CycleState.REFUSED)
+        assert (cycle.uid in engine.unschedulable) is (cycle.state in UNSCHEDULABLE)
+        is_nominated = engine.ledger.nominations.get(cycle.uid) is not None
+        assert is_nominated is (cycle.state is CycleState.NOMINATED), f"{cycle.uid} is {cycle.state}"
+    for nomination in engine.ledger.nominations.all():
+        assert engine.cycles.get(nomination.facts.uid) is not None, f"{nomination.facts.uid} has no record"
     for entry in engine.ledger.pods():
         if entry.facts.uid.startswith(HOLD_PREFIX):
             continue  # Held for a gang.

@@ -31,6 +31,7 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
     examples=[
         ("tessera simulate pod -f pod.yaml", "where it would go now, and how many copies fit"),
         ("tessera simulate pod -f pod.yaml --count 20 --snapshot cluster.json", "20 copies on a snapshot"),
+        ("tessera simulate pod -f pod.yaml --preempt", "which pods would be evicted for it"),
         ("tessera simulate pod -f jobset.yaml", "whether a gang fits as a whole"),
         ("tessera simulate pod -f pod.yaml --cluster nodes.yaml", "on a cluster that does not exist yet"),
     ],
@@ -52,9 +53,17 @@ Or nodes, pods and quotas as `kubectl get nodes,pods,quota -A -o yaml` prints th
 )
 @click.option("--cluster", "cluster_file", type=click.Path(exists=True, dir_okay=False), metavar="FILE",
               help="Use a cluster described in YAML.")  # fmt: skip
+@click.option("--preempt", is_flag=True, help="Say which pods would be evicted for the first copy that does not fit.")
 @click.option("--cards", is_flag=True, help="List every card that does not fit the next copy.")
 def command(
-    source: ClusterSource, file: str, count: int | None, most: int, namespace: str, cards: bool, output: str
+    source: ClusterSource,
+    file: str,
+    count: int | None,
+    most: int,
+    namespace: str,
+    preempt: bool,
+    cards: bool,
+    output: str,
 ) -> None:
     """Say where new pods would go, how many fit, and what stops the next one.
 
@@ -83,7 +92,7 @@ def command(
         manifests = read_manifests(text, file=file, namespace=home, count=count)
         cluster = OfflineCluster(await sources.read_state(source, namespace=home))
         gangs = simulate_gangs(cluster, manifests)
-        found = [simulate(cluster, manifest, most=most, cards=cards) for manifest in manifests]
+        found = [simulate(cluster, manifest, most=most, cards=cards, preempt=preempt) for manifest in manifests]
         width = sources.terminal_width()
         lines = [line for gang in gangs for line in gang_lines(gang)]
         lines = [line for one in found for line in (StyledLine(), *simulation_lines(one, width=width))] + lines

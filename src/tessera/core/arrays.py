@@ -8,7 +8,7 @@ judge them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
@@ -142,6 +142,11 @@ class CardArrays:
             for name in self._places_by_uuid.get(uuid, ())
         ]
         return np.array([d for d, _ in found], dtype=np.int64), np.array([n for _, n in found], dtype=np.int64)
+
+    def places_on(self, name: str) -> Mapping[str, int]:
+        """The device position of each card of a node; empty for nodes that are too wide."""
+        column = self._columns.get(name)
+        return {} if column is None else column.places
 
     def capacity(self, vendor: str) -> tuple[list[int], list[int]]:
         """The memory and the cores of each card of a vendor, in one order."""

@@ -2,13 +2,13 @@
 
 Runs at start, for a metric in production and after every step of the property tests. There are two kinds of finding:
 `broken` means a bug in the accounting; `overcommitted` means that the API shows more granted than there is, which a
-foreign scheduler or a changed registration can cause.
+foreign scheduler or a changed registration can cause, or that it would once nominations are bound and victims gone.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import combinations
@@ -50,23 +50,20 @@ def audit_nodes(ledger: Ledger, names: Iterable[str]) -> list[AuditFinding]:
 
 def _audit_node(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:
     devices = {card.device.uuid: card.device for card in view.cards}
-    by_card: dict[str, list[Holding]] = defaultdict(list)
-    alone: set[str] = set()
-    for entry in ledger.pods_on(view.name):
-        fresh = holdings(entry.facts, devices, ledger.rules)
-        if fresh != entry.holdings:
-            yield AuditFinding(BROKEN, view.name, "", f"pod {entry.facts.uid} is charged {entry.holdings}, not {fresh}")
-        for uuid, holding in fresh.items():
-            by_card[uuid].append(holding)
-        alone |= _whole_cards(ledger, entry.facts, devices)
+    claims, victims = ledger.nominations.on_node(view.name), ledger.nominations.victims_on(view.name)
+    pods = [(entry.facts, entry.holdings) for entry in ledger.pods_on(view.name)]
+    held: dict[str, dict[str, Holding]] = {}
+    for facts, charged in (*pods, *((claim.facts, claim.holdings) for claim in claims)):
+        fresh = held[facts.uid] = holdings(facts, devices, ledger.rules)
+        if fresh != charged:
+            yield AuditFinding(BROKEN, view.name, "", f"pod {facts.uid} is charged {charged}, not {fresh}")
+    now = [(facts, held[facts.uid]) for facts, _ in pods]
+    states: list[State] = [now]
+    if claims:
+        later = [(facts, holding) for facts, holding in now if facts.uid not in victims]
+        states.append([*later, *((claim.facts, held[claim.facts.uid]) for claim in claims)])
     for card in view.cards:
-        uuid = card.device.uuid
-        rules = ledger.rules.get(card.device.vendor)
-        for kind, text in _audit_card(card, by_card[uuid], core_masks=rules is not None and rules.core_masks):
-            yield AuditFinding(kind, view.name, uuid, text)
-        # Init containers that ended hold nothing, though their pods still name the card.
-        if uuid in alone and sum(holding.use != Use() for holding in by_card[uuid]) > 1:
-            yield AuditFinding(OVERCOMMITTED, view.name, uuid, "a container that has the whole card shares it")
+        yield from _audit_card(ledger, view.name, card, states)
     yield from _audit_arrays(ledger, view)
 
 
@@ -90,29 +87,53 @@ def _whole_cards(ledger: Ledger, pod: PodFacts, devices: Mapping[str, Device]) -
     }
 
 
-def _audit_card(card: Card, held: list[Holding], *, core_masks: bool) -> Iterator[tuple[str, str]]:
-    device = card.device
-    total = Use()
-    for holding in held:
-        total = total.plus(holding.use)
+State = Sequence[tuple[PodFacts, Mapping[str, Holding]]]
+"""what pods hold now; or later, when nominations are bound and their victims gone"""
+
+
+def _audit_card(ledger: Ledger, node: str, card: Card, states: Iterable[State]) -> Iterator[AuditFinding]:
+    device, uuid = card.device, card.device.uuid
+    rules = ledger.rules.get(device.vendor)
+    core_masks = rules is not None and rules.core_masks
+    expected = Use()
+    for state in states:
+        held = [holdings[uuid] for _, holdings in state if uuid in holdings]
+        total = _total(held, core_masks=core_masks)
+        cores = expected.cores | total.cores if core_masks else max(expected.cores, total.cores)
+        expected = expected.peak(total)._replace(cores=cores)
+        for text in _overcommitments(device, held, total, core_masks=core_masks):
+            yield AuditFinding(OVERCOMMITTED, node, uuid, text)
+        alone = any(uuid in _whole_cards(ledger, pod, {uuid: device}) for pod, _ in state)
+        # Init containers that ended hold nothing, though their pods still name the card.
+        if alone and sum(holding.use != Use() for holding in held) > 1:
+            yield AuditFinding(OVERCOMMITTED, node, uuid, "a container that has the whole card shares it")
+    shown = Use(card.used, card.used_memory, card.used_cores)
+    if shown != expected:
+        yield AuditFinding(BROKEN, node, uuid, f"card shows {tuple(shown)}, its pods hold {tuple(expected)}")
+
+
+def _total(held: Sequence[Holding], *, core_masks: bool) -> Use:
+    total = reduce(Use.plus, (holding.use for holding in held), Use())
     if core_masks:
         total = total._replace(cores=reduce(or_, (holding.use.cores for holding in held), 0))
-    if total != Use(card.used, card.used_memory, card.used_cores):
-        yield BROKEN, f"card shows {card.used, card.used_memory, card.used_cores}, its pods hold {tuple(total)}"
+    return total
+
+
+def _overcommitments(device: Device, held: Sequence[Holding], total: Use, *, core_masks: bool) -> Iterator[str]:
     for what, used, capacity in (
-        ("slots", card.used, device.slots),
-        ("MiB", card.used_memory, device.memory),
-        ("cores", card.used_cores, device.cores),
+        ("slots", total.slots, device.slots),
+        ("MiB", total.memory, device.memory),
+        ("cores", total.cores, device.cores),
     ):
         # A card may register nothing of a dimension (vXPU without slots or cores): it is limited by the others then.
         # The sizes of MIG profiles are rounded, so that a full card may show 101 % in use: its places are the limit.
         if used > capacity > 0 and (device.mode != MIG or what == "slots"):
-            yield OVERCOMMITTED, f"{used} of {capacity} {what} granted"
+            yield f"{used} of {capacity} {what} granted"
     if core_masks and sum(holding.use.cores.bit_count() for holding in held) != total.cores.bit_count():
-        yield OVERCOMMITTED, "two pods hold the same core"
-    places = [slot.placement for slot in card.mig]
+        yield "two pods hold the same core"
+    places = [slot.placement for holding in held for slot in holding.mig]
     if any(a.overlaps(b) for a, b in combinations(places, 2)):
-        yield OVERCOMMITTED, "MIG instances overlap"
+        yield "MIG instances overlap"
 
 
 def _audit_arrays(ledger: Ledger, view: NodeInfo) -> Iterator[AuditFinding]:

@@ -11,14 +11,16 @@ It has one writer and is changed one event at a time; an event touches one node.
            +---------------------------------------------------+
 
 A reservation that is never bound expires; while a bind is under way (BOUND) it does not. Grants count in every state,
-terminating pods included. `replay` builds the same ledger from API objects in any order. No clock: callers pass `now`.
-A listener is told every change as the new value of one node, pod, quota or host, so it can rebuild the ledger.
+terminating pods included. A pod that is absent may have a nomination (`nominations`): a claim on what its victims still
+hold, which counts for all other pods; reserve, observe and release end it. `replay` builds the same ledger from API
+objects in any order. No clock: callers pass `now`. A listener is told every change as the new value of one node, pod,
+nomination, quota or host, so it can rebuild the ledger.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import reduce
@@ -29,9 +31,10 @@ from tessera.core.arrays import CardArrays
 from tessera.core.device_rules import UNLIMITED, Rules
 from tessera.core.devices import NOTHING, Device, NodeFacts
 from tessera.core.fit import QuotaRooms
-from tessera.core.grants import Placement, spans_of
+from tessera.core.grants import NO_USE, Placement, Use, spans_of
 from tessera.core.holdings import Holding, PodFacts, holdings
 from tessera.core.node_info import Card, NodeInfo
+from tessera.core.nominations import Nomination, NominationBook, counted, larger, quota_use, shares_of
 from tessera.core.quota import QuotaBook, QuotaFacts, demand
 from tessera.core.requests import HostRequest, PodRequest
 
@@ -84,6 +87,9 @@ class LedgerListener(Protocol):
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
         """What a pod holds, and in which state; None: it held this, and holds nothing any more."""
 
+    def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
+        """What a pod claims over these victims; None: its nomination has ended."""
+
     def on_quota(self, namespace: str, name: str, facts: QuotaFacts | None) -> None:
         """A quota appeared, changed, or is gone (None)."""
 
@@ -99,6 +105,8 @@ class Ledger:
         self.listener: LedgerListener | None = None
         self.arrays = CardArrays()
         self.quotas = QuotaBook()
+        self.nominations = NominationBook()
+        """changed by the ledger only"""
         self._nodes: dict[str, NodeEntry] = {}
         self._pods: dict[str, PodEntry] = {}
         self._reserved: dict[str, PodEntry] = {}
@@ -121,6 +129,8 @@ class Ledger:
             entry.holdings = holdings(entry.facts, node.devices, self.rules)
         for entry in node.pods.values():
             self._charge(node, entry)
+        for nomination in self.nominations.on_node(facts.name):
+            nomination.holdings = holdings(nomination.facts, node.devices, self.rules)
         self._refresh(facts.name, node)
         if self.listener is not None:
             self.listener.on_node(facts.name, facts)
@@ -134,6 +144,8 @@ class Ledger:
         self._names = None
         for entry in node.pods.values():
             entry.holdings = {}
+        for nomination in self.nominations.on_node(name):
+            nomination.holdings = {}
         self.arrays.remove(name)
         self._tidy(name, node)
         if self.listener is not None:
@@ -153,9 +165,10 @@ class Ledger:
 
     def release(self, uid: str) -> bool:
         """The pod was deleted, ended, or its reservation is given up."""
+        had_nomination = self.withdraw(uid)
         entry = self._remove(uid)
         if entry is None:
-            return False
+            return had_nomination
         if self.listener is not None:
             self.listener.on_pod(entry.facts, None, observed=entry.observed)
         return True
@@ -207,11 +220,44 @@ class Ledger:
     def put_pod(
         self, facts: PodFacts, state: GrantState, *, observed: bool = False, deadline: float = math.inf
     ) -> None:
-        """Set what a pod holds, whatever it held before. A journal's records are applied with it."""
+        """Set what a pod holds, whatever it held or claimed before. A journal's records are applied with it."""
+        self.withdraw(facts.uid)
         self._remove(facts.uid)
         entry = PodEntry(facts, state, deadline, observed)
         self._add(entry)
         self._tell_pod(entry)
+
+    def nominate(self, facts: PodFacts, victims: frozenset[str], *, deadline: float = math.inf) -> None:
+        """Claim a placement over `victims` for a pod that holds nothing. Replaces an older nomination of the same pod.
+
+        The placement must fit `node_after(..., victims, claimant=uid)`. It relies on the victims of earlier nominations
+        on the node as well, so they are its own too, and stay so if those nominations end.
+        """
+        self.withdraw(facts.uid)
+        victims |= self.nominations.victims_on(facts.node)
+        assert facts.uid not in self._pods  # whatever holds a placement needs no claim
+        nomination = Nomination(facts, victims, deadline)
+        self.nominations.put(nomination)
+        node = self._nodes.get(facts.node)
+        if node is not None and node.facts is not None:
+            nomination.holdings = holdings(facts, node.devices, self.rules)
+            self._refresh(facts.node, node)
+        if self.listener is not None:
+            self.listener.on_nomination(facts, victims)
+
+    def withdraw(self, uid: str) -> bool:
+        """End a pod's nomination."""
+        nomination = self.nominations.pop(uid)
+        if nomination is None:
+            return False
+        name = nomination.facts.node
+        node = self._nodes.get(name)
+        if node is not None and node.facts is not None:
+            self._count_again(name, node)
+            self._refresh(name, node)
+        if self.listener is not None:
+            self.listener.on_nomination(nomination.facts, None)
+        return True
 
     def bind(self, uid: str) -> bool:
         """The binding is being written: the reservation no longer expires."""
@@ -246,14 +292,29 @@ class Ledger:
 
     # -- reading
 
-    def node(self, name: str) -> NodeInfo | None:
-        """The node and its cards as they are; not to be changed. None if nothing is registered."""
+    def node(self, name: str, *, claimant: str = "") -> NodeInfo | None:
+        """The node and its cards as they are; not to be changed. None if nothing is registered.
+
+        With a `claimant`, as they are for that pod: its own nomination does not count.
+        """
         node = self._nodes.get(name)
         if node is None or node.facts is None or (not node.cards and not node.problem):
             return None
         problem = node.problem
         facts = node.facts if problem == node.facts.problem else replace(node.facts, problem=problem)
-        return NodeInfo(facts, tuple(node.cards.values()))
+        own = self.nominations.get(claimant) if claimant else None
+        if own is None or own.facts.node != name:
+            return NodeInfo(facts, tuple(node.cards.values()))
+        return NodeInfo(facts, tuple(self._current(name, node, card, claimant) for card in node.cards.values()))
+
+    def node_after(self, name: str, gone: Collection[str], *, claimant: str) -> NodeInfo | None:
+        """The node for the claimant once these pods and the victims of all other nominations have left, with what those
+        nominations claim."""
+        view, node = self.node(name), self._nodes.get(name)
+        if view is None or node is None:
+            return None
+        cards = (self._later(name, node, card, claimant, gone) for card in view.cards)
+        return NodeInfo(view.facts, tuple(cards))
 
     def devices(self, name: str) -> Mapping[str, Device]:
         """The node's cards by uuid; empty if nothing is registered."""
@@ -277,11 +338,37 @@ class Ledger:
         node = self._nodes.get(name)
         return [node.pods[uid] for uid in sorted(node.pods)] if node else []
 
-    def rooms(self, namespace: str, vendors: Iterable[str]) -> QuotaRooms:
-        """What quotas leave, only for vendors that have a limit here."""
+    def rooms(self, namespace: str, vendors: Iterable[str], *, claimant: str = "") -> QuotaRooms:
+        """What quotas leave now and later, only for vendors that have a limit here. The claimant's own nomination does
+        not count."""
         if not self.quotas.limits_anything:
             return {}
-        found = {v: self.quotas.room(namespace, self.rules[v]) for v in vendors if v in self.rules}
+        others = self.nominations.others(claimant)
+        later = self._quota_balance(namespace, vendors, {uid for each in others for uid in each.victims}, claimant)
+        return self._rooms(namespace, {vendor: use.peak(NO_USE) for vendor, use in later.items()})
+
+    def rooms_after(
+        self, namespace: str, vendors: Iterable[str], gone: Collection[str], *, claimant: str
+    ) -> QuotaRooms:
+        """The same once these pods have left. Nothing is expected of victims of nominations on other nodes."""
+        if not self.quotas.limits_anything:
+            return {}
+        return self._rooms(namespace, self._quota_balance(namespace, vendors, gone, claimant))
+
+    def _quota_balance(
+        self, namespace: str, vendors: Iterable[str], gone: Collection[str], claimant: str
+    ) -> dict[str, Use]:
+        """By vendor: what other nominations claim, less what leaves with the pods `gone`."""
+        claims = [each.facts for each in self.nominations.others(claimant)]
+        freed = [entry.facts for uid in set(gone) if (entry := self._pods.get(uid)) is not None]
+        return {
+            vendor: quota_use(claims, namespace, vendor).minus(quota_use(freed, namespace, vendor))
+            for vendor in vendors
+            if vendor in self.rules
+        }
+
+    def _rooms(self, namespace: str, claimed: Mapping[str, Use]) -> QuotaRooms:
+        found = {v: self.quotas.room(namespace, self.rules[v], claimed=use) for v, use in claimed.items()}
         return {vendor: room for vendor, room in found.items() if room != UNLIMITED}
 
     def state(self) -> dict[str, Any]:
@@ -303,6 +390,7 @@ class Ledger:
                 for name, node in sorted(self._nodes.items())
             },
             "pods": {uid: (entry.state, entry.facts) for uid, entry in sorted(self._pods.items())},
+            "nominations": {each.facts.uid: (each.facts, each.victims) for each in self.nominations.all()},
             "quotas": self.quotas.state(),
         }
 
@@ -376,8 +464,7 @@ class Ledger:
 
     def _count_masks(self, node: NodeEntry, card: Card) -> None:
         """Core ids do not add up: an id that two pods hold is one id."""
-        rules = self.rules.get(card.device.vendor)
-        if rules is not None and rules.core_masks:
+        if self._has_core_masks(card):
             held = (entry.holdings.get(card.device.uuid) for entry in node.pods.values())
             card.used_cores = reduce(or_, (holding.use.cores for holding in held if holding is not None), 0)
 
@@ -385,8 +472,35 @@ class Ledger:
         reasons = (entry.holdings[uuid].held for entry in node.pods.values() if uuid in entry.holdings)
         return next(filter(None, reasons), "")
 
+    def _count_again(self, name: str, node: NodeEntry) -> None:
+        """All cards from what pods hold and claim: with nominations, what a pod takes or frees does not just add up."""
+        for uuid, card in node.cards.items():
+            node.cards[uuid] = self._current(name, node, card, "")
+
+    def _current(self, name: str, node: NodeEntry, card: Card, claimant: str) -> Card:
+        """The larger of now and later (`nominations`)."""
+        masks = self._has_core_masks(card)
+        now = counted(card, shares_of(card.device.uuid, _held(node)), core_masks=masks)
+        if not self.nominations.on_node(name, without=claimant):
+            return now
+        return larger(now, self._later(name, node, card, claimant, ()), core_masks=masks)
+
+    def _later(self, name: str, node: NodeEntry, card: Card, claimant: str, gone: Collection[str]) -> Card:
+        claims = self.nominations.on_node(name, without=claimant)
+        left = self.nominations.victims_on(name, without=claimant).union(gone)
+        shares = shares_of(card.device.uuid, _held(node), gone=left)
+        shares += shares_of(card.device.uuid, ((each.facts, each.holdings) for each in claims))
+        return counted(card, shares, core_masks=self._has_core_masks(card))
+
+    def _has_core_masks(self, card: Card) -> bool:
+        rules = self.rules.get(card.device.vendor)
+        return rules is not None and rules.core_masks
+
     def _refresh(self, name: str, node: NodeEntry, touched: list[str] | None = None) -> None:
         """Bring the arrays up to date: the whole node, or only the cards that one pod touched."""
+        if len(self.nominations) and self.nominations.on_node(name):
+            self._count_again(name, node)
+            touched = None
         if touched is not None:
             if touched:  # a node without cards has no column
                 self.arrays.update(name, [node.cards[uuid] for uuid in touched])
@@ -398,6 +512,10 @@ class Ledger:
     def _tidy(self, name: str, node: NodeEntry) -> None:
         if node.facts is None and not node.pods:
             del self._nodes[name]
+
+
+def _held(node: NodeEntry) -> Iterable[tuple[PodFacts, Mapping[str, Holding]]]:
+    return ((entry.facts, entry.holdings) for entry in node.pods.values())
 
 
 def _slot_key(slot: Any) -> tuple[str, int, int]:

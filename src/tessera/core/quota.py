@@ -88,12 +88,13 @@ class QuotaBook:
     def limits_anything(self) -> bool:
         return bool(self._limits)
 
-    def room(self, namespace: str, rules: Rules) -> QuotaRoom:
+    def room(self, namespace: str, rules: Rules, *, claimed: Use = NO_USE) -> QuotaRoom:
+        """What the strictest limit leaves beside what pods use and nominations have `claimed`."""
         memory = self.limit(namespace, rules.quota_memory)
         cores = self.limit(namespace, rules.quota_cores)
         if memory is None and cores is None:
             return UNLIMITED
-        used = self.used(namespace, rules.key)
+        used = self.used(namespace, rules.key).plus(claimed)
         return QuotaRoom(
             None if memory is None else memory * max(rules.quota_factor, 1) - used.memory,
             None if cores is None else cores - used.cores,

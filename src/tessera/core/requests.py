@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
 
@@ -163,13 +163,15 @@ class PodRequest:
     """set only if the policy uses a forecast, since it makes more shapes"""
     forecast: DemandForecast | None = None
     """set only if the policy uses a forecast"""
+    preempts_below: int | None = field(default=None, compare=False)
+    """pods of lower priority than this may be evicted for it; None: none may"""
 
-    def called(self, *, uid: str, namespace: str, name: str) -> PodRequest:
+    def called(self, *, uid: str, namespace: str, name: str, preempts_below: int | None = None) -> PodRequest:
         """The same request of another pod. What was computed from it is kept: nothing of it depends on the pod."""
         _ = self.asks_for_devices, self.vendors, self.requests, self.roles, self.shape
         other = object.__new__(PodRequest)
         other.__dict__.update(self.__dict__)
-        other.__dict__.update(uid=uid, namespace=namespace, name=name)
+        other.__dict__.update(uid=uid, namespace=namespace, name=name, preempts_below=preempts_below)
         return other
 
     @cached_property

@@ -72,8 +72,7 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     used, used_cores = arrays.used[:, columns], arrays.used_cores[:, columns]
     total_memory, total_cores = arrays.memory[:, columns], arrays.cores[:, columns]
     memory = memory_asked(request, total_memory)
-    whole = (total_cores > 0) & (request.cores >= np.minimum(total_cores, WHOLE_CARD_CORES))
-    cores = np.where(whole, total_cores, request.cores)
+    whole, cores = cores_asked(request, total_cores)
 
     codes = np.zeros(kind.shape, dtype=np.uint8)
     # Later assignments win, so the checks run from the last to the first.
@@ -93,6 +92,12 @@ def judge(arrays: CardArrays, question: Question, columns: Columns) -> Codes:
     np.copyto(codes, _SICK, where=arrays.sick[:, columns])
     np.copyto(codes, ABSENT, where=accepted == ABSENT)
     return codes
+
+
+def cores_asked(request: Request, total: Ints) -> tuple[Bools, Ints]:
+    """Of many cards: whether the request takes all cores, and how many it takes (`card_checks.cores_on`)."""
+    whole: Bools = (total > 0) & (request.cores >= np.minimum(total, WHOLE_CARD_CORES))
+    return whole, np.where(whole, total, request.cores)
 
 
 def memory_asked(request: Request, total: Ints) -> Ints | int:

@@ -18,6 +18,7 @@ from tessera.inspect.choice import Fits
 from tessera.inspect.demand import ExpectedDemand, last_refusal
 from tessera.inspect.gang_standing import GangStanding, gang_of
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import InspectionError, Json
@@ -71,6 +72,8 @@ class Explanation:
     """nodes that kube-scheduler's own filters exclude before Tessera is asked"""
     expected: ExpectedDemand | None = None
     """expected demand; None if the policies do not look ahead"""
+    preemption: PreemptionOutlook | None = None
+    """for a pod that fits on no node"""
     gang: GangStanding | None = None
     said: str = ""
     """kube-scheduler's last message about the pod"""
@@ -131,7 +134,10 @@ def explain(cluster: OfflineCluster, key: str, *, cards: bool = False) -> Explan
     notes = base.notes
     if isinstance(verdict, FitsNowhere) and any(Reason.CARD_CORDONED.value in group.reason for group in verdict.groups):
         notes += (_closed_note(cluster, names),)
-    return replace(base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off), notes=notes)
+    outlook = foresee(cluster, prepared.request, names) if isinstance(verdict, FitsNowhere) else None
+    return replace(
+        base, status=status, verdict=verdict, kept_off=group_by_reason(kept_off), notes=notes, preemption=outlook
+    )
 
 
 def expected_demand(cluster: OfflineCluster, prepared: PreparedRequest | BadPod) -> ExpectedDemand | None:

@@ -33,6 +33,7 @@ from tessera.wire.journal import (
     Grants,
     HostRecord,
     NodeRecord,
+    NominationRecord,
     Placed,
     PodRecord,
     QuotaRecord,
@@ -190,10 +191,11 @@ class JournalReplay:
 
     def _fit(self, request: PodRequest, node: str) -> Placement | Misfit:
         """On the one node that a bind request names."""
-        view = self.ledger.node(node)
+        view = self.ledger.node(node, claimant=request.uid)
         if view is None:
             return UNREGISTERED
-        return fit_pod(view, request, self.ledger.rules, self.ledger.rooms(request.namespace, request.vendors))
+        rooms = self.ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
+        return fit_pod(view, request, self.ledger.rules, rooms)
 
     def _resolve(self, decision: Decision, mask: CandidateMask) -> Candidates:
         """The candidates, looked up. Equal ones are one object until a node comes or goes, so refusals are cached."""
@@ -248,6 +250,9 @@ class JournalReplay:
         for entry in ledger.pods():
             if (PodRecord, entry.facts.uid, "") not in there:
                 ledger.release(entry.facts.uid)
+        for nomination in ledger.nominations.all():
+            if (NominationRecord, nomination.facts.uid, "") not in there:
+                ledger.withdraw(nomination.facts.uid)
         for name in ledger.node_names():
             if (NodeRecord, name, "") not in there:
                 ledger.forget_node(name)
@@ -278,6 +283,10 @@ class JournalReplay:
                 ledger.release(record.uid)
             case PodRecord(state=pod) if pod is not None:
                 ledger.put_pod(pod.value(record.uid), GrantState(record.grants), observed=record.observed)
+            case NominationRecord(state=None):
+                ledger.withdraw(record.uid)
+            case NominationRecord(state=claim) if claim is not None:
+                ledger.nominate(claim.value(record.uid), frozenset(record.victims))
             case QuotaRecord():
                 facts = record.value()
                 if facts is None:
@@ -296,6 +305,8 @@ def entity_of(record: StateRecord) -> Entity:
     match record:
         case PodRecord():
             return PodRecord, record.uid, ""
+        case NominationRecord():
+            return NominationRecord, record.uid, ""
         case QuotaRecord():
             return QuotaRecord, record.namespace, record.name
         case ForecastRecord():

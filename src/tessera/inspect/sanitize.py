@@ -115,13 +115,13 @@ def sanitize_pod(pod: Json, kept: frozenset[str]) -> Json:
             },
             "spec": {
                 **_pick(spec, "nodeName", "schedulerName", "runtimeClassName", "nodeSelector", "tolerations"),
-                **_pick(spec, "schedulingGates", "schedulingGroup"),
+                **_pick(spec, "schedulingGates", "schedulingGroup", "priority", "preemptionPolicy"),
                 "affinity": {"nodeAffinity": affinity} if affinity else None,
                 "initContainers": [_container(each) for each in spec.get("initContainers") or ()],
                 "containers": [_container(each) for each in spec.get("containers") or ()],
             },
             "status": {
-                "phase": status.get("phase"),
+                **_pick(status, "phase", "startTime"),
                 "conditions": _conditions(status),
                 "initContainerStatuses": [_ended(each) for each in status.get("initContainerStatuses") or ()],
             },

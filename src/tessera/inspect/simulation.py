@@ -21,6 +21,7 @@ from tessera.inspect.explanation import bad_pod_text, expected_demand, group_by_
 from tessera.inspect.gang_standing import GangStanding, plan_members
 from tessera.inspect.manifests import Manifest
 from tessera.inspect.offline_cluster import OfflineCluster
+from tessera.inspect.preemption import PreemptionOutlook, foresee
 from tessera.inspect.request import RequestSummary, summarize_request
 from tessera.inspect.slices import GrantedSlice, placement_slices
 from tessera.inspect.state import Json
@@ -53,6 +54,8 @@ class StopReason:
     text: str
     verdict: FitsNowhere | None = None
     kept_off: tuple[NodeGroup, ...] = ()
+    preemption: PreemptionOutlook | None = None
+    """which pods would be evicted for it; None if that was not asked"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +88,16 @@ class Simulation:
         return dict(sorted(Counter(one.node for one in self.placed).items()))
 
 
-def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False) -> Simulation:
+def simulate(
+    cluster: OfflineCluster,
+    manifest: Manifest,
+    *,
+    most: int = MAX_COPIES,
+    cards: bool = False,
+    preempt: bool = False,
+) -> Simulation:
     """All steps of `simulate_in_steps`."""
-    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards)
+    steps = simulate_in_steps(cluster, manifest, most=most, cards=cards, preempt=preempt)
     while True:
         try:
             next(steps)
@@ -97,7 +107,12 @@ def simulate(cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COP
 
 
 def simulate_in_steps(
-    cluster: OfflineCluster, manifest: Manifest, *, most: int = MAX_COPIES, cards: bool = False
+    cluster: OfflineCluster,
+    manifest: Manifest,
+    *,
+    most: int = MAX_COPIES,
+    cards: bool = False,
+    preempt: bool = False,
 ) -> Generator[None, None, Simulation]:
     """Places the requested copies, then goes on counting until one does not fit or `most` have been placed. One copy
     at a time, so that other work can be done between two.
@@ -137,7 +152,10 @@ def simulate_in_steps(
             cluster.observe_request(prepared.request)
         if isinstance(answer, Refused):
             refusal = judge(cluster.engine.selector, prepared.request, names, cards=cards)
-            result = replace(result, stop=_stop_reason(refusal, filtered_out))
+            stop = _stop_reason(refusal, filtered_out)
+            if preempt:
+                stop = replace(stop, preemption=foresee(cluster, prepared.request, names))
+            result = replace(result, stop=stop)
             break
         if number == 1:
             result = replace(result, why=explain_choice(cluster.ledger, prepared.request, answer))

@@ -31,7 +31,7 @@ from tessera.scheduler.allocation_queue import Ticket
 from tessera.scheduler.filter import Filter
 from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.observer import BindEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
+from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest
 from tessera.scheduler.takeover import touch
 from tessera.scheduler.tenure import NOT_LEADING, Tenure
@@ -156,7 +156,7 @@ class Binder:
             return await self._write(cycle, args, prepared, {}, {})
         if cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
-        if cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
+        if cycle.state not in (CycleState.PENDING, *UNSCHEDULABLE):
             return Outcome(WriteResult.VOID, f"{pod_name} was deleted or bound meanwhile")
         problem = self._filter.reserve_on(prepared, args.node)
         return Outcome(WriteResult.VOID, problem) if problem else None

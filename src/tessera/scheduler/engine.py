@@ -14,6 +14,7 @@ import structlog
 
 from tessera.core.ledger import Ledger
 from tessera.core.policies import uses_forecast
+from tessera.core.preemption import Preemption
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Selector
 from tessera.kube.errors import ApiError, KubeError
@@ -29,17 +30,20 @@ from tessera.scheduler.kube_api import KubeApi
 from tessera.scheduler.node_informer import NodeInformer, Patch
 from tessera.scheduler.node_lock import NodeLocks
 from tessera.scheduler.observer import SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.pod_cycle import UNSCHEDULABLE, PodCycles
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preempt_verb import PreemptVerb
+from tessera.scheduler.preemptor import Preemptor
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.takeover import AT_ONCE, Takeover
 from tessera.scheduler.tenure import Tenure
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.victim_book import BudgetInformer, VictimBook
 from tessera.vendors.drafts import BadPod
 from tessera.vendors.registry import build_vendors
 from tessera.wire import keys
-from tessera.wire.extender import encode_binding_result, encode_filter_result
+from tessera.wire.extender import encode_binding_result, encode_filter_result, encode_preemption_result
 from tessera.wire.objects import Node, Pod
 
 log = structlog.get_logger(__name__)
@@ -107,6 +111,25 @@ class Engine:
         self.filter = Filter(
             self.selector, self.cycles, self.requests, gangs=self.gangs, demand=self._demand, observer=observer
         )
+        self.victims = VictimBook(time=clock.monotonic, on_change=self._on_victims)
+        self.preemption = Preemption(self.selector, self.victims)
+        self.budgets = BudgetInformer(self.victims)
+        self.preemptor = Preemptor(
+            self.cycles,
+            self.preemption,
+            self.victims,
+            api,
+            observer=observer,
+            settings=settings.preemption_settings,
+            is_ready=lambda: not self.missing() and self.budgets.has_synced,
+        )
+        self.preempt_verb = PreemptVerb(
+            self.cycles,
+            self.requests,
+            self.victims,
+            preemptor=self.preemptor,
+            adds_victims=settings.preemption,
+        )
         self.binder = Binder(
             self.cycles,
             self.filter,
@@ -119,6 +142,7 @@ class Engine:
             self.cycles,
             self.vendors,
             hosts=self._hosts,
+            victims=self.victims,
             observer=observer,
             listener=self,
         )
@@ -169,6 +193,9 @@ class Engine:
     def answer_bind(self, body: bytes) -> Awaitable[bytes]:
         missing = self.missing()
         return _completed(encode_binding_result(missing)) if missing else self.binder.answer(body)
+
+    def answer_preempt(self, body: bytes) -> bytes:
+        return encode_preemption_result({}) if self.missing() else self.preempt_verb.answer(body)
 
     def unsynced(self) -> str:
         """Which first list is not complete; empty if all are."""
@@ -221,6 +248,9 @@ class Engine:
         # What was gained while decisions had to wait woke no pod.
         self.unschedulable.on_room()
 
+    def _on_victims(self, node: str) -> None:
+        self.preemption.arrays.note(node)
+
     def on_pod_listed(self, pod: Pod) -> None:
         if self._uses_forecast:
             self._demand.note_listed(pod)
@@ -246,6 +276,7 @@ class Engine:
         self.cycles.tick()
         self.gangs.tick()
         self._spawn(self.binder.look_up_unconfirmed())
+        self._spawn(self.preemptor.end_overdue())
 
     async def wake_pods(self) -> None:
         """For ever: when capacity was freed, make kube-scheduler ask again for pods that fit now, gangs first."""
@@ -261,6 +292,8 @@ class Engine:
             async for members in self.gangs.retry():
                 waking = iter(members)
                 await asyncio.gather(*[self._wake_members(waking) for _ in range(min(AT_ONCE, len(members)))])
+            for pod in self.preemptor.ready():
+                await self._wake(pod, self.unschedulable.on_wake_failed)
             async for pod in self.unschedulable.wake(self.selector):
                 await self._wake(pod, self.unschedulable.on_wake_failed)
 
@@ -302,7 +335,7 @@ class Engine:
 
     def _forget_refused(self, uid: str) -> None:
         cycle = self.cycles.get(uid)
-        if cycle is not None and cycle.state is CycleState.REFUSED:
+        if cycle is not None and cycle.state in UNSCHEDULABLE:
             self.cycles.forget(cycle)
 
     async def _shake_hands(self, node: Node, annotations: Patch) -> None:

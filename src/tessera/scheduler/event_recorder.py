@@ -19,7 +19,14 @@ import msgspec
 from tessera.core.event_text import failure_texts
 from tessera.core.requests import PodRequest
 from tessera.kube.event_broadcaster import EventBroadcaster, ObjectRef
-from tessera.scheduler.observer import BindEvent, PlacedEvent, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import (
+    BindEvent,
+    EvictedEvent,
+    PlacedEvent,
+    PreemptionEvent,
+    RefusedEvent,
+    SchedulerObserver,
+)
 
 NORMAL, WARNING = "Normal", "Warning"
 QUIET_SECONDS = 0.25
@@ -97,6 +104,17 @@ class EventRecorder(SchedulerObserver):
             self._events.record(pod, WARNING, "BindingFailed", event.text)
         else:
             self._later(_Success(pod, "BindingSucceed", self._now(), lambda: event.text))
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        victim = event.victim
+        self._events.record(
+            ObjectRef("Pod", victim.namespace, victim.name, victim.uid), NORMAL, "Preempted", event.text
+        )
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        if event.node:
+            kind, reason = (WARNING, "PreemptionFailed") if event.problem else (NORMAL, "Preempting")
+            self._events.record(_ref(event.request), kind, reason, event.text)
 
     async def run(self) -> None:
         """For ever, until cancelled; `flush` writes what is still waiting then."""

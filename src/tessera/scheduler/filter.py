@@ -27,7 +27,7 @@ from tessera.scheduler.candidate_lists import CandidateList, CandidateLists
 from tessera.scheduler.demand_tracker import DemandTracker
 from tessera.scheduler.gang_coordinator import GangCoordinator
 from tessera.scheduler.observer import BindDecision, FilterDecision, PlacedEvent, RefusedEvent, SchedulerObserver
-from tessera.scheduler.pod_cycle import CycleState, PodCycle, PodCycles
+from tessera.scheduler.pod_cycle import UNSCHEDULABLE, CycleState, PodCycle, PodCycles
 from tessera.scheduler.pod_requests import PreparedRequest, RequestReader
 from tessera.scheduler.unschedulable_pods import MOST_WORK
 from tessera.services.failpoints import Failpoint, failpoint
@@ -96,16 +96,20 @@ class Filter:
     def reserve_on(self, prepared: PreparedRequest, node: str) -> str:
         """Reserve a placement on this node only; empty, or why there is none."""
         request, began = prepared.request, time.perf_counter()
-        view = self._ledger.node(node)
-        rooms = self._ledger.rooms(request.namespace, request.vendors)
-        answer = UNREGISTERED if view is None else fit_pod(view, request, self._ledger.rules, rooms)
+        answer = self._place_on(request, node)
         self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
-        if view is None:
+        if answer is UNREGISTERED:
             return f"node {node} has no registered devices"
         if isinstance(answer, Misfit):
             return f"pod no longer fits node {node}: {answer.text}"
         self._cycles.reserve(prepared, answer)
         return ""
+
+    def _place_on(self, request: PodRequest, node: str) -> Placement | Misfit:
+        """By the plain rule, with what the pod is nominated for."""
+        view = self._ledger.node(node, claimant=request.uid)
+        rooms = self._ledger.rooms(request.namespace, request.vendors, claimant=request.uid)
+        return UNREGISTERED if view is None else fit_pod(view, request, self._ledger.rules, rooms)
 
     def forget(self) -> None:
         """The vendors have changed: drop everything that was read or judged by the old ones."""
@@ -142,7 +146,11 @@ class Filter:
             return self._place(prepared, of_gang, partial(brief_success_text, of_gang))
         if cycle is not None and cycle.state is CycleState.RESERVED:
             self._cycles.give_up(cycle)
-        was_refused = cycle is not None and cycle.state is CycleState.REFUSED
+        if cycle is not None and cycle.state is CycleState.NOMINATED:
+            nominated = self._take_nomination(prepared, named)
+            if nominated is not None:
+                return nominated
+        was_refused = cycle is not None and cycle.state in UNSCHEDULABLE
         answer = self._selector.select_within(request, named, MOST_WORK)
         if isinstance(answer, Unfinished):
             self._report(request, answer, named, began)
@@ -166,6 +174,22 @@ class Filter:
         self._after_reserve()
         self._observer.on_placed(PlacedEvent(prepared.request, describe, partial(brief_success_text, placement)))
         return encode_filter_result(node_names=[placement.node])
+
+    def _take_nomination(self, prepared: PreparedRequest, named: CandidateList) -> bytes | None:
+        """The node that the pod is nominated for, if its victims have left; None if they have not, or it does not fit.
+
+        Then it is placed wherever it fits, or keeps its nomination.
+        """
+        request, began = prepared.request, time.perf_counter()
+        nomination = self._ledger.nominations.get(request.uid)
+        if nomination is None or nomination.facts.node not in named:
+            return None
+        node = nomination.facts.node
+        answer = self._place_on(request, node)
+        if isinstance(answer, Misfit):
+            return None
+        self._observer.on_bind_decision(BindDecision(request, answer, node, time.perf_counter() - began))
+        return self._place(prepared, answer, partial(brief_success_text, answer))
 
     def _refuse_member(self, request: PodRequest, candidates: Candidates, misfit: Misfit) -> bytes:
         """The gang waits as a whole: it wakes its members itself."""

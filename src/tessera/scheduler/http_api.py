@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
-from tessera.http11.router import Request, Response, Route
+from tessera.http11.router import Handler, Request, Response, Route
 from tessera.scheduler.journal import Journal
 from tessera.services import exposition
 from tessera.wire.gobool import parse_bool
@@ -33,6 +33,7 @@ class Routes:
 
     filter: Callable[[bytes], bytes]
     bind: Callable[[bytes], Awaitable[bytes]]
+    preempt: Callable[[bytes], bytes]
     review: Callable[[bytes, str], bytes]
     """body and content type of a webhook call"""
     metrics: Callable[[], AsyncGenerator[bytes, None]]
@@ -78,7 +79,14 @@ def extender_routes(routes: Routes) -> list[Route]:
         routes.observe("bind", time.perf_counter() - started)
         return Response(200, answer, JSON)
 
-    return [Route("POST", "/filter", filter_, guarded=True), Route("POST", "/bind", bind, guarded=True)]
+    def preempt(request: Request) -> Response:
+        started = time.perf_counter()
+        answer = routes.preempt(request.body)
+        routes.observe("preempt", time.perf_counter() - started)
+        return Response(200, answer, JSON)
+
+    verbs: dict[str, Handler] = {"/filter": filter_, "/bind": bind, "/preempt": preempt}
+    return [Route("POST", path, handler, guarded=True) for path, handler in verbs.items()]
 
 
 def webhook_routes(routes: Routes) -> list[Route]:

@@ -43,6 +43,7 @@ from tessera.scheduler.journal_entries import (
     ForecastEntry,
     HostEntry,
     NodeEntry,
+    NominationEntry,
     NoteEntry,
     PlacedEntry,
     PodEntry,
@@ -58,6 +59,7 @@ from tessera.scheduler.journal_ring import JournalRing, JournalState
 from tessera.scheduler.observer import (
     BindDecision,
     BindEvent,
+    EvictedEvent,
     FilterDecision,
     GangEvent,
     ReleasedEvent,
@@ -331,9 +333,11 @@ class Journal(SchedulerObserver):
             )
         )
 
-    def on_evicted(self, request: PodRequest, node: str, message: str) -> None:
-        pod = PodRef(request.namespace, request.name, request.uid)
-        self._note(journal.Evicted(time=self._now(), sequence=self.sequence + 1, pod=pod, node=node, message=message))
+    def on_evicted(self, event: EvictedEvent) -> None:
+        pod = PodRef(event.victim.namespace, event.victim.name, event.victim.uid)
+        self._note(
+            journal.Evicted(time=self._now(), sequence=self.sequence + 1, pod=pod, node=event.node, message=event.text)
+        )
 
     def on_gang(self, event: GangEvent) -> None:
         self._note(
@@ -477,6 +481,13 @@ class LedgerRecorder:
     def on_node(self, name: str, facts: NodeFacts | None) -> None:
         devices = 0 if facts is None else len(facts.devices)
         self._journal.add_change(NodeEntry(self._now(), name, facts), ENTRY_BYTES + DEVICE_BYTES * devices)
+
+    def on_nomination(self, facts: PodFacts, victims: frozenset[str] | None) -> None:
+        if victims is None:
+            self._journal.add_change(NominationEntry(self._now(), facts.uid, None, None))
+            return
+        size = ENTRY_BYTES + POD_BYTES + GRANT_BYTES * count_grants(facts.grants)
+        self._journal.add_change(NominationEntry(self._now(), facts.uid, facts, victims), size)
 
     def on_pod(self, facts: PodFacts, state: GrantState | None, *, observed: bool) -> None:
         if state is None:

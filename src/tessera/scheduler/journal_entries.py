@@ -97,6 +97,31 @@ class PodEntry(Entry, frozen=True, gc=False):
         )
 
 
+class NominationEntry(Entry, frozen=True, gc=False):
+    uid: str
+    facts: PodFacts | None
+    victims: frozenset[str] | None
+
+    @property
+    def key(self) -> Key:
+        return "nomination", self.uid
+
+    @property
+    def is_gone(self) -> bool:
+        return self.facts is None
+
+    def record(self, sequence: int) -> journal.NominationRecord:
+        if self.facts is None:
+            return journal.NominationRecord(time=self.time, sequence=sequence, uid=self.uid)
+        return journal.NominationRecord(
+            time=self.time,
+            sequence=sequence,
+            uid=self.uid,
+            state=journal.PodState.of(self.facts),
+            victims=tuple(sorted(self.victims or ())),
+        )
+
+
 class QuotaEntry(Entry, frozen=True, gc=False):
     namespace: str
     name: str

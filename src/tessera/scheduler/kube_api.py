@@ -51,6 +51,14 @@ class KubeApi(Protocol):
 
     async def annotate_node(self, name: str, annotations: Annotations, *, resource_version: str = "") -> None: ...
 
+    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+        """Deletes the pod if it still has this uid (409 otherwise) and its disruption budget allows it (429)."""
+        ...
+
+    async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
+        """Writes `status.nominatedNodeName` if the pod still has this uid (409 otherwise); None removes it."""
+        ...
+
 
 class KubeApiClient:
     """`KubeApi` over HTTP."""
@@ -109,6 +117,15 @@ class KubeApiClient:
             metadata["resourceVersion"] = resource_version
         self._observer.on_write("patch")
         await self._client.patch(NODES.path(name=name), {"metadata": metadata})
+
+    async def evict(self, namespace: str, name: str, *, uid: str) -> None:
+        self._observer.on_write("evict")
+        await self._client.evict(namespace, name, uid=uid)
+
+    async def set_nominated_node(self, namespace: str, name: str, *, uid: str, node: str | None) -> None:
+        self._observer.on_write("patch")
+        body = {"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}
+        await self._client.patch(PODS.path(namespace, name, "status"), body)
 
 
 def _skip(found: UnreadableObject) -> None:

@@ -14,6 +14,7 @@ from tessera.core.grants import Placement
 from tessera.core.misfits import Misfit
 from tessera.core.requests import PodRequest
 from tessera.core.selection import Candidates, Refused, Selected, Unfinished
+from tessera.core.victims import PodTraits
 from tessera.scheduler.candidate_lists import CandidateList
 from tessera.wire.journal import ReleaseReason
 from tessera.wire.objects import Pod
@@ -77,6 +78,49 @@ class BindEvent(msgspec.Struct, frozen=True):
         return self.error or f"Successfully binding node [{self.node}] to {self.namespace}/{self.name}"
 
 
+class EvictedEvent(msgspec.Struct, frozen=True):
+    """A pod was evicted so that another one fits."""
+
+    victim: PodTraits
+    preemptor: PodRequest
+    node: str
+    priority: int
+    """of the preemptor"""
+
+    @property
+    def text(self) -> str:
+        """For the victim."""
+        pod = f"{self.preemptor.namespace}/{self.preemptor.name}"
+        return f"Preempted by pod {pod} (priority {self.priority}) on node {self.node}, which needs its devices"
+
+
+class PreemptionEvent(msgspec.Struct, frozen=True):
+    """The preemptor has looked for victims for a refused pod."""
+
+    request: PodRequest
+    node: str = ""
+    """where the pod is nominated; empty if it is not"""
+    victims: tuple[PodTraits, ...] = ()
+    """that are evicted for it"""
+    waits_for: tuple[PodTraits, ...] = ()
+    """that leave anyway"""
+    problem: str = ""
+    """why there is no nomination, or none any more"""
+    seconds: float = 0.0
+    """that the search took"""
+
+    @property
+    def text(self) -> str:
+        """For the preemptor."""
+        if self.problem:
+            return self.problem
+        evicted = " and ".join(f"{pod.key} (priority {pod.priority})" for pod in self.victims)
+        waits = " and ".join(pod.key for pod in self.waits_for)
+        parts = [f"evicting {evicted}"] if evicted else []
+        parts += [f"waiting for {waits} to end"] if waits else []
+        return f"Nominated for node {self.node}: {', '.join(parts) or 'its devices are free'}"
+
+
 class GangEvent(msgspec.Struct, frozen=True):
     """A gang is in another state, or waits for another reason."""
 
@@ -117,6 +161,12 @@ class SchedulerObserver:
     def on_bind(self, event: BindEvent) -> None:
         pass
 
+    def on_evicted(self, event: EvictedEvent) -> None:
+        """The apiserver has accepted an eviction."""
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        pass
+
     def on_gang(self, event: GangEvent) -> None:
         pass
 
@@ -125,9 +175,6 @@ class SchedulerObserver:
 
     def on_woken(self, request: PodRequest) -> None:
         """A refused pod fits now, and kube-scheduler was made to ask again."""
-
-    def on_evicted(self, request: PodRequest, node: str, message: str) -> None:
-        """A pod is evicted on purpose."""
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         """A pod is denied at admission; `name` may be its generateName."""
@@ -177,6 +224,14 @@ class ObserverGroup(SchedulerObserver):
         for member in self._members:
             member.on_bind(event)
 
+    def on_evicted(self, event: EvictedEvent) -> None:
+        for member in self._members:
+            member.on_evicted(event)
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        for member in self._members:
+            member.on_preemption(event)
+
     def on_gang(self, event: GangEvent) -> None:
         for member in self._members:
             member.on_gang(event)
@@ -188,10 +243,6 @@ class ObserverGroup(SchedulerObserver):
     def on_woken(self, request: PodRequest) -> None:
         for member in self._members:
             member.on_woken(request)
-
-    def on_evicted(self, request: PodRequest, node: str, message: str) -> None:
-        for member in self._members:
-            member.on_evicted(request, node, message)
 
     def on_denied(self, namespace: str, name: str, message: str) -> None:
         for member in self._members:

@@ -3,13 +3,13 @@
     (absent)
        | the API shows the pod, or filter meets it
        v       refuse
-    PENDING <----------> REFUSED
-       |  ^    forget       |
-       |  |                 |
+    PENDING <----------> REFUSED --- nominate ---> NOMINATED
+       |  ^    forget       |  ^                     |  | forget: as REFUSED
+       |  |                 |  '---- renounce -------'  | reserve
        |  '-- give_up, expire (RESERVED), void (BINDING, UNCERTAIN, BOUND)
        | reserve            | reserve
        v                    |
-    RESERVED <--------------'
+    RESERVED <--------------'---------------------------'
        |  ^
        |  | put_back: not written
        v  |
@@ -27,12 +27,13 @@
 
 What the API shows wins over every decision of this process, so observations are legal in every state. All other
 transitions are legal only where `Transition` says so, and raise elsewhere. `PodCycles` is the only caller of the
-ledger's reserve, bind, unbind, give_up, expire and release, so that record and ledger cannot disagree:
+ledger's methods that reserve, bind, nominate and end that, so that record and ledger cannot disagree:
 
     RESERVED               the ledger has a reservation, which expires
     UNCERTAIN              the ledger has a reservation, which only a look-up or the API ends
     BINDING, BOUND         the ledger holds the grants for good; the API does not show them yet
     HANDING_OVER           the ledger holds what the API shows
+    NOMINATED              the ledger has a nomination: a claim on what victims still hold
     PENDING, REFUSED       the ledger holds nothing
 
 A pod that is settled has no record: the ledger alone knows it until it ends. This module writes nothing to the API.
@@ -73,6 +74,7 @@ class CycleState(Enum):
 
     PENDING = "pending"
     REFUSED = "refused"
+    NOMINATED = "nominated"
     RESERVED = "reserved"
     BINDING = "binding"
     UNCERTAIN = "uncertain"
@@ -82,6 +84,7 @@ class CycleState(Enum):
 
 
 PENDING, REFUSED, RESERVED = CycleState.PENDING, CycleState.REFUSED, CycleState.RESERVED
+NOMINATED = CycleState.NOMINATED
 BINDING, UNCERTAIN, BOUND = CycleState.BINDING, CycleState.UNCERTAIN, CycleState.BOUND
 HANDING_OVER, SETTLED = CycleState.HANDING_OVER, CycleState.SETTLED
 
@@ -89,9 +92,12 @@ HANDING_OVER, SETTLED = CycleState.HANDING_OVER, CycleState.SETTLED
 class Transition(Enum):
     """Everything that can happen to a record: the states in which it is legal, and the state it leads to."""
 
-    RESERVE = ({PENDING, REFUSED}, RESERVED)
+    RESERVE = ({PENDING, REFUSED, NOMINATED}, RESERVED)
     REFUSE = ({PENDING}, REFUSED)
-    FORGET = ({REFUSED}, PENDING)
+    NOMINATE = ({REFUSED}, NOMINATED)
+    RENOUNCE = ({NOMINATED}, REFUSED)
+    """also by expiry"""
+    FORGET = ({REFUSED, NOMINATED}, PENDING)
     GIVE_UP = ({RESERVED}, PENDING)
     """also by expiry"""
     START_BIND = ({RESERVED, UNCERTAIN}, BINDING)
@@ -109,6 +115,8 @@ class Transition(Enum):
         self.target = target
 
 
+UNSCHEDULABLE = (REFUSED, NOMINATED)
+"""states in which a pod waits in `UnschedulablePods`"""
 HOLDS_RESERVATION = (RESERVED, BINDING, UNCERTAIN)
 """states in which a pod has a placement that the API does not show"""
 
@@ -182,7 +190,7 @@ class PodCycles:
     # -- filter
 
     def reserve(self, prepared: PreparedRequest, placement: Placement) -> PodCycle:
-        """PENDING, REFUSED -> RESERVED"""
+        """PENDING, REFUSED, NOMINATED -> RESERVED: a nomination has served its purpose."""
         cycle = self._get_or_add(prepared.request.uid)
         self._apply(Transition.RESERVE, cycle)
         self.ledger.reserve(prepared.request, placement, deadline=self._deadline())
@@ -190,9 +198,12 @@ class PodCycles:
         return cycle
 
     def refuse(self, request: PodRequest, candidates: Candidates, *, is_judged: bool = True) -> bool:
-        """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished."""
+        """PENDING -> REFUSED; whether it is the pod's first refusal. Not `is_judged`: the decision is not finished.
+
+        A nominated pod keeps its nomination.
+        """
         cycle = self._get_or_add(request.uid)
-        if cycle.state is not REFUSED:
+        if cycle.state not in UNSCHEDULABLE:
             self._apply(Transition.REFUSE, cycle)
         cycle.unseen_ticks = 0
         return self.unschedulable.add(request, candidates, is_judged=is_judged)
@@ -211,8 +222,23 @@ class PodCycles:
         self.ledger.give_up(uid)
 
     def forget(self, cycle: PodCycle) -> None:
-        """REFUSED -> PENDING: the API does not know the pod any more."""
+        """REFUSED, NOMINATED -> PENDING: the API does not know the pod any more."""
         self._apply(Transition.FORGET, cycle)
+        if self.ledger.withdraw(cycle.uid):
+            self.unschedulable.on_room()
+
+    # -- preemption
+
+    def nominate(self, cycle: PodCycle, facts: PodFacts, victims: frozenset[str], *, deadline: float) -> None:
+        """REFUSED -> NOMINATED: the placement is the pod's once the victims have left."""
+        self._apply(Transition.NOMINATE, cycle)
+        self.ledger.nominate(facts, victims, deadline=deadline)
+
+    def renounce(self, cycle: PodCycle) -> None:
+        """NOMINATED -> REFUSED: what was claimed is free for other pods."""
+        self._apply(Transition.RENOUNCE, cycle)
+        if self.ledger.withdraw(cycle.uid):
+            self.unschedulable.on_room()
 
     # -- bind
 
@@ -364,6 +390,8 @@ class PodCycles:
             self.ledger.release(uid)
             self._report_release(entry.facts, why)
             self.unschedulable.on_room()
+        elif self.ledger.withdraw(uid):
+            self.unschedulable.on_room()
 
     # -- time
 
@@ -373,6 +401,8 @@ class PodCycles:
         for cycle in self:
             if cycle.state is RESERVED and not cycle.is_claimed:
                 self.give_up(cycle)
+            elif cycle.state is NOMINATED:
+                self.renounce(cycle)
 
     def tick(self) -> None:
         """End what only time ends: reservations, turns, refused pods that the API never shows."""
@@ -389,7 +419,7 @@ class PodCycles:
         self.queue.end_overdue(binding={cycle.uid for cycle in self._cycles.values() if cycle.state is BINDING})
         # kube-scheduler may ask for a pod whose end was seen here before: no event would ever remove it.
         for cycle in self:
-            if cycle.state is REFUSED and not cycle.is_shown:
+            if cycle.state in UNSCHEDULABLE and not cycle.is_shown:
                 cycle.unseen_ticks += 1
                 if cycle.unseen_ticks > UNSEEN_TICKS:
                     self.forget(cycle)
@@ -400,7 +430,7 @@ class PodCycles:
         """The one place where a state changes."""
         if cycle.state not in transition.sources:
             raise IllegalTransition(f"pod {cycle.uid} is {cycle.state.value}: {transition.name} is not possible")
-        if cycle.state is REFUSED:
+        if cycle.state in UNSCHEDULABLE and transition.target not in UNSCHEDULABLE:
             self.unschedulable.remove(cycle.uid)
         cycle.state = transition.target
         if cycle.state in (PENDING, HANDING_OVER, SETTLED):

@@ -18,6 +18,7 @@ from tessera.scheduler.host_resources import HostResources
 from tessera.scheduler.observer import SchedulerObserver
 from tessera.scheduler.pod_cycle import PodCycles
 from tessera.scheduler.unschedulable_pods import UnschedulablePods
+from tessera.scheduler.victim_book import VictimBook
 from tessera.vendors.base import Vendor
 from tessera.vendors.downward_api import read_references
 from tessera.vendors.node_reader import quota_facts
@@ -61,6 +62,7 @@ class PodInformer:
         vendors: Mapping[str, Vendor],
         *,
         hosts: HostResources | None,
+        victims: VictimBook,
         observer: SchedulerObserver,
         listener: PodListener,
     ) -> None:
@@ -69,6 +71,7 @@ class PodInformer:
         self._reader = PodReader(vendors)
         self._hosts = hosts
         self._observer = observer
+        self._victims = victims
         self._listener = listener
         self._uids: dict[str, str] = {}
         self.has_synced = False
@@ -119,10 +122,12 @@ class PodInformer:
             self._cycles.resume(cycle, facts, uses_downward_api=covered)
         if facts.problem and (known is None or known.facts.problem != facts.problem):
             log.warning("node held", node=facts.node, pod=f"{facts.namespace}/{facts.name}", problem=facts.problem)
+        self._victims.put_pod(pod, facts)
         self._observer.on_pod(facts.uid, pod)
 
     def _observe_gone(self, uid: str, *, why: ReleaseReason = "deleted") -> None:
         self._cycles.observe_gone(uid, why=why)
+        self._victims.drop_pod(uid)
         self._observer.on_pod(uid, None)
 
 

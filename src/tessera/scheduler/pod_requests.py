@@ -28,6 +28,9 @@ REMEMBERED = 1024
 MOST_REMEMBERED = 512
 """variables and amounts of all containers; a larger pod is read every time, so that no pod fills the memory"""
 
+NEVER_PREEMPTS = "Never"
+"""preemptionPolicy of a PriorityClass"""
+
 ADDED_LATER = "containers were added to the pod after Tessera's webhook; let the webhook run again"
 
 
@@ -79,7 +82,12 @@ class RequestReader:
         if isinstance(known, BadPod):
             return known
         metadata = pod.metadata
-        request = known.request.called(uid=metadata.uid, namespace=metadata.namespace, name=metadata.name)
+        request = known.request.called(
+            uid=metadata.uid,
+            namespace=metadata.namespace,
+            name=metadata.name,
+            preempts_below=None if pod.spec.preemption_policy == NEVER_PREEMPTS else pod.spec.priority or 0,
+        )
         if request.asks_for_devices and policies.uses_forecast(request.node_policy, request.device_policy):
             request = replace(request, host=host_ask(pod), forecast=self._demand.forecast())
         fence = (metadata.annotations or {}).get(keys.FENCE) or (metadata.labels or {}).get(keys.FENCE, "")

@@ -39,7 +39,7 @@ from tessera.scheduler.journal_file import JournalFile
 from tessera.scheduler.metrics.exposition import Exposition
 from tessera.scheduler.metrics.granted_time import GrantedTime, TenureTime
 from tessera.scheduler.metrics.service_metrics import Levels, Metrics
-from tessera.scheduler.observer import ObserverGroup, RefusedEvent, SchedulerObserver
+from tessera.scheduler.observer import EvictedEvent, ObserverGroup, PreemptionEvent, RefusedEvent, SchedulerObserver
 from tessera.scheduler.pod_cycle import HOLDS_RESERVATION, CycleState
 from tessera.scheduler.served_page import ServedPage
 from tessera.scheduler.service import Service
@@ -239,6 +239,7 @@ class Process(SchedulerObserver):
         return Routes(
             filter=self.service.engine.answer_filter,
             bind=self.service.engine.answer_bind,
+            preempt=self.service.engine.answer_preempt,
             review=self.service.answer_review,
             metrics=self._render_metrics,
             observe=self.metrics.observe,
@@ -254,6 +255,12 @@ class Process(SchedulerObserver):
 
     def on_refused(self, event: RefusedEvent) -> None:
         self.metrics.refused(event.refused)
+
+    def on_preemption(self, event: PreemptionEvent) -> None:
+        self.metrics.preempted(event)
+
+    def on_evicted(self, event: EvictedEvent) -> None:
+        self.metrics.evicted()
 
     def on_write(self, verb: str) -> None:
         self.metrics.wrote(verb)
@@ -284,6 +291,7 @@ class Process(SchedulerObserver):
                 refused=len(engine.unschedulable),
                 uncertain=engine.cycles.count(CycleState.UNCERTAIN),
                 unfenced=engine.takeover.left,
+                nominated=len(service.ledger.nominations),
                 gangs_waiting=engine.gangs.count(GangState.WAITING),
                 gangs_planned=engine.gangs.count(GangState.PLANNED) + engine.gangs.count(GangState.COMPLETING),
             )

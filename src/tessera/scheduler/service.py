@@ -20,7 +20,7 @@ from tessera.kube.client import KubeClient
 from tessera.kube.event_broadcaster import EventBroadcaster
 from tessera.kube.leases import Lease, LeaseWatch, boottime
 from tessera.kube.reflector import Reflector
-from tessera.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
+from tessera.kube.resources import LEASES, NODES, POD_DISRUPTION_BUDGETS, PODS, RESOURCE_QUOTAS
 from tessera.scheduler.admission.pod_admission import AdmissionSettings
 from tessera.scheduler.admission.webhook import review
 from tessera.scheduler.clock import Clock
@@ -34,9 +34,10 @@ from tessera.scheduler.observer import ObserverGroup, SchedulerObserver
 from tessera.scheduler.pod_informer import PodInformer, QuotaInformer
 from tessera.scheduler.settings import Settings
 from tessera.scheduler.tenure import Tenure
+from tessera.scheduler.victim_book import BudgetInformer
 from tessera.vendors.base import Vendor
 from tessera.wire.admission import FORBIDDEN, Review, Verdict
-from tessera.wire.objects import Node, Pod, ResourceQuota
+from tessera.wire.objects import Node, Pod, PodDisruptionBudget, ResourceQuota
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +53,7 @@ LEASE_PERIOD = 1.0
 """seconds between looks at the lease"""
 
 
-InformerHandler = PodInformer | NodeInformer | QuotaInformer
+InformerHandler = PodInformer | NodeInformer | QuotaInformer | BudgetInformer
 
 
 class Service:
@@ -91,6 +92,9 @@ class Service:
             engine.nodes: Reflector(client, NODES.path(), Node, engine.nodes),
             engine.quotas: Reflector(client, RESOURCE_QUOTAS.path(), ResourceQuota, engine.quotas),
         }
+        if settings.preemption:
+            path = POD_DISRUPTION_BUDGETS.path()
+            self._informers[engine.budgets] = Reflector(client, path, PodDisruptionBudget, engine.budgets)
         self._leases: Reflector[Lease] | None = None
         if self._lease is not None and lead is not None:
             path, selector = LEASES.path(lead.namespace), f"metadata.name={lead.name}"
@@ -122,8 +126,8 @@ class Service:
 
     def watch_ages(self) -> dict[str, float]:
         """By resource, seconds since its watch last said something."""
-        resources = ("pods", "nodes", "resourcequotas")
-        ages = {name: reflector.age for name, reflector in zip(resources, self._informers.values(), strict=True)}
+        resources = ("pods", "nodes", "resourcequotas", "poddisruptionbudgets")
+        ages = {name: reflector.age for name, reflector in zip(resources, self._informers.values(), strict=False)}
         return ages if self._leases is None else ages | {"leases": self._leases.age}
 
     def unsynced(self) -> str:
@@ -143,6 +147,7 @@ class Service:
                 self._watch(handler)
             for work in (self.events.run, self.recorder.run, self._tick, self.engine.wake_pods, self._audit):
                 group.create_task(work())
+            group.create_task(self.engine.preemptor.run())
             if self._leases is not None:
                 group.create_task(self._leases.run())
             group.create_task(self._follow_lease())

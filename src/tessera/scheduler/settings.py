@@ -40,6 +40,7 @@ from tessera.services.value_types import (
 from tessera.wire.quotes import quoted
 
 if TYPE_CHECKING:
+    from tessera.scheduler.preemptor import PreemptionSettings
     from tessera.vendors.base import Switches
     from tessera.vendors.pod_reader import PolicyDefaults
 
@@ -224,6 +225,12 @@ class Settings(ClusterAccess):
         "Only nodes with these labels.", default_text="all")
     reservation_seconds: float = Group.PLACEMENT("reservation-timeout", SPAN, 300.0,
         "How long a decision waits for its bind.")
+    preemption: bool = Group.PLACEMENT("preemption", SWITCH, True,
+        "Evict pods of lower priority for a pod that fits on no node.")
+    preemption_delay_seconds: float = Group.PLACEMENT("preemption-delay", DURATION, 0.0,
+        "Time after a pod's first refusal before pods are evicted for it, so that an autoscaler may add a node first.")
+    nomination_seconds: float = Group.PLACEMENT("nomination-timeout", SPAN, 300.0,
+        "How long devices are held for a pod after the grace of the pods that were evicted for it.")
     turn_seconds: float = Group.PLACEMENT("turn-timeout", DURATION, 20.0,
         "Longest wait inside bind; below the extender's httpTimeout (30s in the chart).")
     gang_seconds: float = Group.PLACEMENT("gang-timeout", SPAN, 20.0,
@@ -258,6 +265,16 @@ class Settings(ClusterAccess):
         from tessera.vendors.pod_reader import PolicyDefaults
 
         return PolicyDefaults(node=self.node_policy, device=self.device_policy)
+
+    @property
+    def preemption_settings(self) -> PreemptionSettings:
+        from tessera.scheduler.preemptor import PreemptionSettings
+
+        return PreemptionSettings(
+            is_enabled=self.preemption,
+            delay_seconds=self.preemption_delay_seconds,
+            nomination_seconds=self.nomination_seconds,
+        )
 
     @property
     def switches(self) -> Switches:

@@ -37,6 +37,8 @@ class UnschedulablePod:
     is_judged: bool
     """False if there was no decision yet"""
     is_woken: bool = False
+    may_preempt: bool = False
+    """it was refused since the preemptor looked at it last"""
     refusals: int = 0
     """decisions that refused it"""
 
@@ -49,6 +51,8 @@ class UnschedulablePods:
         self._pods: dict[str, Hashable] = {}
         self.room = asyncio.Event()
         """set when capacity was freed since the last wake-up"""
+        self.refused = asyncio.Event()
+        """set when a pod was refused that may preempt others"""
 
     def __len__(self) -> int:
         return len(self._pods)
@@ -73,13 +77,35 @@ class UnschedulablePods:
         pods = self._shapes.setdefault(shape, {})
         known = pods.get(request.uid)
         if known is None:
-            pods[request.uid] = UnschedulablePod(request, candidates, is_judged, refusals=int(is_judged))
+            known = pods[request.uid] = UnschedulablePod(request, candidates, is_judged)
             self._pods[request.uid] = shape
-            return is_judged
-        is_first = is_judged and not known.is_judged
-        known.candidates, known.is_judged, known.is_woken = candidates, known.is_judged or is_judged, False
+            is_first = is_judged
+        else:
+            is_first = is_judged and not known.is_judged
+            known.candidates, known.is_judged, known.is_woken = candidates, known.is_judged or is_judged, False
         known.refusals += is_judged
+        if is_judged and request.preempts_below is not None:
+            known.may_preempt = True
+            self.refused.set()
         return is_first
+
+    def get(self, uid: str) -> UnschedulablePod | None:
+        shape = self._pods.get(uid)
+        return None if shape is None else self._shapes[shape][uid]
+
+    def preemptors(self) -> list[UnschedulablePod]:
+        """Pods that may preempt others and were refused since they were looked at last: the highest priority first,
+        then in the order in which they were first refused."""
+        found = [pod for uid in self._pods if (pod := self.get(uid)) is not None and pod.may_preempt]
+        return sorted(found, key=lambda pod: -(pod.request.preempts_below or 0))
+
+    def reconsider(self) -> None:
+        """Other pods may have become victims since: let the preemptor look at all refused pods again."""
+        for uid in self._pods:
+            pod = self.get(uid)
+            if pod is not None and pod.is_judged and pod.request.preempts_below is not None:
+                pod.may_preempt = True
+                self.refused.set()
 
     def remove(self, uid: str) -> None:
         """The pod was placed, deleted, or changed."""

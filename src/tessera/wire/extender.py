@@ -1,4 +1,4 @@
-"""JSON between kube-scheduler and its extender: what /filter and /bind receive and answer.
+"""JSON between kube-scheduler and its extender: what /filter, /bind and /preempt receive and answer.
 
 The large parts of a filter request (names or whole nodes) stay raw: callers compare, echo or decode them on demand.
 Keys are capitalised; other spellings are accepted on a slower path, as Go does.
@@ -6,7 +6,7 @@ Keys are capitalised; other spellings are accepted on a slower path, as Go does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,6 +48,52 @@ class BindingArgs(msgspec.Struct, frozen=True, gc=False):
     node: str = msgspec.field(name="Node", default="")
 
 
+class VictimUid(msgspec.Struct, frozen=True, gc=False):
+    uid: str = msgspec.field(name="UID", default="")
+
+
+class NodeVictims(msgspec.Struct, frozen=True, gc=False):
+    """The pods that kube-scheduler would delete on one node."""
+
+    pods: tuple[VictimUid, ...] | None = msgspec.field(name="Pods", default=None)
+    pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+    @property
+    def uids(self) -> list[str]:
+        return [pod.uid for pod in self.pods or ()]
+
+    def with_more(self, uids: Iterable[str]) -> NodeVictims:
+        """The same with further pods; all of them sorted, so that equal answers are equal."""
+        return NodeVictims(tuple(map(VictimUid, sorted({*self.uids, *uids}))), self.pdb_violations)
+
+
+class _VictimMetadata(msgspec.Struct, frozen=True, gc=False):
+    uid: str = ""
+
+
+class _VictimPod(msgspec.Struct, frozen=True, gc=False):
+    metadata: _VictimMetadata = _VictimMetadata()
+
+
+class _WholeVictims(msgspec.Struct, frozen=True, gc=False):
+    pods: tuple[_VictimPod, ...] | None = msgspec.field(name="Pods", default=None)
+    pdb_violations: int = msgspec.field(name="NumPDBViolations", default=0)
+
+
+class PreemptionArgs(msgspec.Struct, frozen=True):
+    """A preempt request: on which nodes kube-scheduler would delete which pods."""
+
+    pod: Pod
+    victims: dict[str, NodeVictims]
+    """by node"""
+
+
+class _PreemptionArgs(msgspec.Struct, gc=False):
+    pod: Pod | None = msgspec.field(name="Pod", default=None)
+    whole: dict[str, _WholeVictims] | None = msgspec.field(name="NodeNameToVictims", default=None)
+    meta: dict[str, NodeVictims] | None = msgspec.field(name="NodeNameToMetaVictims", default=None)
+
+
 class _FilterArgs(msgspec.Struct, gc=False):
     pod: Pod | None = msgspec.field(name="Pod", default=None)
     nodes: Raw = msgspec.field(name="Nodes", default=Raw())
@@ -68,6 +114,7 @@ class _FilterResult(msgspec.Struct, gc=False):
 
 _filter_args = msgspec.json.Decoder(_FilterArgs)
 _binding_args = msgspec.json.Decoder(BindingArgs)
+_preemption_args = msgspec.json.Decoder(_PreemptionArgs)
 _by_key = msgspec.json.Decoder(dict[str, Raw])
 _name_list = msgspec.json.Decoder(list[str])
 _node_list = msgspec.json.Decoder(_NodeList)
@@ -103,6 +150,25 @@ def decode_binding_args(body: bytes) -> BindingArgs:
     if missing:
         raise WireError(f"extender binding args missing {', '.join(missing)}")
     return args
+
+
+def decode_preemption_args(body: bytes) -> PreemptionArgs:
+    """Victims come as uids where the extender is `nodeCacheCapable`, as whole pods otherwise."""
+    args = _decode(_preemption_args, body, "ExtenderPreemptionArgs")
+    if args.pod is None:
+        args = _decode(_preemption_args, _recased(body, _PreemptionArgs), "ExtenderPreemptionArgs")
+    if args.pod is None:
+        raise WireError(MISSING_POD)
+    victims = dict(args.meta or {})
+    for name, found in (args.whole or {}).items():
+        uids = tuple(VictimUid(pod.metadata.uid) for pod in found.pods or ())
+        victims.setdefault(name, NodeVictims(uids, found.pdb_violations))
+    return PreemptionArgs(args.pod, victims)
+
+
+def encode_preemption_result(victims: Mapping[str, NodeVictims]) -> bytes:
+    """The nodes on which a preemption helps, each with the pods that have to leave."""
+    return _encoder.encode({"NodeNameToMetaVictims": victims})
 
 
 def encode_filter_result(

@@ -520,6 +520,16 @@ class PodRecord(_Record, frozen=True, kw_only=True, tag="pod"):
     """the API shows the pod on its node"""
 
 
+class NominationRecord(_Record, frozen=True, kw_only=True, tag="nomination"):
+    """What a pod claims from now on, over pods that are about to leave."""
+
+    uid: str
+    state: PodState | None = None
+    """None = its nomination has ended"""
+    victims: tuple[str, ...] = ()
+    """uids, sorted"""
+
+
 class QuotaRecord(_Record, frozen=True, kw_only=True, tag="quota"):
     """A ResourceQuota from now on."""
 
@@ -655,12 +665,13 @@ class SteppedDown(_Record, frozen=True, kw_only=True, tag="stepped-down"):
     """This process decides no more."""
 
 
-StateRecord = NodeRecord | PodRecord | QuotaRecord | HostRecord | ForecastRecord
+StateRecord = NodeRecord | PodRecord | NominationRecord | QuotaRecord | HostRecord | ForecastRecord
 Decision = Placed | Refused | Unfinished
 Record = (
     Start
     | NodeRecord
     | PodRecord
+    | NominationRecord
     | QuotaRecord
     | HostRecord
     | ForecastRecord

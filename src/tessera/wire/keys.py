@@ -27,6 +27,9 @@ PHASE_FAILED = "failed"
 
 # -- pod: wishes
 
+PREEMPTIBLE = "tessera.io/preemptible"
+"""`false`: the pod is never evicted for another one"""
+
 NODE_POLICY = "hami.io/node-scheduler-policy"
 DEVICE_POLICY = "hami.io/gpu-scheduler-policy"
 SCORING_WEIGHTS = "hami.io/device-scoring-weights"

@@ -5,6 +5,7 @@ Partial structs: unknown fields are skipped without being built, which keeps a l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -108,6 +109,9 @@ class PodSpec(Partial, frozen=True):
     scheduler_name: str = ""
     runtime_class_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
+    priority: int | None = None
+    preemption_policy: str | None = None
+    termination_grace_period_seconds: int | None = None
     scheduling_group: SchedulingGroup | None = None
 
 
@@ -126,6 +130,7 @@ class ContainerStatus(Partial, frozen=True):
 
 class PodStatus(Partial, frozen=True):
     phase: str = ""
+    start_time: str | None = None
     init_container_statuses: list[ContainerStatus] | None = None
 
 
@@ -196,6 +201,51 @@ class ResourceQuotaSpec(Partial, frozen=True):
 class ResourceQuota(Partial, frozen=True):
     metadata: Metadata = Metadata()
     spec: ResourceQuotaSpec = ResourceQuotaSpec()
+
+
+class LabelRequirement(Partial, frozen=True):
+    key: str = ""
+    operator: str = ""
+    values: list[str] | None = None
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """By the rules of the API; an operator that is not known matches, since a budget must not be missed."""
+        value, values = labels.get(self.key), self.values or ()
+        match self.operator:
+            case "In":
+                return value is not None and value in values
+            case "NotIn":
+                return value is None or value not in values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+        return True
+
+
+class LabelSelector(Partial, frozen=True):
+    match_labels: dict[str, str] | None = None
+    match_expressions: list[LabelRequirement] | None = None
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """An empty selector matches everything."""
+        is_labelled = all(labels.get(key) == value for key, value in (self.match_labels or {}).items())
+        return is_labelled and all(each.matches(labels) for each in self.match_expressions or ())
+
+
+class DisruptionBudgetSpec(Partial, frozen=True):
+    selector: LabelSelector | None = None
+    """None matches nothing"""
+
+
+class DisruptionBudgetStatus(Partial, frozen=True):
+    disruptions_allowed: int = 0
+
+
+class PodDisruptionBudget(Partial, frozen=True):
+    metadata: Metadata = Metadata()
+    spec: DisruptionBudgetSpec = DisruptionBudgetSpec()
+    status: DisruptionBudgetStatus = DisruptionBudgetStatus()
 
 
 T = TypeVar("T")

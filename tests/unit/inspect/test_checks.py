@@ -162,6 +162,7 @@ profiles: [{schedulerName: hami-scheduler}]
 extenders:
   - filterVerb: filter
     bindVerb: bind
+    preemptVerb: preempt
     nodeCacheCapable: true
     httpTimeout: 30s
     managedResources:
@@ -190,6 +191,7 @@ async def test_the_documented_configuration_is_fine() -> None:
         ("percentageOfNodesToScore: 100", "", "percentageOfNodesToScore is not set"),
         ("hami-scheduler", "other", "has no profile hami-scheduler (it has other)"),
         ("filterVerb: filter", "weight: 1", "lacks filterVerb: filter"),
+        ("preemptVerb: preempt", "weight: 1", "lacks preemptVerb: preempt"),
         ("nodeCacheCapable: true", "weight: 1", "not nodeCacheCapable"),
         ("{name: nvidia.com/gpumem, ignoredByScheduler: true}", "{name: x}", "lacks nvidia.com/gpumem"),
         ("gpucores, ignoredByScheduler: true", "gpucores", "nvidia.com/gpucores without ignoredByScheduler"),

@@ -48,6 +48,7 @@ class Service:
         return Routes(
             filter=self._filter,
             bind=self._bind,
+            preempt=self._preempt,
             review=lambda body, kind: f"{kind} {len(body)}".encode(),
             metrics=self._metrics,
             observe=self._observe,
@@ -56,6 +57,10 @@ class Service:
     def _filter(self, body: bytes) -> bytes:
         self.asked.append(("filter", len(body)))
         return b'{"filter": true}'
+
+    def _preempt(self, body: bytes) -> bytes:
+        self.asked.append(("preempt", len(body)))
+        return b'{"preempt": true}'
 
     async def _bind(self, body: bytes) -> bytes:
         self.asked.append(("bind", len(body)))

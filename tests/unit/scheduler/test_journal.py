@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from tessera.core.victims import PodTraits
 from tessera.inspect.replay import JournalReplay
 from tessera.scheduler.journal_entries import HostEntry
+from tessera.scheduler.observer import EvictedEvent
 from tessera.wire.journal import (
     Bind,
     Denied,
@@ -37,7 +39,7 @@ from tests.support.builders import NodeBuilder, gpu_pod, node, pod
 from tests.support.event_loops import in_fake_time
 from tests.support.journalled_scheduler import JournalledWorld
 from tests.support.journals import assert_same_ledger, records_of, replayed
-from tests.support.stepwise_scheduler import filter_body, serving_downward_api, uid, using_downward_api
+from tests.support.stepwise_scheduler import filter_body, serving_downward_api, using_downward_api
 
 
 def machine(name: str, cards: int = 1, **card: Any) -> NodeBuilder:
@@ -196,7 +198,8 @@ def test_denials_wake_ups_evictions_and_tenures_are_recorded() -> None:
     journal.on_tenure()
     journal.on_denied("team", "web-", "no")
     journal.on_woken(request.request)  # type: ignore[union-attr]
-    journal.on_evicted(request.request, "n1", "for a larger one")  # type: ignore[union-attr]
+    victim = PodTraits("uid-v", "team", "v")
+    journal.on_evicted(EvictedEvent(victim, request.request, "n1", 100))  # type: ignore[union-attr]
     world.stop_leading()
     found = happened(world)[1:]
     assert kinds(found) == ["TookOver", "Denied", "Woken", "Evicted", "SteppedDown"]
@@ -206,7 +209,8 @@ def test_denials_wake_ups_evictions_and_tenures_are_recorded() -> None:
     assert (denied.namespace, denied.name, denied.message) == ("team", "web-", "no")
     assert isinstance(woken, Woken)
     assert isinstance(evicted, Evicted)
-    assert (evicted.pod.uid, evicted.node, evicted.message) == (uid(gpu_pod()), "n1", "for a larger one")
+    assert (evicted.pod.uid, evicted.node) == ("uid-v", "n1")
+    assert evicted.message.startswith("Preempted by pod default/p (priority 100)")
     assert isinstance(down, SteppedDown)
 
 
@@ -396,3 +400,34 @@ async def test_reading_lets_other_work_run_all_the_time() -> None:
     task.cancel()
     assert len(records) == 303
     assert turns > 10
+
+
+@in_fake_time
+async def test_a_preemption_is_recorded_and_replays_to_the_same_decisions() -> None:
+    world = JournalledWorld(machine("n1"))
+    for handler in (world.pods, world.nodes, world.quotas, world.engine.budgets):
+        handler.synced()
+    card = world.ledger.devices("n1")["n1-0"].memory
+    low, high = using_downward_api(gpu_pod("low", mem=card)), using_downward_api(gpu_pod("high", mem=card))
+    high, thief = high.with_priority(100), using_downward_api(gpu_pod("thief", mem=card))
+    fill = [using_downward_api(gpu_pod(f"fill{i}", mem=card)) for i in range(len(world.ledger.devices("n1")) - 1)]
+    for pod_ in (low, *fill):
+        await world.run(pod_)
+        world.watch()
+    world.create(high, thief)
+    assert world.filtered(high)["FailedNodes"]
+    refused = world.unschedulable.get("uid-high")
+    assert refused is not None
+    await world.engine.preemptor.preempt(refused)
+    world.watch()
+    [nomination] = world.ledger.nominations.all()
+    [victim] = nomination.victims
+    world.api.delete_pod(f"default/{victim.removeprefix('uid-')}")
+    world.watch()
+    assert world.filtered(thief)["FailedNodes"]
+    assert await world.bound(high, world.chosen(high)) == ""
+    found = kinds(happened(world))
+    assert found.count("NominationRecord") == 2
+    assert "Evicted" in found
+    replay = replayed(records_of(world.journal))
+    assert_same_ledger(replay, world.ledger)

@@ -24,6 +24,7 @@ from tests.support.stepwise_scheduler import RESERVATION, World, answering, asse
 POD = gpu_pod("p", mem=1000)
 BOUND = POD.on("n1", "n1-0,NVIDIA,1000,0:;")
 ALLOCATING = BOUND.annotate((keys.BIND_PHASE, keys.PHASE_ALLOCATING))
+PLACED = BOUND.facts()
 
 
 def world() -> World:
@@ -35,6 +36,11 @@ def reach(here: World, state: CycleState) -> PodCycle:
     here.create(POD)
     if state is CycleState.REFUSED:
         here.filtered(POD, ["stranger"])
+    elif state is CycleState.NOMINATED:
+        here.filtered(POD, ["stranger"])
+        refused = here.cycles.get(uid(POD))
+        assert refused is not None
+        here.cycles.nominate(refused, PLACED, frozenset({"victim"}), deadline=1.0)
     elif state is not CycleState.PENDING:
         here.chosen(POD, ["n1"])
     cycle = here.cycles.claim(uid(POD))
@@ -66,17 +72,21 @@ TRANSITIONS: dict[str, Callable[[World, PodCycle], object]] = {
     "start_bind": lambda here, cycle: here.cycles.start_bind(cycle),
     "give_up": lambda here, cycle: here.cycles.give_up(cycle),
     "forget": lambda here, cycle: here.cycles.forget(cycle),
+    "nominate": lambda here, cycle: here.cycles.nominate(cycle, PLACED, frozenset(), deadline=1.0),
+    "renounce": lambda here, cycle: here.cycles.renounce(cycle),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "allowed"),
     [
-        ("reserve", {CycleState.PENDING, CycleState.REFUSED}),
-        ("refuse", {CycleState.PENDING, CycleState.REFUSED}),
+        ("reserve", {CycleState.PENDING, CycleState.REFUSED, CycleState.NOMINATED}),
+        ("refuse", {CycleState.PENDING, CycleState.REFUSED, CycleState.NOMINATED}),
+        ("nominate", {CycleState.REFUSED}),
+        ("renounce", {CycleState.NOMINATED}),
         ("start_bind", {CycleState.RESERVED, CycleState.UNCERTAIN}),
         ("give_up", {CycleState.RESERVED}),
-        ("forget", {CycleState.REFUSED}),
+        ("forget", {CycleState.REFUSED, CycleState.NOMINATED}),
     ],
 )
 @pytest.mark.parametrize("state", CycleState)

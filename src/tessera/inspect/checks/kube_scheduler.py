@@ -79,6 +79,12 @@ def _check_extender(
             why="pods are scheduled without a slice",
             fix="set both verbs as in docs/scheduler.md",
         )
+    if settings.preemption and extender.get("preemptVerb") != "preempt":
+        yield AREA.warning(
+            f"{where}: the extender lacks preemptVerb: preempt",
+            why="kube-scheduler may delete pods for CPU or memory on nodes where the cards do not fit",
+            fix="set preemptVerb: preempt",
+        )
     if not extender.get("nodeCacheCapable"):
         yield AREA.broken(
             f"{where}: the extender is not nodeCacheCapable",

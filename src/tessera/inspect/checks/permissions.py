@@ -27,6 +27,7 @@ class Permission:
     resource: str
     without: str
     subresource: str = ""
+    group: str = ""
 
     @property
     def text(self) -> str:
@@ -41,6 +42,12 @@ NEEDED = (
     *(Permission(verb, "nodes", "no cards are known") for verb in ("list", "watch")),
     *(Permission(verb, "nodes", "HAMi's plugins cannot be used: handshake and node lock") for verb in ("get", "patch")),
     *(Permission(verb, "resourcequotas", "quotas are not enforced") for verb in ("list", "watch")),
+    Permission("create", "pods", "no pod can be evicted for another one", "eviction"),
+    Permission("patch", "pods", "kube-scheduler keeps no CPU and memory free for pods that preempt others", "status"),
+    *(
+        Permission(verb, "poddisruptionbudgets", "no pod is evicted for another one", group="policy")
+        for verb in ("list", "watch")
+    ),
     Permission("create", "events", "no event says why a pod waits"),
 )
 """what the scheduler uses and the chart grants"""
@@ -94,7 +101,7 @@ def _account(installation: Installation) -> str | None:
 
 
 async def _is_allowed(client: KubeClient, permission: Permission, *, user: str) -> bool:
-    attributes: Json = {"verb": permission.verb, "resource": permission.resource, "group": ""}
+    attributes: Json = {"verb": permission.verb, "resource": permission.resource, "group": permission.group}
     if permission.subresource:
         attributes["subresource"] = permission.subresource
     kind = "SubjectAccessReview" if user else "SelfSubjectAccessReview"

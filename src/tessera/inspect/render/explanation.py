@@ -8,6 +8,7 @@ from tessera.core.misfits import plain_reasons
 from tessera.inspect.choice import Fits
 from tessera.inspect.explanation import Explanation, PodVerdict
 from tessera.inspect.gang_standing import GangStanding
+from tessera.inspect.preemption import PreemptionOutlook
 from tessera.inspect.render.choice import choice_lines
 from tessera.inspect.render.lines import Style, StyledLine, TableColumn, count_of, join_names, table
 from tessera.inspect.render.usage import short_model
@@ -56,8 +57,14 @@ def explanation_lines(found: Explanation, *, width: int | None = None) -> Iterat
         yield from _would_go(found, found.verdict)
     elif found.verdict is not None:
         yield from refusal_lines(found.verdict, found.kept_off, width=width)
+    if found.preemption is not None:
+        yield from section("Preemption", [preemption_line(found.preemption)])
     if found.said and found.status in SAID:
         yield from section("kube-scheduler's last message", [StyledLine(found.said)])
+
+
+def preemption_line(found: PreemptionOutlook) -> StyledLine:
+    return StyledLine(found.text, Style.GOOD if found.node else Style.PLAIN)
 
 
 def source_lines(state: ClusterState) -> Iterator[StyledLine]:

@@ -24,6 +24,7 @@ from tessera.wire.journal import (
     HostRecord,
     NodeRecord,
     NodeState,
+    NominationRecord,
     Placed,
     PodAsk,
     PodRecord,
@@ -256,6 +257,11 @@ def _state_row(record: Record) -> tuple[str, str, Style]:
             how = "bound" if record.observed else "binding" if record.grants == "bound" else "reserved"
             what = held.problem or grants_text(held.grants, uuids=False) or "nothing"
             return f"{held.namespace}/{held.name}", f"holds on {held.node} ({how}): {what}", Style.DIM
+        case NominationRecord(state=None):
+            return f"uid {record.uid}", "claims nothing", Style.DIM
+        case NominationRecord(state=claim) if claim is not None:
+            what = grants_text(claim.grants, uuids=False) or "nothing"
+            return f"{claim.namespace}/{claim.name}", f"is nominated for {claim.node}: {what}", Style.DIM
         case QuotaRecord():
             limits = "gone" if record.limits is None else ", ".join(f"{k} {v}" for k, v in record.limits.items())
             return f"{record.namespace}/{record.name}", limits or "limits no devices", Style.DIM

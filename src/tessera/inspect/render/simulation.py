@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tessera.inspect.render.choice import choice_lines
-from tessera.inspect.render.explanation import refusal_lines, request_lines, section, slice_text
+from tessera.inspect.render.explanation import preemption_line, refusal_lines, request_lines, section, slice_text
 from tessera.inspect.render.lines import Style, StyledLine
 from tessera.inspect.simulation import SimulatedPlacement, Simulation
 
@@ -31,6 +31,8 @@ def simulation_lines(found: Simulation, *, width: int | None = None) -> Iterator
             yield from refusal_lines(found.stop.verdict, found.stop.kept_off, width=width, what=what)
         else:
             yield from section(what, [StyledLine(found.stop.text, Style.WARN)])
+        if found.stop.preemption is not None:
+            yield from section("Preemption", [preemption_line(found.stop.preemption)])
 
 
 def _headline(found: Simulation) -> str:

@@ -19,6 +19,7 @@ from tessera.core.audit import BROKEN, OVERCOMMITTED, AuditFinding
 from tessera.core.misfits import Reason
 from tessera.core.selection import Refused
 from tessera.scheduler.metrics.counters import Tally, Times
+from tessera.scheduler.observer import PreemptionEvent
 from tessera.services import exposition as exposing
 
 MILLISECONDS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0)
@@ -45,6 +46,8 @@ class Levels:
     """bindings that were not answered and could not be looked up yet"""
     unfenced: int = 0
     """pods that a take-over has yet to touch"""
+    nominated: int = 0
+    """pods for which devices are held until their victims have left"""
     gangs_waiting: int = 0
     """gangs without a plan"""
     gangs_planned: int = 0
@@ -61,6 +64,7 @@ class Metrics:
             "bind": Times(
                 "tessera_bind_seconds", "Time to answer a bind, the wait for a turn included.", bounds=BIND_SECONDS
             ),
+            "preempt": Times("tessera_preempt_seconds", "Time to answer a preempt.", bounds=MILLISECONDS),
             "webhook": Times("tessera_webhook_seconds", "Time to answer an admission review.", bounds=MILLISECONDS),
         }
         self._refusals = Counter(
@@ -81,6 +85,9 @@ class Metrics:
                 "Bindings of unknown effect, which hold their devices until the pod can be patched.",
                 registry=registry,
             ),
+            "nominated": Gauge(
+                "tessera_nominations", "Pods for which devices are held until victims have left.", registry=registry
+            ),
             "unfenced": Gauge(
                 "tessera_pods_unfenced", "Pods to be touched before this replica decides.", registry=registry
             ),
@@ -89,12 +96,22 @@ class Metrics:
                 "tessera_gangs_planned", "Gangs whose places are held, or that are being bound.", registry=registry
             ),
         }
+        self._preemptions = Counter(
+            "tessera_preemptions",
+            "Searches for victims by their result: nominated, no-victims or given-up.",
+            ["result"],
+            registry=registry,
+        )
+        for result in ("nominated", "no-victims", "given-up"):
+            self._preemptions.labels(result)
+        self._evicted = Counter("tessera_victims_evicted", "Pods evicted for other pods.", registry=registry)
+        self._search = Times("tessera_preemption_search_seconds", "Time to find victims.", bounds=MILLISECONDS)
         self._gangs_bound = Counter("tessera_gangs_bound", "Gangs that became whole.", registry=registry)
         self._gangs_given_up = Counter(
             "tessera_gang_plans_given_up", "Plans of gangs that came to nothing.", registry=registry
         )
         self._writes = Tally("tessera_api_writes", "Writes to the apiserver.", label="verb")
-        for tally in (*self._seconds.values(), self._writes):
+        for tally in (*self._seconds.values(), self._search, self._writes):
             registry.register(tally)
         self._dropped = Counter("tessera_events_dropped", "Events given up under pressure.", registry=registry)
         self._overallocated = Gauge(
@@ -146,7 +163,7 @@ class Metrics:
     # -- what happens
 
     def observe(self, verb: str, seconds: float) -> None:
-        """How long an answer took; `verb` is filter, bind or webhook."""
+        """How long an answer took; `verb` is filter, bind, preempt or webhook."""
         self._seconds[verb].add(seconds)
 
     def refused(self, refused: Refused) -> None:
@@ -160,6 +177,16 @@ class Metrics:
                 self._counted.popitem(last=False)
         for reason in known[1]:
             self._refusals.labels(reason.value).inc()
+
+    def preempted(self, event: PreemptionEvent) -> None:
+        """Victims were looked for, or a nomination ended."""
+        result = "nominated" if not event.problem else "given-up" if event.node else "no-victims"
+        self._preemptions.labels(result).inc()
+        if event.seconds:
+            self._search.add(event.seconds)
+
+    def evicted(self) -> None:
+        self._evicted.inc()
 
     def gangs(self, *, bound: int, given_up: int) -> None:
         """More gangs than before became whole, and more plans were given up."""

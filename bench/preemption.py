@@ -1,0 +1,160 @@
+"""How long it takes to find the best victims in a full cluster, and whether the budget holds.
+
+Each case is another full cluster. Processor time counts, so other work on the machine matters little. Every search is
+followed by the nomination of its result, so that the next one finds another cluster, as in production. Not here:
+evictions, and the wait for victims (`bench/preemption_cluster.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from time import process_time
+
+from bench.core import CARD_MEMORY, NVIDIA, make_node
+from bench.measurement import percentile, progress
+from tessera.core.devices import NodeFacts
+from tessera.core.grants import Grant, Span
+from tessera.core.holdings import PodFacts
+from tessera.core.ledger import Ledger, facts_of
+from tessera.core.preemption import Preemption
+from tessera.core.requests import ContainerRequest, PodRequest, Request, Role
+from tessera.core.selection import Selector
+from tessera.core.victims import PodTraits
+from tessera.vendors.base import Switches
+from tessera.vendors.registry import build_vendors
+
+BUDGET_MS = 20.0
+"""for one search among 5000 nodes with 8 cards, 95th percentile"""
+PREEMPTOR = 1_000
+"""priority; everything else is below it"""
+SEED = 20
+
+
+@dataclass
+class Book:
+    """`PodBook` of pods that stand alone and have no budgets."""
+
+    pods: dict[str, PodTraits] = field(default_factory=dict)
+    lowest_priority: int | None = 0
+
+    def traits(self, uid: str) -> PodTraits | None:
+        return self.pods.get(uid)
+
+    def members(self, group: str) -> Collection[str]:
+        return ()
+
+    def budgets(self, uid: str) -> tuple[str, ...]:
+        return ()
+
+    def disruptions_allowed(self, budget: str) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What fills the cluster, and what asks for room."""
+
+    name: str
+    sharers: int
+    """pods on each card, which share it equally"""
+    priorities: Sequence[int]
+    cards: int
+    """that the preemptor asks for"""
+    share: int
+    """per cent of each of these cards"""
+    spread_s: int = 10**6
+    """of start times; 1: all pods started together"""
+
+
+CASES = (
+    Case("one whole card, from whole-card pods", sharers=1, priorities=(0,), cards=1, share=100),
+    Case("one whole card, all pods of one age", sharers=1, priorities=(0,), cards=1, share=100, spread_s=1),
+    Case("eight whole cards, from whole-card pods", sharers=1, priorities=(0,), cards=8, share=100),
+    Case("one whole card, four pods on each", sharers=4, priorities=(0, 10, 100), cards=1, share=100),
+    Case("half a card, ten pods on each", sharers=10, priorities=(0, 10, 100), cards=1, share=50),
+    Case("two half cards, four pods on each", sharers=4, priorities=(0, 5, 10, 50, 100), cards=2, share=50),
+)
+
+
+def fill(case: Case, nodes: int, devices: int) -> tuple[Ledger, Book]:
+    ledger = Ledger(build_vendors(None, Switches()))
+    book, dice = Book(lowest_priority=min(case.priorities)), random.Random(SEED)
+    for number in range(nodes):
+        facts = make_node(number, devices)
+        ledger.observe_node(facts)
+        for pod in _pods(case, facts):
+            ledger.observe_pod(pod)
+            started = 10**9 + dice.randrange(case.spread_s)
+            book.pods[pod.uid] = PodTraits(
+                pod.uid, pod.namespace, pod.name, priority=dice.choice(case.priorities), started=started
+            )
+    return ledger, book
+
+
+def _pods(case: Case, node: NodeFacts) -> list[PodFacts]:
+    found = []
+    for card in node.devices:
+        for number in range(case.sharers):
+            uid = f"{card.uuid}-{number}"
+            grant = Grant(card.uuid, NVIDIA, CARD_MEMORY // case.sharers, 100 // case.sharers, card.index)
+            found.append(PodFacts(uid, "bench", uid, node.name, (Span(Role.APP),), {NVIDIA: ((grant,),)}))
+    return found
+
+
+def measure(case: Case, *, nodes: int, devices: int, searches: int) -> dict[str, float | str]:
+    ledger, book = fill(case, nodes, devices)
+    selector = Selector(ledger)
+    candidates = selector.candidates(ledger.node_names())
+    preemption = Preemption(selector, book)
+    request = Request(NVIDIA, count=case.cards, memory=CARD_MEMORY * case.share // 100, cores=case.share)
+    seconds, victims = [], 0
+    began = process_time()
+    while not preemption.arrays.catch_up(nodes):
+        pass
+    start_s = process_time() - began
+    gc.collect()
+    gc.freeze()
+    for number in range(searches):
+        uid = f"preemptor-{number}"
+        pod = PodRequest(uid, "bench", uid, (ContainerRequest("main", Role.APP, (request,)),))
+        began = process_time()
+        found = preemption.find(pod, priority=PREEMPTOR, candidates=candidates)
+        seconds.append(process_time() - began)
+        if found is None:
+            sys.exit(f"{case.name}: no victims found")
+        ledger.nominate(facts_of(pod, found.placement), frozenset((*found.victims, *found.leaving)))
+        victims += len(found.victims)
+    gc.unfreeze()
+    return {
+        "case": case.name,
+        "p50_ms": percentile(seconds, 50),
+        "p95_ms": percentile(seconds, 95),
+        "victims": victims / searches,
+        "first_look_ms": round(1000 * start_s, 1),
+    }
+
+
+def main(arguments: Sequence[str] | None = None, *, write: Callable[[str], None] = print) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=5_000)
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--searches", type=int, default=40)
+    parser.add_argument("--check", action="store_true", help=f"fail above {BUDGET_MS:g} ms")
+    options = parser.parse_args(arguments)
+    over = False
+    for case in CASES:
+        progress(case.name)
+        found = measure(case, nodes=options.nodes, devices=options.devices, searches=options.searches)
+        write(json.dumps(found))
+        over = over or float(found["p95_ms"]) > BUDGET_MS
+    return 1 if options.check and over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

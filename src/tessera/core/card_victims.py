@@ -1,0 +1,171 @@
+"""The best victims where each card decides for itself: one request, shared rules, no quota in the way.
+
+A node fits if enough of its cards take the request, each alone. For each card the sets of tenants that have to leave
+are found (`sets_for`). If no tenant holds two of the cards, the best set for the node is the union of the best sets of
+the cheapest cards, because the order of sets is kept when both get the same further pods (`victims`). Otherwise the
+unions are searched, and a union that costs more than the best one so far is not extended.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+from tessera.core.grants import NO_USE, Use
+from tessera.core.node_info import Card
+from tessera.core.nominations import Share, counted
+from tessera.core.victims import Unit, add_up
+
+MOST_UNIONS = 4_096
+"""looked at on one node; with more, the best one so far is taken"""
+MOST_SETS_OF_A_CARD = 64
+"""kept of one card, the cheapest ones, where unions are searched"""
+
+Units = tuple[Unit, ...]
+
+
+class CardTenants(NamedTuple):
+    """A card with what stays on it, and the units that may leave it."""
+
+    card: Card
+    """as it is without all units"""
+    units: Units
+    """that hold a part of it, the cheapest first"""
+    shares: tuple[tuple[Share, ...], ...]
+    """of the units"""
+    staying: tuple[Share, ...]
+    core_masks: bool
+
+    def without(self, gone: Iterable[int]) -> Card:
+        """The card once these units, by position, have left."""
+        left = set(gone)
+        shares = [share for i, of_unit in enumerate(self.shares) if i not in left for share in of_unit]
+        return counted(self.card, (*self.staying, *shares), core_masks=self.core_masks)
+
+
+def cost_of(units: Iterable[Unit]) -> tuple[tuple[object, ...], tuple[str, ...]]:
+    """The order of sets whose highest priority is the same."""
+    cost, uids = add_up(units)
+    return cost[1:], uids
+
+
+def sets_for(tenants: CardTenants, takes: Callable[[Card], bool], *, most: int) -> list[Units]:
+    """Up to `most` minimal sets of units without which the card takes the request, the cheapest first.
+
+    Empty if none helps; the only one is the empty set if nothing has to leave.
+    """
+    everything = range(len(tenants.units))
+    if any(unit.cost.pods > 1 for unit in tenants.units):
+        most = MOST_SETS_OF_A_CARD  # Two pods may cost less than one group.
+    if takes(tenants.without(())):
+        return [()]
+    if not takes(tenants.without(everything)):
+        return []
+    # Without these no set is enough.
+    essential = [i for i in everything if not takes(tenants.without(j for j in everything if j != i))]
+    optional = [i for i in everything if i not in essential]
+    found: list[frozenset[int]] = []
+    for size in range(_least(tenants, takes, essential, optional), len(optional) + 1):
+        # Of all sets of this size, none costs less than the cheapest units together.
+        cheapest = frozenset((*essential, *optional[:size]))
+        if most == 1 and takes(tenants.without(cheapest)):
+            return _ordered(tenants.units, [cheapest])
+        for chosen in _in_order(tenants.units, essential, combinations(optional, size)):
+            if any(smaller <= chosen for smaller in found):
+                continue
+            if takes(tenants.without(chosen)):
+                found.append(chosen)
+                if len(found) == most:
+                    return _ordered(tenants.units, found)
+        if found and most == 1:
+            break
+    return _ordered(tenants.units, found)
+
+
+def _least(
+    tenants: CardTenants, takes: Callable[[Card], bool], essential: Sequence[int], optional: Sequence[int]
+) -> int:
+    """How many of the optional units have to leave at least: even the largest amounts of fewer are not enough."""
+    if tenants.core_masks:
+        return 0
+    rest = tenants.without((*essential, *optional))
+    uses = [_use(tenants.shares[i]) for i in optional]
+    for size in range(len(optional) + 1):
+        kept = len(optional) - size
+        card = rest.copy()
+        card.take(Use(*(sum(sorted(amounts)[:kept]) for amounts in zip(*uses, strict=True))) if uses else NO_USE)
+        if takes(card):
+            return size
+    return len(optional)
+
+
+def _use(shares: Iterable[Share]) -> Use:
+    total = NO_USE
+    for share in shares:
+        total = total.plus(share.holding.use)
+    return total
+
+
+def _in_order(units: Units, essential: Sequence[int], choices: Iterable[tuple[int, ...]]) -> Iterator[frozenset[int]]:
+    sets = [frozenset((*essential, *chosen)) for chosen in choices]
+    return iter(sorted(sets, key=lambda chosen: cost_of(units[i] for i in chosen)))
+
+
+def _ordered(units: Units, found: Iterable[frozenset[int]]) -> list[Units]:
+    sets = [tuple(units[i] for i in sorted(chosen)) for chosen in found]
+    return sorted(sets, key=cost_of)
+
+
+def best_union(
+    cards: Sequence[Sequence[Units]], count: int, *, allow: Callable[[Units], bool], independent: bool
+) -> Units | None:
+    """The cheapest set that frees `count` of these cards, each given by its sets; None if there is none.
+
+    `independent`: no unit occurs at two cards, and `allow` permits everything.
+    """
+    if len(cards) < count:
+        return None
+    if independent:
+        cheapest = sorted((sets[0] for sets in cards), key=cost_of)[:count]
+        return tuple(unit for chosen in cheapest for unit in chosen)
+    return _UnionSearch(cards, count, allow).run()
+
+
+class _UnionSearch:
+    """Depth first over the cards, the cheapest first."""
+
+    def __init__(self, cards: Sequence[Sequence[Units]], count: int, allow: Callable[[Units], bool]) -> None:
+        self._cards = sorted(cards, key=lambda sets: cost_of(sets[0]))
+        self._count = count
+        self._allow = allow
+        self._best: Units | None = None
+        self._best_cost: tuple[tuple[object, ...], tuple[str, ...]] | None = None
+        self._left = MOST_UNIONS
+
+    def run(self) -> Units | None:
+        self._extend((), 0)
+        return self._best
+
+    def _extend(self, chosen: Units, position: int) -> None:
+        self._left -= 1
+        cost = cost_of(chosen)
+        if self._left < 0 or not self._allow(chosen) or (self._best_cost is not None and cost >= self._best_cost):
+            return
+        uids = {unit.uids for unit in chosen}
+        is_free = [any(all(unit.uids in uids for unit in one) for one in sets) for sets in self._cards]
+        if sum(is_free) >= self._count:
+            self._best, self._best_cost = chosen, cost
+            return
+        for i in range(position, len(self._cards)):
+            if is_free[i]:
+                continue
+            for one in self._cards[i]:
+                self._extend((*chosen, *(unit for unit in one if unit.uids not in uids)), i + 1)
+
+
+def are_independent(cards: Iterable[CardTenants]) -> bool:
+    """Whether no unit holds a part of two of the cards."""
+    counts = Counter(unit.uids for tenants in cards for unit in tenants.units)
+    return all(count == 1 for count in counts.values())

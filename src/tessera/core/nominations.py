@@ -1,0 +1,146 @@
+"""Nominations: what pods may claim while their victims still hold it.
+
+A nomination is a pod's placement *over* named victims. It claims what is free together with what the victims hold, so
+for a while a card is granted twice on paper, but never in fact. A card has two states:
+
+    now      what all pods hold, nominations not counted
+    later    what remains once every victim is gone, with what all nominations claim
+
+Another pod may take only what is free in both. So a card shows the larger use of the two, per amount: nothing that a
+nomination claims can be taken, and whatever fits beside it can. Nominations live in this process only. They end when
+the pod is placed or gone, when they are withdrawn, and by their deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+from typing import NamedTuple
+
+from tessera.core.grants import NO_USE, Use
+from tessera.core.holdings import Holding, PodFacts
+from tessera.core.node_info import Card, Tenant
+from tessera.core.quota import demand
+
+
+@dataclass(slots=True, eq=False)
+class Nomination:
+    """One pod's claim."""
+
+    facts: PodFacts
+    """the placement as the API would show it"""
+    victims: frozenset[str]
+    """uids of pods that are about to leave; those that have left stay in it"""
+    deadline: float
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    """what it claims of the node's cards, by uuid"""
+
+
+class Share(NamedTuple):
+    """A part of one card, and the pod whose it is."""
+
+    tenant: Tenant
+    holding: Holding
+
+
+def counted(card: Card, shares: Iterable[Share], *, core_masks: bool) -> Card:
+    """The card as it is with these shares alone. Why its use is not known exactly stays: unknown is never free."""
+    shares = list(shares)
+    use = reduce(Use.plus, (share.holding.use for share in shares), NO_USE)
+    if core_masks:
+        use = use._replace(cores=reduce(or_, (share.holding.use.cores for share in shares), 0))
+    return Card(
+        card.device,
+        *use,
+        tuple(slot for share in shares for slot in share.holding.mig),
+        card.cordoned,
+        card.held,
+        tuple(share.tenant for share in shares),
+    )
+
+
+def larger(now: Card, later: Card, *, core_masks: bool) -> Card:
+    """The card that takes only what both take."""
+    known = {tenant.uid for tenant in now.tenants}
+    return Card(
+        now.device,
+        max(now.used, later.used),
+        max(now.used_memory, later.used_memory),
+        now.used_cores | later.used_cores if core_masks else max(now.used_cores, later.used_cores),
+        (*now.mig, *(slot for slot in later.mig if slot not in now.mig)),
+        now.cordoned,
+        now.held,
+        (*now.tenants, *(tenant for tenant in later.tenants if tenant.uid not in known)),
+    )
+
+
+def quota_use(pods: Iterable[PodFacts], namespace: str, vendor: str) -> Use:
+    """What these pods count against the quotas of a namespace."""
+    counts = (
+        demand(facts.spans, enumerate(facts.grants[vendor]))
+        for facts in pods
+        if facts.namespace == namespace and vendor in facts.grants
+    )
+    return reduce(Use.plus, counts, NO_USE)
+
+
+class NominationBook:
+    """All nominations, by pod and by node."""
+
+    def __init__(self) -> None:
+        self._by_pod: dict[str, Nomination] = {}
+        self._by_node: dict[str, dict[str, Nomination]] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_pod)
+
+    def get(self, uid: str) -> Nomination | None:
+        return self._by_pod.get(uid)
+
+    def all(self) -> list[Nomination]:
+        """Sorted by uid."""
+        return [self._by_pod[uid] for uid in sorted(self._by_pod)]
+
+    def on_node(self, name: str, *, without: str = "") -> list[Nomination]:
+        """Those on a node, sorted by uid, without that of one pod."""
+        of_node = self._by_node.get(name)
+        return [of_node[uid] for uid in sorted(of_node) if uid != without] if of_node else []
+
+    def others(self, uid: str) -> list[Nomination]:
+        """All but that of one pod."""
+        return [nomination for key, nomination in self._by_pod.items() if key != uid]
+
+    def victims_on(self, name: str, *, without: str = "") -> frozenset[str]:
+        return frozenset().union(*(nomination.victims for nomination in self.on_node(name, without=without)))
+
+    def put(self, nomination: Nomination) -> None:
+        uid = nomination.facts.uid
+        self._by_pod[uid] = nomination
+        self._by_node.setdefault(nomination.facts.node, {})[uid] = nomination
+
+    def pop(self, uid: str) -> Nomination | None:
+        nomination = self._by_pod.pop(uid, None)
+        if nomination is not None:
+            of_node = self._by_node[nomination.facts.node]
+            del of_node[uid]
+            if not of_node:
+                del self._by_node[nomination.facts.node]
+        return nomination
+
+    def expired(self, now: float) -> list[str]:
+        """Pods whose nominations are over, sorted."""
+        return sorted(uid for uid, nomination in self._by_pod.items() if nomination.deadline <= now)
+
+
+def shares_of(
+    uuid: str, pods: Iterable[tuple[PodFacts, Mapping[str, Holding]]], *, gone: Collection[str] = ()
+) -> list[Share]:
+    """The parts of one card that these pods have, without those that are `gone`."""
+    found = []
+    for facts, holdings in pods:
+        holding = holdings.get(uuid)
+        if holding is not None and facts.uid not in gone:
+            found.append(Share(facts.tenant(holding.vendor), holding))
+    return found

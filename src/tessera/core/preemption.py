@@ -1,0 +1,65 @@
+"""Which pods have to leave so that a pod fits: the best set of victims over many nodes.
+
+`victim_arrays` rules nodes out and gives each of the others a bound that no set on it can beat; `node_preemption` finds
+the best set of one node by the plain rule. Nodes are searched from the lowest bound on, until no bound is below the
+best set. So the result is the optimum over all candidates, by the order of `victims`, and most nodes are never looked
+at. A search may pause after each node: callers check its result against the ledger before they use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from tessera.core.ledger import Ledger
+from tessera.core.node_preemption import best_victims
+from tessera.core.requests import PodRequest
+from tessera.core.selection import Candidates, Selector
+from tessera.core.victim_arrays import VictimArrays
+from tessera.core.victims import PodBook, VictimSet
+
+NODES_AT_ONCE = 256
+"""columns read again between two pauses: a few milliseconds"""
+
+Search = Generator[None, None, VictimSet | None]
+"""pauses at each yield; its return value is the result"""
+
+
+class Preemption:
+    """Finds victims on one ledger."""
+
+    def __init__(self, selector: Selector, book: PodBook) -> None:
+        self._selector = selector
+        self._ledger: Ledger = selector.ledger
+        self._book = book
+        self.arrays = VictimArrays(self._ledger, book)
+
+    def find(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> VictimSet | None:
+        """The best set at once."""
+        search = self.search(pod, priority=priority, candidates=candidates)
+        try:
+            while True:
+                next(search)
+        except StopIteration as end:
+            found: VictimSet | None = end.value
+            return found
+
+    def search(self, pod: PodRequest, *, priority: int, candidates: Candidates) -> Search:
+        """The best set on any of the candidates; None if none helps. The empty set: it is enough to wait."""
+        if any(vendor not in self._ledger.rules for vendor in pod.vendors):
+            return None
+        while not self.arrays.catch_up(NODES_AT_ONCE):
+            yield
+        lowest = self._book.lowest_priority
+        if lowest is None or lowest >= priority:
+            return None
+        if candidates.order is not self._ledger.arrays.order:
+            candidates = self._selector.candidates(candidates.names)
+        best: VictimSet | None = None
+        for bound in self.arrays.bounds(pod, priority, candidates.rows):
+            if best is not None and (bound.cost, bound.node, ()) > best.rank:
+                break
+            found = best_victims(self._ledger, self._book, pod, priority=priority, node=bound.node)
+            if found is not None and (best is None or found.rank < best.rank):
+                best = found
+            yield
+        return best

@@ -1,0 +1,96 @@
+"""Which pods would be evicted for a pod that fits on no node, or why none would be.
+
+The engine searches as the scheduler does. Disruption budgets are not read here, so an answer says that they may keep a
+pod. Other victims may be found by the time the scheduler looks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.core.node_preemption import NodeSearch
+from tessera.core.requests import PodRequest
+from tessera.core.victims import PodTraits
+from tessera.inspect.offline_cluster import OfflineCluster
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A pod that would be evicted."""
+
+    namespace: str
+    name: str
+    priority: int
+
+    @property
+    def text(self) -> str:
+        return f"{self.namespace}/{self.name} (priority {self.priority})"
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionOutlook:
+    """What the scheduler would do for a pod that fits nowhere."""
+
+    node: str = ""
+    """where the pod would go; empty if no set of victims helps"""
+    victims: tuple[Victim, ...] = ()
+    waits_for: tuple[Victim, ...] = ()
+    """pods that leave already"""
+    obstacle: str = ""
+    """why no pod would be evicted"""
+
+    @property
+    def text(self) -> str:
+        if not self.node:
+            return f"evicts no pod: {self.obstacle}"
+        if not self.victims:
+            return f"waits for {_names(self.waits_for)} on {self.node}, then it fits there"
+        return f"would preempt {_names(self.victims)} on {self.node}, unless a PodDisruptionBudget keeps them"
+
+
+def foresee(cluster: OfflineCluster, request: PodRequest, names: Sequence[str]) -> PreemptionOutlook:
+    """For a pod that fits on none of the named nodes."""
+    engine, priority = cluster.engine, request.preempts_below
+    lowest = engine.victims.lowest_priority
+    if not cluster.settings.preemption:
+        return PreemptionOutlook(obstacle="preemption is switched off (--preemption=false)")
+    if priority is None:
+        return PreemptionOutlook(obstacle="its preemptionPolicy is Never")
+    if lowest is None or lowest >= priority:
+        return PreemptionOutlook(obstacle=f"no pod that holds devices has a lower priority than {priority}")
+    found = engine.preemption.find(request, priority=priority, candidates=engine.selector.candidates(names))
+    if found is None:
+        return PreemptionOutlook(obstacle=_obstacle(cluster, request, priority, names))
+    return PreemptionOutlook(found.node, _victims(cluster, found.victims), _victims(cluster, found.leaving))
+
+
+def _obstacle(cluster: OfflineCluster, request: PodRequest, priority: int, names: Sequence[str]) -> str:
+    """Why no set of pods helps: what keeps the pods that hold cards of the kinds asked for."""
+    engine = cluster.engine
+    kept: Counter[str] = Counter()
+    for name in names:
+        search = NodeSearch(engine.ledger, engine.victims, request, priority=priority, node=name)
+        for entry in engine.ledger.pods_on(name):
+            if not set(request.vendors).isdisjoint(entry.facts.grants):
+                kept[_short(search.obstacle(entry), priority)] += 1
+    kept.pop("", None)
+    reasons = ", ".join(f"{count} with {reason}" for reason, count in kept.most_common())
+    return (
+        f"no set of pods with a priority below {priority} makes it fit{f' (not evicted: {reasons})' if reasons else ''}"
+    )
+
+
+def _short(reason: str, priority: int) -> str:
+    return f"a priority of {priority} or more" if reason.startswith("priority ") else reason
+
+
+def _victims(cluster: OfflineCluster, uids: Sequence[str]) -> tuple[Victim, ...]:
+    traits: list[PodTraits] = [found for uid in uids if (found := cluster.engine.victims.traits(uid)) is not None]
+    return tuple(Victim(each.namespace, each.name, each.priority) for each in traits)
+
+
+def _names(victims: Sequence[Victim]) -> str:
+    texts = [victim.text for victim in victims]
+    return " and ".join(texts) if len(texts) <= 2 else f"{', '.join(texts[:-1])} and {texts[-1]}"

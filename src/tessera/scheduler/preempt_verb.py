@@ -1,0 +1,79 @@
+"""POST /preempt: kube-scheduler has found victims for CPU or memory, and asks where the devices fit too.
+
+For each node the pods that have to leave in addition are found by the exact rule, and only nodes where the pod fits
+then are answered. kube-scheduler chooses one of them, deletes its victims itself and asks for the pod again. A pod for
+which this scheduler preempts already gets no node: nothing is evicted twice for it.
+"""
+
+from __future__ import annotations
+
+from tessera.core.node_preemption import NodeSearch
+from tessera.core.requests import PodRequest
+from tessera.scheduler.pod_cycle import CycleState, PodCycles
+from tessera.scheduler.pod_requests import RequestReader
+from tessera.scheduler.preemptor import Preemptor
+from tessera.scheduler.victim_book import VictimBook
+from tessera.vendors.drafts import BadPod
+from tessera.wire.errors import WireError
+from tessera.wire.extender import NodeVictims, decode_preemption_args, encode_preemption_result
+
+MOST_NODES = 64
+"""looked at for one request, those with the fewest victims first: kube-scheduler chooses among what is answered"""
+
+
+class PreemptVerb:
+    """Answers on one ledger."""
+
+    def __init__(
+        self,
+        cycles: PodCycles,
+        requests: RequestReader,
+        book: VictimBook,
+        *,
+        preemptor: Preemptor,
+        adds_victims: bool,
+    ) -> None:
+        """Not `adds_victims`: only nodes on which kube-scheduler's victims are enough."""
+        self._cycles = cycles
+        self._requests = requests
+        self._book = book
+        self._preemptor = preemptor
+        self._adds_victims = adds_victims
+
+    def answer(self, body: bytes) -> bytes:
+        """The nodes on which a preemption helps; none if the request cannot be read."""
+        try:
+            args = decode_preemption_args(body)
+        except WireError:
+            return encode_preemption_result({})
+        prepared = self._requests.read(args.pod)
+        if isinstance(prepared, BadPod):
+            return encode_preemption_result({})
+        if not prepared.request.asks_for_devices:
+            return encode_preemption_result(args.victims)
+        cycle = self._cycles.get(prepared.request.uid)
+        if cycle is not None and cycle.state not in (CycleState.PENDING, CycleState.REFUSED):
+            return encode_preemption_result({})
+        found = self._find(prepared.request, args.victims)
+        if found:
+            self._preemptor.defer(prepared.request.uid)
+        return encode_preemption_result(found)
+
+    def _find(self, request: PodRequest, victims: dict[str, NodeVictims]) -> dict[str, NodeVictims]:
+        priority = request.preempts_below
+        if priority is None:
+            return {}
+        found = {}
+        for node in sorted(victims, key=lambda name: (_size(victims[name]), name))[:MOST_NODES]:
+            given = victims[node]
+            search = NodeSearch(
+                self._cycles.ledger, self._book, request, priority=priority, node=node, given=given.uids
+            )
+            best = search.run()
+            if best is not None and (self._adds_victims or not best.victims):
+                found[node] = given.with_more(best.victims)
+        return found
+
+
+def _size(victims: NodeVictims) -> tuple[int, int]:
+    return victims.pdb_violations, len(victims.uids)

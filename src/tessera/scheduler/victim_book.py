@@ -1,0 +1,201 @@
+"""What preemption knows about bound pods and disruption budgets, as the API shows them.
+
+`core.victims` explains the traits. A pod whose eviction was accepted counts as leaving before a watch shows it, so
+that nothing is evicted twice; one whose eviction was refused is left alone for a while. Budgets are matched when they
+are asked for, because few pods are ever looked at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from datetime import datetime
+
+from tessera.core.holdings import PodFacts
+from tessera.core.victims import PodTraits
+from tessera.wire import keys
+from tessera.wire.gobool import parse_bool
+from tessera.wire.objects import Pod, PodDisruptionBudget
+from tessera.wire.pod_groups import read_pod_group
+
+MIRROR = "kubernetes.io/config.mirror"
+"""annotation of a pod that a file of its node defines; no API call ends it"""
+OPTED_OUT = f"annotation {keys.PREEMPTIBLE} is false"
+DEFAULT_GRACE_S = 30
+"""of a pod that does not say how long it may take to end"""
+LEAVING_S = 60.0
+"""for which an accepted eviction counts if no watch shows it: then the pod is looked at as it is shown"""
+
+
+class VictimBook:
+    """`PodBook` of one scheduler. Used from the event loop only."""
+
+    def __init__(self, *, time: Callable[[], float], on_change: Callable[[str], None]) -> None:
+        """`time` in seconds, monotonic; `on_change` gets the node of a pod of which something is new."""
+        self._time = time
+        self._on_change = on_change
+        self._pods: dict[str, PodTraits] = {}
+        self._nodes: dict[str, str] = {}
+        self._labels: dict[str, dict[str, str]] = {}
+        self._groups: dict[str, set[str]] = {}
+        self._priorities: Counter[int] = Counter()
+        self._budgets: dict[str, dict[str, PodDisruptionBudget]] = {}
+        """by namespace and name"""
+        self._evicted: dict[str, float] = {}
+        """until when an accepted eviction counts"""
+        self._spared: dict[str, tuple[float, str]] = {}
+        """until when a pod is left alone, and why"""
+
+    # -- told by informers and the preemptor
+
+    def put_pod(self, pod: Pod, facts: PodFacts) -> None:
+        """A bound pod that holds devices."""
+        uid, traits = facts.uid, read_traits(pod)
+        self._labels[uid] = pod.metadata.labels or {}
+        if self._pods.get(uid) == traits and self._nodes.get(uid) == facts.node:
+            return
+        self.drop_pod(uid)
+        self._pods[uid], self._nodes[uid], self._labels[uid] = traits, facts.node, pod.metadata.labels or {}
+        self._priorities[traits.priority] += 1
+        if traits.group:
+            self._groups.setdefault(traits.group, set()).add(uid)
+        self._on_change(facts.node)
+
+    def drop_pod(self, uid: str) -> None:
+        """It holds nothing any more."""
+        traits = self._pods.pop(uid, None)
+        if traits is None:
+            return
+        self._labels.pop(uid, None)
+        self._evicted.pop(uid, None)
+        self._spared.pop(uid, None)
+        self._priorities[traits.priority] -= 1
+        if not self._priorities[traits.priority]:
+            del self._priorities[traits.priority]
+        if traits.group:
+            self._groups[traits.group].discard(uid)
+            if not self._groups[traits.group]:
+                del self._groups[traits.group]
+        self._on_change(self._nodes.pop(uid))
+
+    def put_budget(self, key: str, budget: PodDisruptionBudget) -> None:
+        namespace, _, name = key.partition("/")
+        self._budgets.setdefault(namespace, {})[name] = budget
+
+    def drop_budget(self, key: str) -> None:
+        namespace, _, name = key.partition("/")
+        in_namespace = self._budgets.get(namespace, {})
+        in_namespace.pop(name, None)
+        if not in_namespace:
+            self._budgets.pop(namespace, None)
+
+    def note_evicted(self, uid: str) -> None:
+        """The apiserver has accepted the pod's eviction."""
+        if uid in self._pods:
+            self._evicted[uid] = self._time() + LEAVING_S
+            self._on_change(self._nodes[uid])
+
+    def spare(self, uid: str, reason: str, *, seconds: float) -> None:
+        """Leave the pod alone for so long."""
+        if uid in self._pods:
+            self._spared[uid] = self._time() + seconds, reason
+            self._on_change(self._nodes[uid])
+
+    def forget_overdue(self) -> None:
+        """Look at pods again whose time of sparing or leaving is over. Comes before a search."""
+        now = self._time()
+        for uid in [uid for uid, until in self._evicted.items() if until <= now]:
+            del self._evicted[uid]
+            self._on_change(self._nodes[uid])
+        for uid in [uid for uid, (until, _) in self._spared.items() if until <= now]:
+            del self._spared[uid]
+            self._on_change(self._nodes[uid])
+
+    # -- PodBook
+
+    @property
+    def lowest_priority(self) -> int | None:
+        return min(self._priorities, default=None)
+
+    def traits(self, uid: str) -> PodTraits | None:
+        traits = self._pods.get(uid)
+        if traits is None or not (self._evicted or self._spared):
+            return traits
+        if uid in self._evicted:
+            return traits._replace(is_leaving=True)
+        _, reason = self._spared.get(uid, (0.0, ""))
+        return traits._replace(protection=traits.protection or reason) if reason else traits
+
+    def members(self, group: str) -> Collection[str]:
+        return sorted(self._groups.get(group, ()))
+
+    def budgets(self, uid: str) -> tuple[str, ...]:
+        traits = self._pods.get(uid)
+        of_namespace = self._budgets.get(traits.namespace) if traits is not None else None
+        if not of_namespace or traits is None:
+            return ()
+        labels = self._labels[uid]
+        matching = (
+            name
+            for name, budget in of_namespace.items()
+            if budget.spec.selector is not None and budget.spec.selector.matches(labels)
+        )
+        return tuple(f"{traits.namespace}/{name}" for name in sorted(matching))
+
+    def disruptions_allowed(self, budget: str) -> int:
+        namespace, _, name = budget.partition("/")
+        found = self._budgets.get(namespace, {}).get(name)
+        return 0 if found is None else found.status.disruptions_allowed
+
+
+class BudgetInformer:
+    """Handler of the informer of disruption budgets."""
+
+    def __init__(self, book: VictimBook) -> None:
+        self._book = book
+        self.has_synced = False
+
+    def put(self, key: str, budget: PodDisruptionBudget) -> None:
+        self._book.put_budget(key, budget)
+
+    def drop(self, key: str) -> None:
+        self._book.drop_budget(key)
+
+    def synced(self) -> None:
+        self.has_synced = True
+
+
+def read_traits(pod: Pod) -> PodTraits:
+    """A bound pod as preemption sees it."""
+    metadata, annotations = pod.metadata, pod.annotations
+    protection = ""
+    if MIRROR in annotations:
+        protection = "a file of its node defines it"
+    elif parse_bool(annotations.get(keys.PREEMPTIBLE, "")) is False:
+        protection = OPTED_OUT
+    grace = pod.spec.termination_grace_period_seconds
+    return PodTraits(
+        metadata.uid,
+        metadata.namespace,
+        metadata.name,
+        priority=pod.spec.priority or 0,
+        started=_seconds(pod.status.start_time) or _seconds(metadata.creation_timestamp),
+        is_leaving=bool(metadata.deletion_timestamp),
+        protection=protection,
+        group=group_of(pod),
+        grace_seconds=float(DEFAULT_GRACE_S if grace is None else grace),
+    )
+
+
+def group_of(pod: Pod) -> str:
+    """The pod's group with its namespace; empty if it stands alone."""
+    found = read_pod_group(pod)
+    return f"{pod.metadata.namespace}/{found.name}" if found is not None and found.name else ""
+
+
+def _seconds(text: str | None) -> int:
+    """Unix time; 0 if it is not known."""
+    try:
+        return int(datetime.fromisoformat(text).timestamp()) if text else 0
+    except ValueError:
+        return 0
