@@ -240,9 +240,10 @@ class Engine:
                     room.set()
                     continue
                 serial += 1
+                # kube-scheduler may ask before the patch is answered.
+                self._observer.on_woken(pod)
                 try:
                     await self._api.annotate_pod(pod.namespace, pod.name, {keys.RETRY: f"{began}.{serial}"})
-                    self._observer.on_woken(pod)
                 except KubeError as error:
                     if isinstance(error, ApiError) and error.status == NOT_FOUND:
                         self._forget_refused(pod.uid)

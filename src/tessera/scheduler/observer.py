@@ -109,7 +109,7 @@ class SchedulerObserver:
         pass
 
     def on_woken(self, request: PodRequest) -> None:
-        """A refused pod fits now, and kube-scheduler was made to ask again."""
+        """A refused pod fits now, and kube-scheduler is made to ask again; reported again if that fails."""
 
     def on_evicted(self, request: PodRequest, node: str, message: str) -> None:
         """A pod is evicted on purpose."""

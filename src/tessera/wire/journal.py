@@ -613,7 +613,7 @@ class Denied(_Record, frozen=True, kw_only=True, tag="denied"):
 
 
 class Woken(_Record, frozen=True, kw_only=True, tag="woken"):
-    """A refused pod fits now, and kube-scheduler was made to ask again."""
+    """A refused pod fits now, and kube-scheduler is made to ask again."""
 
     pod: PodRef
 
